@@ -113,7 +113,7 @@ wheel-test: ## the wheel of dist/ without a compiler, beside the packages of eac
 picture: setup ## make the screenshot in README.md again; needs Chromium
 	@$(BIN)/python -m tests.drawing.picture examples/draw.png
 
-notebook: setup ## run examples/torchrec_tour.py and write examples/torchrec_tour.ipynb again; needs Graphviz
+notebook: setup ## run examples/torchrec_tour.py and write examples/torchrec_tour.ipynb again
 	@$(BIN)/python -m tests.support.notebook examples/torchrec_tour.py
 
 lint: $(INSTALLED) ## ruff, mypy, and clang-format for the C++ sources

@@ -15,7 +15,6 @@ import os
 import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
-from picture import Picture
 from processes import asked_device, in_order, join_group, print_once, quiet, topology
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, JaggedTensor, KeyedJaggedTensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
@@ -96,15 +95,15 @@ for feature, bags in features.to_dict().items():
 # %% [markdown]
 # ## 4. From features to a KeyedTensor
 #
-# Ids get rows when they are first seen in training. The picture is the model before and after; `recfx.draw` into an
-# `.html` file gives a page in which each node can be asked for its details.
+# Ids get rows when they are first seen in training. `recfx.draw` shows the model before and after, and each node can be
+# asked for its details; with a path, it writes the page into an `.html` file.
 
 # %%
 pooled = model.ebc(features)
 shapes = {key: tuple(pooled[key].shape) for key in pooled.keys()}  # noqa: SIM118  # a batch is not a dict
 print_once(f"a {type(pooled).__name__} of {shapes}")
 print_once("ids of product_table and their rows:", *model.ebc.index("product_table").items())
-Picture(model.ebc)
+recfx.draw(model.ebc)
 
 # %% [markdown]
 # ## 5. A plan for several ranks
@@ -136,7 +135,7 @@ in_order(f"rank {dist.get_rank()} has bags of all ranks: {bags_here}")
 result = sharded.output_dist(context, sharded.compute(context, arrived))
 print_once("output_dist gives a LazyAwaitable:", type(result).__name__)
 print_once("the same as sharded(features):", torch.equal(sharded(features).values(), result.values()))
-Picture(sharded)
+recfx.draw(sharded)
 
 # %% [markdown]
 # ## 7. DistributedModelParallel

@@ -68,22 +68,19 @@ def __dir__() -> list[str]:
 
 
 def _extend() -> None:
-    """Let torch and TorchRec know about converted collections, and the trace about conversions."""
+    """Let torch and TorchRec know about converted collections, and warn of what a conversion's report warns of."""
     from recfx.collections.averaged_model import extend_averaging
     from recfx.collections.table_holder import guard_tables
     from recfx.conversion.convert import OBSERVERS
     from recfx.exporter.torch_entry import extend_torch
     from recfx.inspect.conversion_warnings import ConversionWarnings
-    from recfx.inspect.drawing.trace_directory import ConversionTrace, trace_sharded
-    from recfx.planner.torchrec_entry import AFTER_SHARDING, extend_torchrec
+    from recfx.planner.torchrec_entry import extend_torchrec
 
     extend_torchrec()  # DistributedModelParallel(recfx.convert(model)) shards what was converted, as it does without
     extend_torch()  # torch.jit.script compiles what was converted
     extend_averaging()  # torch's AveragedModel follows the ids of hashed tables
     guard_tables()  # torch's parametrizations leave converted tables as they are
     OBSERVERS.append(ConversionWarnings)
-    OBSERVERS.append(ConversionTrace.begin)  # what RECFX_TRACE asks for
-    AFTER_SHARDING.append(trace_sharded)
 
 
 FIRST_USE.append(_extend)

@@ -1,4 +1,4 @@
-"""Reads the command line, makes the model, runs one command and returns its exit status.
+"""``python -m recfx``: reads the command line, makes the model, runs one command and returns its exit status.
 
 Standard output carries the result alone, whatever the model's code prints, and may be closed at any time.
 """
@@ -11,31 +11,37 @@ import io
 import logging
 import os
 import sys
-import textwrap
 import traceback
 from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
-from recfx.commandline.command import NO_MODEL, NOT_OK, Command, NoModelError, Outcome, WrongUsage
-from recfx.commandline.commands import COMMANDS
-from recfx.commandline.given_file import as_typed
+from recfx.commandline.usage_error import UsageError
+from recfx.doctor.packages import DEVICES
 from recfx.errors import RecfxError
 from recfx.versions import __version__
 
-INTERRUPTED, NO_READER = 130, 141
+DONE, NOT_OK, USAGE, INTERRUPTED, NO_READER = 0, 1, 2, 130, 141
+HARDWARE = ("ascend_910b", "h100", "cpu")
 
+_PROGRAM = "python -m recfx"
+_FACTORY = """\
+The factory takes no arguments and returns a model, or (model, sample), where sample is one call of the model: a tuple
+of its positional arguments, or recfx.Sample(dense, labels=labels). It is named as package.module:factory, or as
+path/to/file.py:factory. A model that it has converted itself stays as it is."""
 _STATUSES = """\
 exit status:
-  0    all is well: the report is ok, the models agree, the file is written
-  1    something is refused, missing or wrong, the models do not agree, or a file cannot be written
+  0    all is well
+  1    something is refused, missing or wrong, or a file cannot be written
   2    the command line is wrong, or the factory gives no model
   130  interrupted by Ctrl-C
   141  nothing reads the output any more"""
-_WIDTH = 110
-_PROGRAM = "python -m recfx"
-_FACTORY = """\
-The factory takes no arguments and returns a model, or (model, sample), where sample is one call of the model: a
-tuple of its positional arguments, or recfx.Sample(dense, labels=labels). It is named as package.module:factory, or
-as path/to/file.py:factory."""
+_GONE = {
+    "graph": "explain --graph prints the rewritten graphs",
+    "verify": "explain --verify compares the converted model with the original",
+    "cost": "draw writes what each node costs, and recfx.cost returns it",
+    "compare": "recfx.compare_plans compares plans",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -47,65 +53,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: 2, for a command line that is wrong or gives no model; 0 for ``--help``.
     """
+    parser, words = _parser(), sys.argv[1:] if arguments is None else arguments
+    if words and words[0] in _GONE:
+        parser.error(f"{words[0]} is gone: {_GONE[words[0]]}")
+    given = parser.parse_args(words)
     try:
-        given = _parser().parse_args(arguments)
-        (command,) = (command for command in COMMANDS if command.name == given.command)
-        outcome = _run(command, given)
-        if isinstance(outcome, int):
-            return outcome
-        return _print(command, outcome)
+        logging.getLogger("torch.fx").setLevel(logging.ERROR)  # it warns of the names of its own functions
+        logging.getLogger("recfx").setLevel(logging.INFO)  # it says what takes a while
+        with _prints_to_stderr():
+            from recfx.commandline import actions  # not above: torch takes seconds, --help and mistakes none
+
+            output, is_ok = getattr(actions, given.command)(given)
+        _print(output)
+        return DONE if is_ok else NOT_OK
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
         _give_up_output()
         return NO_READER
-
-
-def _run(command: Command, given: argparse.Namespace) -> Outcome | int:
-    """The outcome, or the status if there is nothing to print but what was written to stderr."""
-    logging.getLogger("torch.fx").setLevel(logging.ERROR)  # it warns of the names of its own functions
-    logging.getLogger("recfx").setLevel(logging.INFO)  # it says what takes a while
-    try:
-        with _prints_to_stderr():
-            from recfx.commandline.actions import ACTIONS  # not above: torch takes seconds, --help and mistakes none
-            from recfx.commandline.factory import make
-
-            return ACTIONS[command.name](given, *([make(given.factory)] if command.has_factory else []))
-    except (NoModelError, WrongUsage) as error:
+    except UsageError as error:
         if given.traceback and error.__cause__ is not None:
             traceback.print_exception(error.__cause__)
         hint = "; --traceback shows where" if error.__cause__ is not None and not given.traceback else ""
-        print(f"{_PROGRAM} {command.name}: error: {as_typed(str(error), given)}{hint}", file=sys.stderr)
-        raise SystemExit(NO_MODEL) from None
+        print(f"{_PROGRAM} {given.command}: error: {error}{hint}", file=sys.stderr)
+        raise SystemExit(USAGE) from None
     except (RecfxError, OSError) as error:
-        if isinstance(error, BrokenPipeError):
-            raise
         if given.traceback:
             traceback.print_exception(error)
-        print(f"{_PROGRAM} {command.name}: {as_typed(str(error), given)}", file=sys.stderr)
+        print(f"{_PROGRAM} {given.command}: {error}", file=sys.stderr)
         return NOT_OK
-
-
-def _print(command: Command, outcome: Outcome) -> int:
-    """Colours and the terminal's width in a terminal, plain text elsewhere, as wide as ``COLUMNS`` says or as it needs
-    to be. Returns the exit status.
-    """
-    try:
-        _encode_everything()
-        has_width = sys.stdout is not None and (sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit())
-        if has_width and not isinstance(outcome.output, str):
-            from rich.console import Console
-
-            Console(highlight=False, markup=False, emoji=False).print(outcome.output)
-        else:
-            print(outcome.output, flush=True)
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        _give_up_output()
-        print(f"{_PROGRAM} {command.name}: the output cannot be written: {error.strerror}", file=sys.stderr)
-        return NOT_OK
-    return outcome.status
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -118,20 +94,118 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"recfx {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
-    for command in COMMANDS:
-        subparser = commands.add_parser(
-            command.name,
-            help=command.help,
-            description=textwrap.fill(command.description, _WIDTH) + f"\n\n{_FACTORY}" * command.has_factory,
-            epilog=f"example:\n  {_PROGRAM} {command.example}\n\n{_STATUSES}",
-            formatter_class=raw,
+
+    def command(name: str, help: str, example: str, has_factory: bool = True) -> argparse.ArgumentParser:
+        epilog = f"example:\n  {_PROGRAM} {example}\n\n{_STATUSES}"
+        made = commands.add_parser(name, help=help, description=f"{help}.", epilog=epilog, formatter_class=raw)
+        if has_factory:
+            made.description = f"{help}.\n\n{_FACTORY}"
+            made.add_argument("factory", metavar="module:factory", help="returns a model, or (model, sample)")
+        made.add_argument("--json", action="store_true", help="print JSON instead of text")
+        made.add_argument("--traceback", action="store_true", help="also print where an error was raised")
+        return made
+
+    explain = command("explain", "What a conversion does or did to a model", "explain model.py:make --html report.html")
+    explain.add_argument("--html", metavar="FILE", type=_path, help="also write an HTML page")
+    explain.add_argument("--graph", action="store_true", help="print the rewritten graph of each collection instead")
+    explain.add_argument("--tables", choices=("groups", "all"), default="groups", help="a line per group, or per table")
+    explain.add_argument("--whole-graph", action="store_true", help="as a graph of the whole model; needs a sample")
+    explain.add_argument(
+        "--verify", action=argparse.BooleanOptionalAction,
+        help="compare with the original (default: if there is a sample, and the model is not large)",
+    )  # fmt: skip
+    draw = command("draw", "A page with the graphs, before and after conversion", "draw model.py:make model.html")
+    draw.add_argument("file", metavar="FILE", type=_path, help="the .html file to write")
+    draw.add_argument("--whole-graph", action="store_true", help="with the code around collections; needs a sample")
+    plan = command(
+        "plan", "Write the sharding plan that recfx.plan makes, as JSON",
+        "plan model.py:make plan.json --ranks 16 --hardware ascend_910b",
+    )  # fmt: skip
+    plan.add_argument("file", metavar="FILE", type=_path, help="the file to write")
+    plan.add_argument("--batch-size", metavar="B", type=int, default=512, help="samples per rank (default: 512)")
+    plan.add_argument(
+        "--constrain", metavar="TABLE=TYPE[,TYPE]", type=_constraint, action="append", default=[],
+        help="the sharding types that a table may have; may be repeated",
+    )  # fmt: skip
+    for sharded in (explain, draw, plan):
+        if sharded is not plan:
+            sharded.add_argument("--plan", metavar="FILE", type=_path, help="as this plan would shard it")
+        sharded.add_argument("--hardware", choices=HARDWARE, help="what the ranks are (default: CPUs)")
+        sharded.add_argument(
+            "--ranks", metavar="W", type=int, required=sharded is plan, help="for so many, which need not be there"
         )
-        if command.has_factory:
-            subparser.add_argument("factory", metavar="module:factory", help="returns a model, or (model, sample)")
-        for argument in command.arguments:
-            subparser.add_argument(argument.name, **argument.settings)
-        subparser.add_argument("--traceback", action="store_true", help="also print where an error was raised")
+        sharded.add_argument("--keep", action="store_true", help="leave what cannot be converted as it is")
+    export = command(
+        "export", "Write a model into a file that a server loads without Python",
+        "export model.py:make model.pt --quantize int8",
+    )  # fmt: skip
+    export.add_argument("file", metavar="FILE", type=_path, help="the file to write")
+    export.add_argument("--checkpoint", metavar="DIR", type=_path, help="export what save_checkpoint saved there")
+    export.add_argument("--submodule", metavar="PATH", default="", help="where the model is in the one that was saved")
+    export.add_argument(
+        "--quantize", metavar="[TABLE=]FORMAT", action="append", default=[], help="fp16, int8 or int4; may be repeated"
+    )
+    export.add_argument("--format", default="torchscript", help="of the file: torchscript (default) or pt2")
+    export.add_argument("--not-portable", dest="portable", action="store_false", help="use recfx's own operators")
+    for converts in (explain, draw, plan, export):
+        converts.add_argument("--raw-ids", action="store_true", help="convert with HashConfig.raw_ids()")
+        converts.add_argument(
+            "--managed-collisions", choices=("keep", "convert"), default="keep",
+            help="convert: also TorchRec's managed-collision collections, whose ids keep their rows",
+        )  # fmt: skip
+        converts.add_argument("--backend", metavar="NAME", default="auto", help="kernel target (default: auto)")
+        converts.add_argument("--device", help="where the converted model goes (default: it stays where it is)")
+    doctor = command(
+        "doctor",
+        "Is this machine set up, are the kernels right here, and how fast are they",
+        "doctor --device npu",
+        has_factory=False,
+    )
+    doctor.add_argument("--device", type=_device, help="npu, cuda or cpu, also as npu:1 (default: the first here)")
+    doctor.add_argument("--quick", action="store_true", help="fewer shapes and shorter measurements: a few seconds")
+    doctor.add_argument("--out", metavar="FILE", type=_path, help="also write the report as JSON, for a bug report")
     return parser
+
+
+def _path(text: str) -> Path:
+    """The path as the shell means it, wherever the user's factory goes."""
+    try:
+        return Path(text).absolute()
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{text}: the current directory cannot be found: {error.strerror}") from error
+
+
+def _constraint(text: str) -> tuple[str, list[str]]:
+    table, equals, types = text.rpartition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"{text!r}: write TABLE=TYPE, such as users=row_wise")
+    return table, types.split(",")
+
+
+def _device(text: str) -> str:
+    kind, _, number = text.partition(":")
+    if kind not in DEVICES or not ((number.isascii() and number.isdigit()) or text == kind):
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(DEVICES)}, nor one of them with a number")
+    return text
+
+
+def _print(output: Any) -> None:
+    """Colours and the terminal's width in a terminal, plain text elsewhere, as wide as ``COLUMNS`` says."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names that the encoding of the terminal does not have
+    try:
+        has_width = sys.stdout is not None and (sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit())
+        if has_width and not isinstance(output, str):
+            from rich.console import Console
+
+            Console(highlight=False, markup=False, emoji=False).print(output)
+        else:
+            print(output, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        _give_up_output()
+        raise OSError(f"the output cannot be written: {error.strerror}") from error
 
 
 @contextlib.contextmanager
@@ -154,12 +228,6 @@ def _prints_to_stderr() -> Iterator[None]:
         sys.stderr.flush()
         os.dup2(saved, descriptor)
         os.close(saved)
-
-
-def _encode_everything() -> None:
-    """A name that the encoding of the terminal or the pipe does not have is printed as a backslash escape."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr does anyway
 
 
 def _give_up_output() -> None:

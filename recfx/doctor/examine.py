@@ -7,16 +7,14 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from recfx.doctor.answer import Answer
-from recfx.doctor.attempt import attempt
 from recfx.doctor.cann import cann
-from recfx.doctor.fast import measure
+from recfx.doctor.checks import kernels_here
+from recfx.doctor.kernel_check import Answer, attempt
 from recfx.doctor.machine import how, machine, name_of, no_device
 from recfx.doctor.packages import packages
 from recfx.doctor.report import Report
-from recfx.doctor.right import kernels_here
-from recfx.doctor.training import trainings
-from recfx.doctor.write import stem_of, write
+from recfx.doctor.speed import measure
+from recfx.inspect.drawing.draw import write_text
 
 
 def device_here() -> str:
@@ -24,54 +22,44 @@ def device_here() -> str:
     return next(kind for kind in ("npu", "cuda", "cpu") if not no_device(kind))
 
 
-def examine(device: str, out: Path, quick: bool = False) -> tuple[Report, list[Path]]:
-    """Look at everything, and write it down; after Ctrl-C, what was found until then.
+def examine(device: str, quick: bool = False, out: Path | None = None) -> Report:
+    """Look at everything; after Ctrl-C, the file says what was found until then.
 
     Args:
         device: ``cpu``, ``cuda`` or ``npu``, perhaps with a number, as in ``npu:1``.
-        out: a directory that exists, or the path of the two files without its end; see ``stem_of``.
         quick: fewer shapes, and shorter measurements.
-
-    Returns:
-        The report, and the paths of its files.
+        out: the file that gets the report as JSON, if any.
 
     Raises:
-        KeyboardInterrupt: after the files were written.
-        OSError: they cannot be written; before anything is looked at, if that can be known.
+        KeyboardInterrupt: after the file was written.
+        DrawingError: ``cannot_write``: before anything is looked at.
     """
-    stem = stem_of(out)
     report = Report(device, how=how(device), quick=quick)
+    report.stopped = "Stopped by Ctrl-C: the rest was not looked at."
     try:
-        _look(report, device)
-        if not report.stopped:
+        if out is not None:
+            write_text(out, "")
+        kind = device.partition(":")[0]
+        report.findings += packages(kind)
+        report.findings += cann() if kind == "npu" else ()
+        report.findings += machine(device)
+        if reason := no_device(device):
+            report.stopped = f"Nothing was run: {reason}."
+        else:
+            report.device_name = name_of(torch.device(device))
             _run(report, torch.device(device))
-            report.complete = True
-    except KeyboardInterrupt:
-        report.stopped = "Stopped by Ctrl-C: the rest was not looked at."
-        write(report, stem)
-        raise
-    return report, write(report, stem)
-
-
-def _look(report: Report, device: str) -> None:
-    """What is installed."""
-    kind = device.partition(":")[0]
-    report.findings += packages(kind)
-    if kind == "npu":
-        report.findings += cann()
-    report.findings += machine(device)
-    if reason := no_device(device):
-        report.stopped = f"Nothing was run: {reason}."
-    else:
-        report.device_name = name_of(torch.device(device))
+            report.complete, report.stopped = True, ""
+    finally:
+        if out is not None:
+            write_text(out, report.to_json() + "\n")
+    return report
 
 
 def _run(report: Report, device: torch.device) -> None:
-    """What runs."""
-    with tqdm([*kernels_here(device), *trainings(device)], unit="check", leave=False, disable=None) as bar:
-        for name, check in bar:
-            bar.set_description(name)
-            report.answers.append(check(report.quick))
+    with tqdm([*kernels_here(device)], unit="kernel", leave=False, disable=None) as bar:
+        for check, where, name in bar:
+            bar.set_description(check.name)
+            report.answers.append(check.run(where, name, report.quick))
     if report.how == "real":
         begun = [""]
 
@@ -81,7 +69,6 @@ def _run(report: Report, device: torch.device) -> None:
                     measured.set_description(name)
                     begun.append(name)
 
-        failure = attempt(measure_all)
-        if failure.message:
-            told = (report.workload, failure.message, failure.traceback)
-            report.answers.append(Answer(f"measuring: {begun[-1]}", "device", 1, 1, *told))
+        message, trace = attempt(measure_all)
+        if message:
+            report.answers.append(Answer(f"measuring: {begun[-1]}", "device", 1, 1, report.workload, message, trace))

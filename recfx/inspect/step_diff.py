@@ -67,19 +67,6 @@ def diff_steps(model_or_graph: nn.Module, first: str, second: str, *, context: i
     return "".join(f"{line}\n" for line in parts)
 
 
-def step_names(model_or_graph: nn.Module) -> tuple[str, ...]:
-    """The steps of a model's collections, in order: ``"before"``, then the passes that any of them has run."""
-    return _names(pass_records(model_or_graph))
-
-
-def graph_texts(model_or_graph: nn.Module, step: str) -> dict[str, str]:
-    """The graph of each collection after a step, with the metadata of its nodes, by fully qualified name."""
-    collections = pass_records(model_or_graph)
-    steps = _names(collections)
-    done = steps[: steps.index(step) + 1]
-    return {path: _text(path, records, done, with_meta=True) for path, records in collections.items()}
-
-
 def _names(collections: Mapping[str, Sequence[PassRecord]]) -> tuple[str, ...]:
     return (BEFORE, *dict.fromkeys(record.name for records in collections.values() for record in records))
 
@@ -104,11 +91,11 @@ def text_before(path: str) -> str:
     return f"features = input\n{name} = collection(features)\nreturn {name}"
 
 
-def _text(path: str, records: Sequence[PassRecord], done: Sequence[str], with_meta: bool = False) -> str:
+def _text(path: str, records: Sequence[PassRecord], done: Sequence[str]) -> str:
     record = next((record for record in reversed(records) if record.name in done), None)
     if record is None:
         return text_before(_named(path, records))
-    return record.text_with_meta if with_meta else record.text
+    return record.text
 
 
 def _named(path: str, records: Sequence[PassRecord]) -> str:

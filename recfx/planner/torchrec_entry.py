@@ -49,9 +49,6 @@ from recfx.planner.sharder import (
 from recfx.replacement.conversion_record import add_notes
 from recfx.versions.differences import ModelDeltaTrackerTrec, RawIdTracker
 
-AFTER_SHARDING: list[Callable[[nn.Module], None]] = []
-"""Called with each ``DistributedModelParallel`` that has sharded converted collections."""
-
 
 def extend_torchrec() -> None:
     """Let TorchRec's entry points shard converted collections; called once by ``first_use``, and idempotent.
@@ -223,8 +220,6 @@ def _around_model_parallel(named: Mapping[str, Any]) -> Iterator[None]:
     yield
     share_forwards(parallel)  # parts may have been converted one by one
     add_notes(parallel, price_of(parallel.plan))
-    for observe in AFTER_SHARDING:
-        observe(parallel)
 
 
 def _refuse_left_out(

@@ -1,11 +1,10 @@
-"""``python -m recfx explain`` and ``plan`` with the settings of ``convert``: files, ranks that are not there."""
+"""Plans as files."""
 
 from __future__ import annotations
 
 import functools
 import json
 import os
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,14 +14,12 @@ import torch
 from torch import nn
 from torch.distributed._shard.metadata import ShardMetadata
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
-from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.types import EnumerableShardingSpec, ParameterSharding, ShardingPlan, ShardingType
 
 import recfx
 from recfx.commandline.main import main
 from recfx.planner.plan_file import plain_plan, read_plan, write_plan
-from recfx.planner.priced_plan import price_of
-from recfx.planner.pricing.hardware import CPU_HOST, H100
+from recfx.planner.pricing.hardware import CPU_HOST
 from recfx.planner.topology import hardware_of, npu_topology
 from recfx.versions.differences import make_topology
 from tests.inspect.models import dlrm
@@ -37,51 +34,6 @@ ON_16 = make_topology(16, "cpu")
 def printed(command: list[str], capsys: pytest.CaptureFixture[str]) -> Any:
     assert main(command) == 0
     return json.loads(capsys.readouterr().out)
-
-
-def test_all_settings_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The report of the shell is that of Python for the same settings."""
-    plan_file, hashing_file = tmp_path / "plan.json", tmp_path / "hashing.json"
-    hashing_file.write_text('{"tables": {"t1": {"on_full": "share", "buckets": 4}}}')
-    settings = ["--raw-ids", "--hashing", str(hashing_file), "--backend", "reference", "--dedup", "t0=0.5"]
-    settings += ["--device", "cpu", "--id-range", "f0=-3:7", "--keep"]
-    assert main(["plan", DLRM, str(plan_file), "--ranks", "16", *settings]) == 0
-    assert "the plan is the cheapest of " in capsys.readouterr().out
-    command = ["explain", DLRM, "--plan", str(plan_file), "--ranks", "16", "--whole-graph", "--no-verify", "--json"]
-    report = printed([*command, *settings], capsys)
-
-    hashing = {"t0": recfx.HashConfig.raw_ids(), "t1": recfx.HashConfig.raw_ids(on_full="share", buckets=4)}
-    asked: dict[str, Any] = {"hashing": hashing, "backend": "reference", "dedup": {"t0": 0.5}, "device": "cpu"}
-    asked |= {"id_ranges": {"f0": (-3, 7)}, "on_unsupported": "keep"}
-    model, sample = dlrm()
-    plan = recfx.plan(recfx.convert(model, sample, verify=False, **asked), ON_16)
-    expected = recfx.explain(
-        model, sample, ShardingPlan(plan.plan), topology=ON_16, whole_graph=True, verify=False, **asked
-    )
-    assert report == json.loads(expected.to_json())
-    tables = {table["name"]: table for table in report["collections"][0]["tables"]}
-    assert {table["hashing"]["on_full"] for table in tables.values()} == {"error", "share"}
-    assert all(table["sharding"] is not None for table in tables.values())
-
-
-def test_ranks_alone_are_planned_with_the_settings(capsys: pytest.CaptureFixture[str]) -> None:
-    report = printed(["explain", DLRM, "--raw-ids", "--ranks", "16", "--no-verify", "--json"], capsys)
-    model, sample = dlrm()
-    expected = recfx.explain(model, sample, topology=ON_16, hashing=recfx.HashConfig.raw_ids(), verify=False)
-    assert report == json.loads(expected.to_json())
-    plan = recfx.plan(recfx.convert(model, sample, hashing=recfx.HashConfig.raw_ids(), verify=False), ON_16)
-    (price,) = (reason["message"] for reason in report["reasons"] if reason["code"] == "plan_price")
-    assert price == price_of(plan)[0].message
-    assert not any(isinstance(module, recfx.HashEmbeddingBagCollection) for module in model.modules())
-
-
-def test_a_plan_in_pictures_and_prices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file, page = tmp_path / "plan.json", tmp_path / "model.dot"
-    assert main(["plan", DLRM, str(file), "--ranks", "4", "--hardware", "ascend_910b", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == json.loads(file.read_text())
-    assert printed(["cost", DLRM, "--plan", str(file), "--hardware", "h100", "--json"], capsys)["world_size"] == 4
-    assert main(["draw", DLRM, str(page), "--plan", str(file)]) == 0
-    assert "rank 0 of 4 as planned" in page.read_text()
 
 
 @functools.cache
@@ -109,7 +61,7 @@ def test_a_plan_survives_its_file(tmp_path: Path) -> None:
 PLAN_TAKERS: dict[str, Callable[..., Any]] = {
     "explain": lambda plan, **given: str(recfx.explain(dlrm()[0], plan=plan, **given)),
     "cost": lambda plan, **given: str(recfx.cost(dlrm()[0], plan=plan, **given)),
-    "draw": lambda plan, **given: recfx.draw(dlrm()[0], "drawn.dot", plan=plan, **given),
+    "draw": lambda plan, **given: recfx.draw(dlrm()[0], "drawn.html", plan=plan, **given),
     "compare_plans": lambda plan, **given: str(recfx.compare_plans(dlrm()[0], [plan], CPU_HOST, **given)),
     "write_plan": lambda plan, **given: write_plan(plan, "again.json", **given),
 }
@@ -156,48 +108,6 @@ def test_a_topology_in_a_file_that_is_none(change: dict[str, Any], told: str, tm
     file.write_text(json.dumps(plain))
     with refused("invalid_file", match=told):
         read_plan(file)
-
-
-def test_the_same_settings_have_the_same_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Ranks that are planned, the same plan from a file, and in Python."""
-    file, model = tmp_path / "plan.json", dlrm()[0]
-    for name, hardware in (("cpu", CPU_HOST), ("h100", H100)):
-        assert main(["plan", DLRM, str(file), "--ranks", "4", "--hardware", name]) == 0
-        assert "predicted for a training step on " in capsys.readouterr().out
-        ranks = ["--ranks", "4", "--hardware", name]
-        costs = [printed(["cost", DLRM, *given, "--json"], capsys) for given in (ranks, ["--plan", str(file)])]
-        assert costs[0] == costs[1]
-        expected = recfx.cost(model, hardware, plan=read_plan(file)).at(2, L=2)
-        assert costs[0]["step"]["seconds"] == expected.seconds
-        assert costs[0]["hardware"]["name"] == hardware.name
-
-
-def test_plans_with_constraints_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    one, two, limits = (tmp_path / name for name in ("one.json", "two.json", "limits.json"))
-    limits.write_text('{"t0": {"sharding_types": ["row_wise"], "pooling_factors": [20]}}')
-    assert main(["plan", DLRM, str(one), "--ranks", "2", "--constrain", str(limits)]) == 0
-    types = ["--constrain", "t0=row_wise", "--constrain", "t1=table_wise,column_wise"]
-    assert main(["plan", DLRM, str(two), "--ranks", "2", "--constrain", str(limits), *types]) == 0
-    capsys.readouterr()
-    plans, model = {str(file): read_plan(file) for file in (one, two)}, dlrm()[0]
-    expected = [
-        {"t0": ParameterConstraints(["row_wise"], pooling_factors=[20])},
-        {"t0": ParameterConstraints(["row_wise"], pooling_factors=[20]), "t1": ParameterConstraints(["table_wise"])},
-    ]
-    for plan, limits_of_plan in zip(plans.values(), expected, strict=True):
-        assert plan.plan == recfx.plan(model, make_topology(2, "cpu"), limits_of_plan).plan
-    comparison = printed(["compare", DLRM, str(one), str(two), "--length", "f0=3", "--json"], capsys)
-    assert comparison == json.loads(recfx.compare_plans(*dlrm()[:1], plans, B=2, L={"f0": 3, "f1": 2}).to_json())
-    assert main(["compare", DLRM, str(one), str(two), "--hardware", "h100", "--eval"]) == 0
-    assert "B=2 per rank (of the sample), L: 2 (of the sample), step in eval mode" in capsys.readouterr().out
-    limits.write_text('{"t0": {"types": ["row_wise"]}}')
-    for wrong, told in (
-        (str(limits), "[invalid_file] .*t0 has an unknown key 'types'; the known keys here are: sharding_types"),
-        ("nix=row_wise", "[unknown_table] constraints name 'nix'"),
-        ("t0=rowwise", "[no_sharding_option] "),
-    ):
-        assert main(["plan", DLRM, str(one), "--ranks", "2", "--constrain", wrong]) == 1
-        assert re.search(told.replace("[", r"\["), capsys.readouterr().err)
 
 
 def whole(table: str) -> EnumerableShardingSpec:
@@ -273,28 +183,15 @@ BAD_PLANS = {
     ),
     "twice": ('{"version": "1", "version": "1"}', "it has the key 'version' twice"),
 }
-BAD_HASHING = {
-    "torn": ('{"tables": ', "it is not JSON"),
-    "unknown field": ('{"dens_rows": 0}', "it has an unknown key 'dens_rows'"),
-    "unknown field of a table": ('{"tables": {"t0": {"a": 1}}}', "tables.t0 has an unknown key 'a'"),
-    "wrong value": ('{"on_full": "explode"}', "it cannot be: HashConfig.on_full is 'explode'."),
-    "wrong type": ('{"tables": {"t0": {"rows": "1"}}}', "tables.t0 cannot be: HashConfig.rows is '1'."),
-    "a table that is no object": ('{"tables": {"t0": 3}}', "tables.t0 is an integer, not an object"),
-    "tables and more": ('{"tables": {}, "rows": 3}', "it has an unknown key 'rows'; the known keys here are: tables"),
-}
 
 
-@pytest.mark.parametrize(
-    ("option", "content", "message"),
-    [("--plan", *case) for case in BAD_PLANS.values()] + [("--hashing", *case) for case in BAD_HASHING.values()],
-    ids=[*BAD_PLANS, *(f"hashing: {name}" for name in BAD_HASHING)],
-)
+@pytest.mark.parametrize(("content", "message"), BAD_PLANS.values(), ids=list(BAD_PLANS))
 def test_a_bad_file_is_one_clear_error(
-    option: str, content: Any, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    content: Any, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = tmp_path / "settings.json"
+    file = tmp_path / "plan.json"
     file.write_text(changed(content))
-    assert main(["explain", DLRM, option, str(file)]) == 1
+    assert main(["explain", DLRM, "--plan", str(file)]) == 1
     shown = capsys.readouterr()
     assert shown.out == ""
     assert shown.err.startswith(f"python -m recfx explain: [invalid_file] {file}: ")
@@ -304,36 +201,18 @@ def test_a_bad_file_is_one_clear_error(
 
 
 @pytest.mark.parametrize(
-    ("options", "status", "message"),
-    [
-        (["--hashing", "nowhere.json"], 1, f"[invalid_file] {NOWHERE}"),
-        (["--plan", "nowhere.json"], 1, f"[invalid_file] {NOWHERE}"),
-        (["--html", "nowhere/x.html"], 1, "nowhere/x.html cannot be written: there is no directory nowhere."),
-        (["--ranks", "4", "--plan", "PLAN"], 1, "[plan_rank] --ranks is 4, but the plan in "),
-        (["--hardware", "h100"], 2, "it needs --ranks"),
-        (["--id-range", "f0=3"], 2, "write FEATURE=LOW:HIGH"),
-        (["--id-range", "nothing=0:3"], 1, "error: unknown_feature: "),
-        (["--id-range", "f0=0:3", "--id-range", "f0=0:9"], 2, "--id-range f0=0:9: there is another value for f0"),
-        (["--dedup", "t0=yes", "--dedup", "t0=no"], 2, "--dedup t0=no: there is another value for t0"),
-        (["--dedup", "t0=often"], 2, "'often' is neither auto, yes or no"),
-        (["--dedup", "yes", "--dedup", "t0=no"], 2, "one value for all tables"),
-        (["--hashing", "HASHING"], 1, "error: unknown_table: "),
-        (["--dedup", "nothing=yes"], 1, "error: unknown_table: "),
-    ],
+    ("options", "message"),
+    [(["--plan", "nowhere.json"], "[invalid_file]"), (["--html", "nowhere/x.html"], "[cannot_write]")],
 )
-def test_options_that_do_not_fit(
-    options: list[str], status: int, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_plan(good_plan(), tmp_path / "PLAN")
-    (tmp_path / "HASHING").write_text('{"tables": {"nothing": {}}}')
-    options = [str(tmp_path / option) if option in ("PLAN", "HASHING") else option for option in options]
-    if status == 2:
-        with pytest.raises(SystemExit, match=r"^2$"):
-            main(["explain", DLRM, *options])
-    else:
-        assert main(["explain", DLRM, *options]) == status
-    shown = capsys.readouterr()
-    assert message in shown.out + shown.err
+def test_files_that_are_not_there(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", DLRM, *options]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_a_plan_for_other_ranks(tmp_path: Path) -> None:
+    write_plan(good_plan(), tmp_path / "plan.json")
+    with pytest.raises(SystemExit, match=r"^2$"):
+        main(["explain", DLRM, "--ranks", "4", "--plan", str(tmp_path / "plan.json")])
 
 
 def test_a_graph_of_the_whole_model_needs_a_sample(capsys: pytest.CaptureFixture[str]) -> None:

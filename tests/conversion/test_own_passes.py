@@ -34,7 +34,7 @@ from recfx.planner.pricing.work import Phases
 from recfx.runtime import Lookup
 from tests.builders.optimizers import attach
 from tests.builders.plans import plan_of_kinds
-from tests.drawing.page_data import data_of
+from tests.drawing.page_data import data_of, text_of
 from tests.sharding.ranks import ranks
 from tests.support.own_operators import forgotten_afterwards
 from tests.support.refusals import refused
@@ -299,8 +299,8 @@ def test_costs_drawings_and_reports_have_it(tmp_path: Path) -> None:
     model = recfx.convert(Model(), passes=scaled(2.0))
     read = [str(node.forward.read_bytes) for node in recfx.cost(model).nodes if node.kind == "scale"]
     assert read == ["16*B", "12*B"]
-    recfx.draw(model, tmp_path / "model.dot")
-    assert "scale" in (tmp_path / "model.dot").read_text()
+    recfx.draw(model, tmp_path / "model.html")
+    assert "scale" in text_of(tmp_path / "model.html")
     recfx.draw(model, tmp_path / "model.html")
     assert "scale_all" in str(data_of(tmp_path / "model.html"))
     assert re.search(r"ebc_scale\s.*\| scale_all", str(recfx.explain(model)))
@@ -339,8 +339,8 @@ def test_costs_and_pictures_of_plans_have_it(number: int, hardware: Hardware, tm
         at = cost.at(batches, L=3)
         for name in ("read_bytes", "written_bytes", "flops", "wire_bytes", "resident"):
             assert getattr(at.ranks[0], name) == getattr(at.totals, name), name
-    recfx.draw(model, tmp_path / "model.dot", hardware, plan=plan_of(number, 2), world_size=2)
-    assert "scale" in (tmp_path / "model.dot").read_text()
+    recfx.draw(model, tmp_path / "model.html", hardware, plan=plan_of(number, 2), world_size=2)
+    assert "scale" in text_of(tmp_path / "model.html")
 
 
 @pytest.mark.parametrize("batches", [64, [7, 0]], ids=["even", "uneven"])

@@ -27,7 +27,6 @@ CALLBACKS: dict[tuple[str, str], str] = {
     ("recfx.runtime.base", "discovery"): "the tracer that the user's forward runs under notes the call",
     ("recfx.runtime.base", "verification"): "hooks count the calls of collections, and note what they pool",
     ("recfx.conversion.convert", "inspect"): "what its report warns of is given as Python warnings",
-    ("recfx.conversion.convert", "inspect.drawing"): "what RECFX_TRACE asks for observes each conversion",
     ("recfx.printing.shown", "verification"): "a report of what was compared is in that of the model",
     ("recfx.lowering.cpu", "runtime"): "a batch that one kernel hashes and looks up is made by the node that hashes",
 }

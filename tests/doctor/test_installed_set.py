@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from recfx.doctor import installed_set
+from recfx.doctor.at_start import own_arguments
 from recfx.doctor.installed_set import ANY_VERSIONS, look, refused, unfit
-from recfx.doctor.own_command import own_arguments
 from recfx.versions.sets import DEFAULT, MODULES, SETS, VersionSet, minor
 
 ROOT = Path(__file__).parents[2]

@@ -8,12 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from recfx.doctor import right as right_module
-from recfx.doctor.compare import ON_A_DEVICE, mismatch, tolerances
-from recfx.doctor.device_checks import device_checks
-from recfx.doctor.host_checks import host_checks
-from recfx.doctor.kernel_check import KernelCheck, Shape
-from recfx.doctor.right import answer_of, kernels_here
+from recfx.doctor.checks import device_checks, host_checks, kernels_here
+from recfx.doctor.kernel_check import ON_A_DEVICE, KernelCheck, Shape, mismatch, tolerances
 from recfx.kernels.build import library
 
 CPU = torch.device("cpu")
@@ -34,13 +30,13 @@ def _no_opcheck(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_all_is_right() -> None:
-    answer = answer_of(check(lambda numbers: numbers + numbers), CPU, "device", quick=True)
-    assert (answer.ok, answer.checked, answer.wrong, answer.smallest, answer.traceback) == (True, 2, 0, "", "")
+    answer = check(lambda numbers: numbers + numbers).run(CPU, "device", quick=True)
+    assert (not answer.message, answer.checked, answer.wrong, answer.smallest, answer.traceback) == (True, 2, 0, "", "")
 
 
 def test_wrong_from_some_size_on() -> None:
-    answer = answer_of(check(lambda numbers: numbers * 2 + (numbers.numel() > 2)), CPU, "device", quick=False)
-    assert (answer.ok, answer.checked, answer.wrong, answer.smallest) == (False, 4, 2, "3 numbers")
+    answer = check(lambda numbers: numbers * 2 + (numbers.numel() > 2)).run(CPU, "device", quick=False)
+    assert (not answer.message, answer.checked, answer.wrong, answer.smallest) == (False, 4, 2, "3 numbers")
     assert "Mismatched elements: 3 / 3" in answer.message
 
 
@@ -49,7 +45,7 @@ def test_what_is_raised_is_a_result() -> None:
         assert numbers.numel() != 2, "no code\nfor this"
         return numbers * 2
 
-    answer = answer_of(check(crash), CPU, "device", quick=False)
+    answer = check(crash).run(CPU, "device", quick=False)
     assert (answer.wrong, answer.smallest, answer.message) == (1, "2 numbers", "AssertionError: no code")
     assert "in crash" in answer.traceback
 
@@ -59,7 +55,7 @@ def test_ctrl_c_is_no_result() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        answer_of(check(interrupted), CPU, "device", quick=True)
+        check(interrupted).run(CPU, "device", quick=True)
 
 
 def test_what_opcheck_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,8 +63,8 @@ def test_what_opcheck_says(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("no fake")
 
     monkeypatch.setattr(KernelCheck, "opcheck", refuse)
-    answer = answer_of(check(lambda numbers: numbers * 2), CPU, "device", quick=True)
-    assert (answer.ok, answer.wrong, answer.message) == (False, 0, "opcheck: RuntimeError: no fake")
+    answer = check(lambda numbers: numbers * 2).run(CPU, "device", quick=True)
+    assert (not answer.message, answer.wrong, answer.message) == (False, 0, "opcheck: RuntimeError: no fake")
 
 
 @pytest.mark.parametrize(
@@ -96,13 +92,13 @@ def test_tolerances() -> None:
 
 
 def test_the_kernels_of_the_host_are_right() -> None:
-    answers = [run(True) for _, run in kernels_here(CPU)]
-    assert [answer for answer in answers if not answer.ok or answer.where != "host"] == []
+    answers = [check.run(device, name, quick=True) for check, device, name in kernels_here(CPU)]
+    assert [answer for answer in answers if answer.message or answer.where != "host"] == []
     assert len(answers) == len(list(host_checks()))
 
 
 def test_without_a_library_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(right_module.library, "load", lambda: False)
+    monkeypatch.setattr(library, "load", lambda: False)
     assert list(kernels_here(CPU)) == []
 
 
@@ -112,4 +108,4 @@ def test_every_operator_in_triton_is_looked_at() -> None:
     in_triton = {name for name in known if name.rstrip("_").endswith("_triton")}
     looked_at = {check.name.partition(":")[0] for check in device_checks()}
     assert len(in_triton) > 4
-    assert in_triton - looked_at == set(), "recfx/doctor/device_checks.py has no line for it"
+    assert in_triton - looked_at == set(), "recfx/doctor/checks.py has no line for it"

@@ -20,6 +20,13 @@ def data_of(path: Path) -> dict[str, Any]:
     return data
 
 
+def text_of(path: Path) -> str:
+    """What is above the picture, and all data of a page, as text."""
+    head = re.search(r"<header>.*?</p>", path.read_text(encoding="utf-8"), re.DOTALL)
+    assert head is not None
+    return head[0] + json.dumps(data_of(path), ensure_ascii=False)
+
+
 def value_of(formula: Any, batch: int, ranks: int, lengths: list[float]) -> float:
     """The value of an expression of a page (see ``recfx.inspect.drawing.costs.formula``), as its script computes it."""
     if not isinstance(formula, list):

@@ -38,11 +38,11 @@ def one_table(ranks: Any, *shards: ShardMetadata) -> ShardingPlan:
 
 
 def _draw(plan: Any, folder: Path) -> None:
-    recfx.draw(Model(), folder / "model.dot", plan=plan, world_size=1)
+    recfx.draw(Model(), folder / "model.html", plan=plan, world_size=1)
 
 
 def _draw_for_two(plan: Any, folder: Path) -> None:
-    recfx.draw(Model(), folder / "model.dot", plan=plan, world_size=2)
+    recfx.draw(Model(), folder / "model.html", plan=plan, world_size=2)
 
 
 def _cost(plan: Any, folder: Path) -> None:
@@ -88,7 +88,7 @@ def test_is_refused(name: str, use: Callable[[Any, Path], None], tmp_path: Path)
 @pytest.mark.parametrize("world_size", [2**31, 10**30])
 def test_more_ranks_than_there_can_be(world_size: int, tmp_path: Path) -> None:
     for use in (
-        lambda: recfx.draw(Model(), tmp_path / "model.dot", plan=one_table([0]), world_size=world_size),
+        lambda: recfx.draw(Model(), tmp_path / "model.html", plan=one_table([0]), world_size=world_size),
         lambda: recfx.cost(Model(), plan=one_table([0]), world_size=world_size),
     ):
         with pytest.raises(recfx.errors.InputError, match=r"not above 1,048,576"):
@@ -100,8 +100,8 @@ def test_ranks_for_which_there_is_no_plan(world_size: int, tmp_path: Path) -> No
     """That of ``recfx.plan`` is for the ranks of the topology."""
     for arguments in ({"topology": npu_topology(8)}, {}):
         with pytest.raises(RecfxError, match=r"^\[invalid_argument\] world_size is given, but no plan"):
-            recfx.draw(Model(), tmp_path / "model.dot", **arguments, world_size=world_size)
+            recfx.draw(Model(), tmp_path / "model.html", **arguments, world_size=world_size)
         with pytest.raises(RecfxError, match=r"^\[invalid_argument\] world_size is given, but no plan"):
             recfx.cost(Model(), **arguments, world_size=world_size)
-    recfx.draw(Model(), tmp_path / "model.dot", npu_topology(8), world_size=8)
+    recfx.draw(Model(), tmp_path / "model.html", npu_topology(8), world_size=8)
     assert recfx.cost(Model(), npu_topology(8), world_size=8).world_size == 8

@@ -260,11 +260,14 @@ def test_an_index_of_another_size_than_its_table(wrong: list[str]) -> None:
         ),
         (
             ["export", f"{FACTORIES}:model", "m.pt", "--quantize", "mean=int8", "--quantize", "mean=int4"],
-            "there is another value for mean",
+            "once for each of some",
         ),
-        (["export", "./tests/exporter/absent.py:model", "m.pt"], "there is no file './tests/exporter/absent.py'"),
-        (["export", "tests.exporter.hashed_models:call", "m.pt"], "needs arguments (batch_size)"),
-        (["export", "tests.exporter.absent:model", "m.pt"], "there is no module"),
+        (
+            ["export", "./tests/exporter/absent.py:model", "m.pt"],
+            "there is no Python file './tests/exporter/absent.py'",
+        ),
+        (["export", "tests.exporter.hashed_models:call", "m.pt"], "raises TypeError"),
+        (["export", "tests.exporter.absent:model", "m.pt"], "raises ModuleNotFoundError"),
     ],
 )
 def test_usage_errors_are_status_2(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -139,9 +139,7 @@ def test_the_commands_agree(options: list[str], capsys: pytest.CaptureFixture[st
     name = f"{__name__}:make"
     status = 1 if options == ["--raw-ids"] else 0
     with process_group():
-        statuses = {command: main([command, name, *options]) for command in ("explain", "verify", "graph")}
-    # A collection that TorchRec has sharded cannot be copied, so that there is nothing that `verify` could compare.
-    assert statuses == {"explain": status, "verify": 1, "graph": status}
+        assert main(["explain", name, *options]) == status
     assert ("raw_ids_of_kept_tables" in capsys.readouterr().out) == bool(status)
 
 

@@ -28,7 +28,7 @@ from recfx.planner.topology import npu_topology, plain_topology
 from recfx.versions.differences import make_topology
 from tests.builders.collections import sequences, tables_named
 from tests.builders.plans import plan_of_kinds
-from tests.drawing.page_data import data_of
+from tests.drawing.page_data import data_of, text_of
 from tests.sharding.ranks import ranks
 from tests.support.fake_group import fake_group
 from tests.support.refusals import refused
@@ -55,9 +55,9 @@ def stock(kind: Callable[[int], Any], world_size: int) -> ShardingPlan:
 
 
 def ranks_drawn(folder: Path, plan: ShardingPlan, **arguments: Any) -> str:
-    path = folder / "model.dot"
+    path = folder / "model.html"
     recfx.draw(Model(), path, plan=plan, **arguments)
-    return path.read_text()
+    return text_of(path)
 
 
 @pytest.mark.parametrize("again", [lambda plan: plan, copy.deepcopy, lambda plan: pickle.loads(pickle.dumps(plan))])
@@ -103,8 +103,8 @@ def test_a_plan_of_ours_for_other_ranks_is_refused(tmp_path: Path) -> None:
         lambda: recfx.cost(model, plan=plan, world_size=6),
         lambda: recfx.cost(model, four, plan=plan),
         lambda: recfx.compare_plans(model, [plan], world_size=6),
-        lambda: recfx.draw(model, tmp_path / "model.dot", plan=plan, world_size=6),
-        lambda: recfx.draw(model, tmp_path / "model.dot", four, plan=plan),
+        lambda: recfx.draw(model, tmp_path / "model.html", plan=plan, world_size=6),
+        lambda: recfx.draw(model, tmp_path / "model.html", four, plan=plan),
         lambda: recfx.explain(model, plan=plan, world_size=6),
         convert,
     ):
@@ -142,7 +142,7 @@ def test_a_stock_plan_that_does_not_tell_needs_a_number(tmp_path: Path) -> None:
         lambda: recfx.cost(model, plan=plan),
         lambda: recfx.cost(model, H100, plan=plan),
         lambda: recfx.compare_plans(model, [plan]),
-        lambda: recfx.draw(model, tmp_path / "model.dot", plan=plan),
+        lambda: recfx.draw(model, tmp_path / "model.html", plan=plan),
         lambda: recfx.explain(model, plan=plan),
     ):
         with refused("unknown_world_size", match="world_size="):

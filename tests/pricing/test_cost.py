@@ -22,7 +22,7 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 from torchrec.distributed.planner import Topology
 
 import recfx
-from recfx.commandline.commands import HARDWARE
+from recfx.commandline.main import HARDWARE
 from recfx.ir.meta import BATCH, mean_length
 from recfx.planner.pricing.hardware import ASCEND_910B, CPU_HOST, H100, NAMED, HardwareName
 from recfx.planner.topology import npu_topology

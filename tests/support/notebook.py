@@ -35,31 +35,28 @@ def cells(script: str) -> list[dict[str, Any]]:
     return made
 
 
-def run(made: list[dict[str, Any]], names: dict[str, Any], pictures: bool) -> None:
-    """Run the cells in ``names`` and put in what they print; with ``pictures``, also what Jupyter would draw."""
+def run(made: list[dict[str, Any]], names: dict[str, Any]) -> None:
+    """Run the cells in ``names`` and put in what they print."""
     for count, cell in enumerate((cell for cell in made if cell["cell_type"] == "code"), start=1):
         tree = ast.parse("".join(cell["source"]))
         *_, last = tree.body
-        printed, shown = io.StringIO(), None
+        printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
             if isinstance(last, ast.Expr):
                 tree.body.pop()
             exec(compile(tree, cell["id"], "exec", dont_inherit=True), names)
             if isinstance(last, ast.Expr):
-                shown = eval(compile(ast.Expression(last.value), cell["id"], "eval", dont_inherit=True), names)
+                eval(compile(ast.Expression(last.value), cell["id"], "eval", dont_inherit=True), names)
         cell["execution_count"] = count
         if text := printed.getvalue():
             cell["outputs"].append({"name": "stdout", "output_type": "stream", "text": text.splitlines(keepends=True)})
-        if pictures and hasattr(shown, "_repr_svg_"):
-            data = {"image/svg+xml": shown._repr_svg_().splitlines(keepends=True)}
-            cell["outputs"].append({"data": data, "metadata": {}, "output_type": "display_data"})
 
 
 def main(path: Path) -> None:
     """Write the notebook of a script beside it."""
     sys.path.insert(0, str(path.parent.resolve()))
     made = cells(path.read_text(encoding="utf-8"))
-    run(made, sys.modules["__main__"].__dict__, pictures=True)
+    run(made, sys.modules["__main__"].__dict__)
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
     notebook = {"cells": made, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
     path.with_suffix(".ipynb").write_text(json.dumps(notebook, indent=1) + "\n", encoding="utf-8")

@@ -16,7 +16,7 @@ from recfx.collections.converted_collection import ConvertedCollection
 from recfx.collections.kinds import KINDS, POOLED, kind_of
 from recfx.collections.sharding.collection import SHARDED
 from recfx.collections.whole_graph import WholeGraph
-from recfx.collections.wrappers import unwrap
+from recfx.collections.wrappers import unwrap, users_path
 from recfx.discovery.classify import CONVERTED, Finding
 from recfx.discovery.discover import discover
 from recfx.discovery.shallow_tracer import source_of
@@ -148,7 +148,8 @@ def collect(subject: nn.Module, hardware: Hardware | None = None, planned: Plann
     if not steps:
         costs = NO_COSTS  # of what a conversion would make, which is not drawn
     ranks = None if planned is None else planned.cost.world_size
-    return Drawing(_title(model), _subtitle(graph_module, ranks), nodes, collections, (BEFORE, *steps), costs)
+    names = {path: users_path(subject, path) for collection in collections for path in collection.paths}
+    return Drawing(_title(model), _subtitle(graph_module, ranks), nodes, collections, (BEFORE, *steps), costs, names)
 
 
 def _title(model: nn.Module) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from html import escape
 from pathlib import Path
@@ -19,8 +19,6 @@ from recfx.errors import ConversionError, DrawingError
 from recfx.inspect.cost import batch_of, checked_topology
 from recfx.inspect.drawing.collect import collect
 from recfx.inspect.drawing.costs import as_planned
-from recfx.inspect.drawing.dot import render_dot, render_svg
-from recfx.inspect.drawing.drawing import Drawing
 from recfx.inspect.drawing.html import render_html
 from recfx.kernels.build.private_files import new_file
 from recfx.planner.pricing.hardware import Hardware, HardwareName
@@ -147,9 +145,8 @@ def draw(
             ``recfx.trace`` returns, or one of ``convert(..., whole_graph=True)``, with the code around the collections;
             or the graph of one collection. Each rank of a sharded model draws its own graphs. Without a graph of the
             whole model, each collection is drawn by itself; one that is not converted is drawn as it is.
-        path: the file, which is replaced if it exists. Its ending is the format: ``.html`` is one page that needs no
-            network, with every pass, what is known of each node, and a search; ``.svg`` a picture of before and after,
-            which needs Graphviz's program ``dot``; ``.dot`` the same as Graphviz's text. Default: no file.
+        path: the ``.html`` file, which is replaced if it exists: one page that needs no network, with every pass, what
+            is known of each node, and a search. Default: no file.
         topology: draws a model that is not sharded as rank 0 would have it if ``recfx.plan`` sharded it over the ranks
             of this topology, which need not be there: one of TorchRec's, or ``recfx.planner.topology.npu_topology``.
             Nodes and kernels are those of its devices, as if all that kernels need were installed. A page also predicts
@@ -167,42 +164,27 @@ def draw(
         the path of the file; without one, an object that a notebook shows as the page.
 
     Raises:
-        DrawingError: ``invalid_argument``, ``unknown_ending``, ``no_collection``, ``cannot_write``; for ``.svg`` also
-            ``no_graphviz``, ``graphviz_failed``; with a plan or a topology also ``already_sharded``. A file
-            that was there before is as it was.
+        DrawingError: ``invalid_argument``, ``unknown_ending``, ``no_collection``, ``cannot_write``; with a plan or a
+            topology also ``already_sharded``. A file that was there before is as it was.
         ConversionError: ``invalid_argument``: it is not a module; with a plan or a topology, ``invalid_topology`` and
             those of ``recfx.plan`` and of sharding.
         InputError: ``invalid_argument``: ``world_size`` is no number of ranks.
     """
     target = None if path is None else as_path(path)
-    render = render_html if target is None else _format_of(target)
+    if target is not None and target.suffix.lower() != ".html":
+        raise DrawingError(
+            f"{target} does not end in .html, and recfx.draw writes one HTML page.",
+            reason="unknown_ending",
+            what_to_do="end the path in .html; the page can be printed, and its picture saved, from any browser.",
+        )
     topology = checked_topology(topology) if isinstance(topology, str) else topology
     if plan is None and world_size is None and (topology is None or isinstance(topology, Hardware)):
         drawing = collect(model_or_graph, topology)
     else:
         drawing = collect(model_or_graph, planned=as_planned(model_or_graph, topology, plan, world_size))
     costs = replace(drawing.costs, cost=replace(drawing.costs.cost, known=batch_of(sample)))
-    text = render(replace(drawing, report=report, costs=costs))
+    text = render_html(replace(drawing, report=report, costs=costs))
     if target is None:
         return Picture(text)
     write_text(target, text)
     return target
-
-
-def _format_of(path: Path) -> Callable[[Drawing], str]:
-    render = FORMATS.get(path.suffix.lower())
-    if render is None:
-        raise DrawingError(
-            f"{path} ends in {path.suffix!r}, which is not a format." if path.suffix else f"{path} has no ending.",
-            reason="unknown_ending",
-            what_to_do=f"end the path in one of {', '.join(FORMATS)}.",
-        )
-    return render
-
-
-FORMATS: dict[str, Callable[[Drawing], str]] = {
-    ".html": render_html,
-    ".svg": lambda drawing: render_svg(render_dot(drawing)),
-    ".dot": render_dot,
-}
-"""What makes the text of a file, by its ending."""

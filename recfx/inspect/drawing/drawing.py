@@ -1,10 +1,10 @@
-"""What a picture shows, as data: DOT, SVG and HTML are made from it."""
+"""What a picture shows, as data."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import sympy
 
@@ -139,12 +139,8 @@ class Drawing:
     collections: tuple[DrawnCollection, ...]
     steps: tuple[str, ...]  # "before", then the passes
     costs: DrawnCosts = NO_COSTS  # of the nodes of the last step
+    names: Mapping[str, str] = field(default_factory=dict)  # the user's name of each path, which wrappers lengthen
     report: str = ""  # the address of the report's page
-
-    @property
-    def converted(self) -> bool:
-        """Whether there is anything after ``before``."""
-        return len(self.steps) > 1
 
 
 def drawn_steps(

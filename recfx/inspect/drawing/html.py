@@ -16,10 +16,16 @@ from recfx.inspect import wording
 from recfx.inspect.drawing.assets import read, viz_js
 from recfx.inspect.drawing.drawing import Drawing, DrawnNode
 from recfx.inspect.drawing.shards import DrawnShards, drawn_shards
-from recfx.inspect.drawing.view import EXPANDED_UP_TO, LONGEST_LABEL, STACK_FROM
 from recfx.inspect.table_report import TableReport
 from recfx.ir.meta import SourceLocation
 from recfx.planner.pricing.unknown_batch import LENGTH
+
+STACK_FROM = 6
+"""From this number on, like nodes of a collection are drawn as one stack."""
+EXPANDED_UP_TO = 60
+"""If there are more boxes than this, collections are drawn as one box each."""
+LONGEST_LABEL = 60
+"""Longer lines of a box, and longer labels, are cut in the middle."""
 
 
 def render_html(drawing: Drawing) -> str:
@@ -82,7 +88,7 @@ def page_data(drawing: Drawing) -> dict[str, Any]:
 
     collections = [
         {
-            "paths": collection.paths,
+            "paths": [drawing.names.get(path, path) for path in collection.paths],
             "prefix": collection.prefix,
             "kind": collection.kind,
             "was": collection.was,

@@ -9,17 +9,16 @@ from typing import Any
 import pytest
 
 from recfx.commandline.main import main
-from recfx.doctor import examine as examine_module
-from recfx.doctor import right
-from recfx.doctor.device_checks import device_checks
+from recfx.doctor import checks as checks_module
+from recfx.doctor.checks import device_checks
 from recfx.kernels.build import launch
 
 INTERPRETED = True
 
 
 def examined(out: Path) -> dict[str, Any]:
-    main(["doctor", "--device", "npu:1", "--quick", "--out", str(out)])
-    report: dict[str, Any] = json.loads((out / "recfx-doctor.json").read_text())
+    main(["doctor", "--device", "npu:1", "--quick", "--out", str(out / "report.json")])
+    report: dict[str, Any] = json.loads((out / "report.json").read_text())
     return report
 
 
@@ -27,13 +26,12 @@ def examined(out: Path) -> dict[str, Any]:
 def test_all_kernels_are_right(tmp_path: Path) -> None:
     report = examined(tmp_path)
     answers = {answer["name"]: answer for answer in report["answers"] if answer["where"] == "device"}
-    assert {check.name for check in device_checks()} < answers.keys()
+    assert {check.name for check in device_checks()} == answers.keys()
     assert [answer for answer in answers.values() if answer["wrong"] or answer["message"]] == []
     assert (report["how"], report["complete"], report["device_name"]) == ("simulated", True, "Ascend910B3")
     findings = {finding["name"]: finding["status"] for finding in report["findings"]}
     assert findings["limits of the chip"] == "ok"
     assert findings["CANN"] == "missing"
-    assert "SIMULATED" in (tmp_path / "recfx-doctor.html").read_text()
 
 
 @pytest.mark.usefixtures("interpreted_kernels")
@@ -41,7 +39,7 @@ def test_a_kernel_that_cannot_be_compiled(tmp_path: Path, monkeypatch: pytest.Mo
     """One is wrong, and the rest goes on: here, the one after it."""
     launch_kernel, checks = launch.launch, list(device_checks())
     at = [check.name for check in checks].index("find_rows_triton")
-    monkeypatch.setattr(right, "device_checks", lambda: checks[at : at + 2])
+    monkeypatch.setattr(checks_module, "device_checks", lambda: checks[at : at + 2])
 
     def fail(kernel: Any, number: int, *arguments: Any, **constants: Any) -> None:
         if kernel.fn.__name__ == "recfx_find_rows":
@@ -49,7 +47,6 @@ def test_a_kernel_that_cannot_be_compiled(tmp_path: Path, monkeypatch: pytest.Mo
         launch_kernel(kernel, number, *arguments, **constants)
 
     monkeypatch.setattr(launch, "launch", fail)
-    monkeypatch.setattr(examine_module, "trainings", lambda device: [])
     report = examined(tmp_path)
     assert [answer["name"] for answer in report["answers"]][-1] == checks[at + 1].name
     wrong = [answer for answer in report["answers"] if answer["wrong"]]
@@ -59,7 +56,6 @@ def test_a_kernel_that_cannot_be_compiled(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_without_triton_ascend_no_kernel_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(examine_module, "trainings", lambda device: [])
     report = examined(tmp_path)
     assert {answer["where"] for answer in report["answers"]} == {"host"}
     (triton,) = (finding for finding in report["findings"] if finding["name"] == "Triton")

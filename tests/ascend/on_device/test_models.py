@@ -8,10 +8,9 @@ import pytest
 import torch
 
 import recfx
-from recfx.doctor.answer import Answer
-from recfx.doctor.training import trainings
 from recfx.ir import format_graph
 from tests.ascend.on_device.device import device
+from tests.ascend.on_device.training import RUNS, difference
 from tests.exporter.hashed_models import HASHING, HashedModel, call, trained
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
@@ -22,12 +21,10 @@ def target() -> str:
     return "npu" if device().type == "npu" else "triton"
 
 
-@pytest.mark.parametrize("number", range(5))
-def test_models_train_as_on_the_cpu(number: int) -> None:
+@pytest.mark.parametrize(("ids", "optimizer"), RUNS)
+def test_models_train_as_on_the_cpu(ids: str, optimizer: str) -> None:
     """Outputs in train and eval mode, weights, indexes and the states of optimizers."""
-    name, run = list(trainings(device()))[number]
-    answer: Answer = run(False)
-    assert answer.ok, f"{name}: {answer.message}\n{answer.traceback}"
+    assert difference(ids, optimizer, device()) == ""
 
 
 def test_the_kernels_are_those_in_triton() -> None:

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recfx.doctor.device_checks import device_checks
+from recfx.doctor.checks import device_checks
 from recfx.doctor.kernel_check import KernelCheck
 from recfx.doctor.lookup_case import DTYPES, GROUP, STEPS, LookupCase
 from recfx.doctor.lookup_case import stepped as by_rule

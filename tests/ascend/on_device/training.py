@@ -1,10 +1,7 @@
-"""A small model, converted, that trains on the device as it does on the CPU; on the CPU, as it does in plain ATen."""
+"""A small model, converted, that trains on the device as it does on the CPU."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import torch
@@ -14,9 +11,7 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from recfx.api import convert
-from recfx.doctor.answer import Answer
-from recfx.doctor.attempt import attempt
-from recfx.doctor.compare import mismatch, tolerances
+from recfx.doctor.kernel_check import mismatch, tolerances
 from recfx.doctor.machine import how
 from recfx.hashing import HashConfig
 
@@ -34,31 +29,17 @@ _HASHING = {
     "raw ids": HashConfig.raw_ids(seed=3),
     "raw ids, old ones evicted": HashConfig.raw_ids(seed=3, on_full="evict"),
 }
-_RUNS = (
+RUNS = (
     ("ids are rows", "SGD"), ("raw ids", "Adagrad"), ("ids are rows", "Adam"), ("raw ids", "row-wise Adagrad"),
     ("raw ids, old ones evicted", "Adagrad"),
 )  # fmt: skip
 
 
-def trainings(device: torch.device) -> Iterator[tuple[str, Callable[[bool], Answer]]]:
-    """Each run with its name, and what runs it."""
-    for ids, optimizer in _RUNS:
-        yield f"training, {ids}, {optimizer}", partial(_answer, ids, optimizer, device)
-
-
-def _answer(ids: str, optimizer: str, device: torch.device, quick: bool) -> Answer:
-    begin = time.perf_counter()
-    backend = "reference" if device.type == "cpu" else "auto"  # of the run that it is compared with
-
-    def compare() -> str:
-        expected = train(ids, optimizer, torch.device("cpu"), backend)
-        trained = train(ids, optimizer, device, "triton" if how(str(device)) == "interpreted" else "auto")
-        return _difference(trained, expected, device)
-
-    failure = attempt(compare)
-    wrong, smallest = (1, f"{STEPS} steps") if failure.message else (0, "")
-    told = (wrong, smallest, failure.message, failure.traceback, time.perf_counter() - begin)
-    return Answer(f"training: {ids}, {optimizer}", "device", STEPS, *told)
+def difference(ids: str, optimizer: str, device: torch.device) -> str:
+    """What differs first between training on the device and on the CPU, in one line; ``""`` if nothing does."""
+    expected = train(ids, optimizer, torch.device("cpu"), "auto")
+    trained = train(ids, optimizer, device, "triton" if how(str(device)) == "interpreted" else "auto")
+    return _difference(trained, expected, device)
 
 
 def train(ids: str, optimizer: str, device: torch.device, backend: str) -> dict[str, Any]:

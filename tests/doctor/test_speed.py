@@ -10,12 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from recfx.doctor import clock, fast
-from recfx.doctor.clock import median_ms
-from recfx.doctor.fast import best_of, measure
+from recfx.doctor import speed as speed_module
 from recfx.doctor.report import Report
-from recfx.doctor.show import to_html, to_text
-from recfx.doctor.workload import Measured, Size
+from recfx.doctor.speed import Measured, Size, best_of, measure, median_ms
 from recfx.kernels.build import tuned
 
 CPU = torch.device("cpu")
@@ -24,7 +21,7 @@ CALL = Measured("pooled lookup", 1000, lambda: None, "recfx_pooled_lookup")
 
 
 def measured(monkeypatch: pytest.MonkeyPatch, device: Any, quick: bool = True) -> Report:
-    monkeypatch.setattr(fast, "size_for", lambda device, quick: Size(2, 50, 8, 4, 3, 1 << 16))
+    monkeypatch.setattr(speed_module, "size_for", lambda device, quick: Size(2, 50, 8, 4, 3, 1 << 16))
     report = Report("cpu", quick=quick)
     first, *_ = measure(report, device)
     assert first == "tables and a batch"
@@ -43,20 +40,7 @@ def test_every_kernel_of_the_cpu_has_a_speed(monkeypatch: pytest.MonkeyPatch) ->
     assert lookup.bytes == 2 * 4 * 3 * (8 + 32) + 8 * 9 + 2 * 4 * 32
     assert lookup.gb_s == pytest.approx(lookup.bytes / (lookup.milliseconds / 1e3) / 1e9)
     assert lookup.share_of_copy == pytest.approx(lookup.gb_s / speeds["copy"].gb_s)
-    assert "Fast: 2 tables of 50 rows" in to_text(report)
-    assert "of a copy" in to_html(report)
-    assert "of the data sheet" not in to_html(report)
-
-
-def test_threads_are_compared_and_stay_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(2)
-        (choice,) = measured(monkeypatch, CPU).choices
-        assert (sorted(choice.milliseconds), choice.chosen, choice.kept_in) == ([1, 2], 2, "")
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
+    assert "2 tables of 50 rows" in str(report)
 
 
 @pytest.mark.parametrize(("times", "place"), [((1.0, 0.9, 1.2), 1), ((1.0, 0.98, 1.2), 0), ((1.0, 0.9, 0.5), 2)])
@@ -64,13 +48,13 @@ def test_threads_are_compared_and_stay_as_they_were(monkeypatch: pytest.MonkeyPa
 def test_another_number_has_to_be_worth_it(
     setting: str, times: tuple[float, ...], place: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    candidates = fast.CANDIDATES[setting]["npu"]
+    candidates = speed_module.CANDIDATES[setting]["npu"]
     by_number = dict(zip(candidates, times, strict=True))
 
     def time_of(run: Callable[[], object], device: torch.device, quick: bool) -> float:
         return by_number[tuned.number("", setting, CALL.kernel) or 0]
 
-    monkeypatch.setattr(fast, "median_ms", time_of)
+    monkeypatch.setattr(speed_module, "median_ms", time_of)
     choice = best_of(CALL, setting, NPU, quick=False)
     assert (choice.milliseconds, choice.chosen) == (by_number, candidates[place])
     assert choice.kept_in == ""
@@ -79,7 +63,7 @@ def test_another_number_has_to_be_worth_it(
 @pytest.mark.parametrize("setting", tuned.ALLOWED)
 @pytest.mark.parametrize("device", ["npu", "cuda"])
 def test_only_numbers_are_tried_that_can_be_kept(setting: str, device: str) -> None:
-    assert set(fast.CANDIDATES[setting][device]) <= set(tuned.ALLOWED[setting][CALL.kernel])
+    assert set(speed_module.CANDIDATES[setting][device]) <= set(tuned.ALLOWED[setting][CALL.kernel])
 
 
 def test_rows_are_tried_with_the_number_of_programs_that_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,29 +78,26 @@ def test_rows_are_tried_with_the_number_of_programs_that_was_chosen(monkeypatch:
         return 1.0 if pair[0] == 4 else 2.0
 
     workload = SimpleNamespace(copy=lambda: Measured("copy", 1, lambda: None), calls=lambda: iter([CALL]))
-    monkeypatch.setattr(fast, "Workload", lambda device, size: workload)
-    monkeypatch.setattr(fast, "median_ms", time_of)
-    monkeypatch.setattr(fast, "name_of", lambda device: "Ascend910B3")
+    monkeypatch.setattr(speed_module, "Workload", lambda device, size: workload)
+    monkeypatch.setattr(speed_module, "median_ms", time_of)
+    monkeypatch.setattr(speed_module, "name_of", lambda device: "Ascend910B3")
     report = measured(monkeypatch, NPU)
     assert pairs == [(None, None), (None, None), (1, None), (2, None), (4, None), (4, 32), (4, 16), (4, 8)]
     assert [choice.chosen for choice in report.choices] == [4, 32]
 
 
-def test_the_share_of_a_known_chip(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A copy of 1.6 GB in two milliseconds is half of what the data sheet says; what is chosen is kept if it can be."""
+def test_what_is_chosen_is_kept_if_it_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
     copy = Measured("copy", 1_600_000_000, lambda: None)
     workload = SimpleNamespace(copy=lambda: copy, calls=lambda: iter([CALL]))
     kept: dict[str, Any] = {}
-    monkeypatch.setattr(fast, "Workload", lambda device, size: workload)
-    monkeypatch.setattr(fast, "median_ms", lambda run, device, quick: 2.0)
-    monkeypatch.setattr(fast, "name_of", lambda device: "Ascend910B3")
+    monkeypatch.setattr(speed_module, "Workload", lambda device, size: workload)
+    monkeypatch.setattr(speed_module, "median_ms", lambda run, device, quick: 2.0)
+    monkeypatch.setattr(speed_module, "name_of", lambda device: "Ascend910B3")
     monkeypatch.setattr(tuned, "keep", lambda name, choices: kept.update({name: choices}) or "tuned.json")
     report = measured(monkeypatch, NPU, quick=False)
-    assert [speed.share_of_chip for speed in report.speeds] == [0.5, 1000 / 2 * 1e3 / 1.6e12]
     chosen = {"programs_per_core": {"recfx_pooled_lookup": 1}, "rows_in_flight": {"recfx_pooled_lookup": 32}}
     assert kept == {"Ascend910B3": chosen}
     assert [choice.kept_in for choice in report.choices] == ["tuned.json"] * 2
-    assert "of the data sheet" in to_text(report)
     kept.clear()
     assert [choice.kept_in for choice in measured(monkeypatch, NPU, quick=True).choices] == [""] * 2
     assert kept == {}
@@ -127,22 +108,22 @@ def test_the_share_of_a_known_chip(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuned, "keep", refuse)
     report = measured(monkeypatch, NPU, quick=False)
     assert [choice.kept_in for choice in report.choices] == [""] * 2
-    assert "what is fastest cannot be kept: read-only" in to_text(report)
+    assert "read-only" in str(report)
 
 
 def test_a_median_of_calls_after_those_that_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[None] = []
-    times = iter([50.0] * clock.WARM_UP + [1.0, 9.0, *[5.0] * 100])
-    monkeypatch.setattr(clock, "_on_host", lambda run: lambda: (run(), next(times))[1])
+    times = iter([50.0] * speed_module.WARM_UP + [1.0, 9.0, *[5.0] * 100])
+    monkeypatch.setattr(speed_module, "_on_host", lambda run: lambda: (run(), next(times))[1])
     assert median_ms(lambda: calls.append(None), CPU, quick=False) == 5.0
-    assert len(calls) == clock.WARM_UP + clock.REPEATS
+    assert len(calls) == speed_module.WARM_UP + speed_module.REPEATS
 
 
 def test_slow_calls_are_repeated_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clock, "MOST_SECONDS", 0.0)
+    monkeypatch.setattr(speed_module, "MOST_SECONDS", 0.0)
     calls: list[None] = []
     median_ms(lambda: calls.append(None), CPU, quick=True)
-    assert len(calls) == clock.QUICK_WARM_UP + 1
+    assert len(calls) == speed_module.QUICK_WARM_UP + 1
 
 
 def test_events_of_a_device_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,6 +144,6 @@ def test_events_of_a_device_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
             return 4.0
 
     monkeypatch.setattr(torch, "get_device_module", lambda device: SimpleNamespace(Event=Event))
-    timed = clock._on_device(lambda: log.append("run"), CPU)
+    timed = speed_module._on_device(lambda: log.append("run"), CPU)
     assert timed() == 4.0
     assert log == ["record", "run", "record", "synchronize"]

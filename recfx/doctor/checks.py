@@ -1,4 +1,4 @@
-"""The kernels in Triton, which run on the device, and the references that define what they do."""
+"""The kernels, and the references that define what they do: in Triton on the device, in C++ on the host."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from recfx.doctor import shapes
 from recfx.doctor.kernel_check import KernelCheck, Shape
 from recfx.doctor.lookup_case import stepped
+from recfx.kernels.build import launch, library
 from recfx.kernels.index.find_rows import ReadIndexes, find_rows_reference, find_rows_triton
 from recfx.kernels.lookup.bag_offsets import bag_offsets_triton, kernel_reference
 from recfx.kernels.lookup.per_sample_weights import (
@@ -22,11 +24,25 @@ from recfx.kernels.lookup.pooled_lookup_reference import pooled_lookup
 from recfx.kernels.lookup.quantized_lookup import quantized_lookup_reference, quantized_lookup_triton
 from recfx.kernels.route.bucketize import bucketize_reference, bucketize_triton
 from recfx.kernels.route.select_keys import select_keys_reference, select_keys_triton
-from recfx.kernels.step.row_initialization import init_rows_of_tables_reference_, init_rows_triton_
+from recfx.kernels.step.fused_step import rules
+from recfx.kernels.step.row_initialization import (
+    init_rows_of_tables_reference_,
+    init_rows_reference_,
+    init_rows_triton_,
+)
 from recfx.optim.fused_step_op import fused_step_triton_, rules_in_triton, triton_module
+from recfx.optim.rules import RULES
 from recfx.optim.rules.rule import Rule
 
-_MEAN = 11  # the position of `mean` among the operator's arguments
+_MEAN, _MEAN_ON_HOST = 11, 10  # the position of `mean` among the operator's arguments
+
+
+def kernels_here(device: torch.device) -> Iterator[tuple[KernelCheck, torch.device, str]]:
+    """The kernels that can be run: each with where it runs, as a device and as ``device`` or ``host``."""
+    if library.load():
+        yield from ((check, torch.device("cpu"), "host") for check in host_checks())
+    if not launch.why_not(device):
+        yield from ((check, device, "device") for check in device_checks())
 
 
 def device_checks() -> Iterator[KernelCheck]:
@@ -94,3 +110,47 @@ def stepped_by(rule: Rule, mean: int, *arguments: Any) -> list[Any]:
     tables = (weights, table_of_feature)
     new_weights, new_states = stepped(rows, offsets, gradients, *tables, rule, states, is_stepped, arguments[mean])
     return [new_weights, *(*new_states, [], [])[:2]]
+
+
+def host_checks() -> Iterator[KernelCheck]:
+    """All of them."""
+    yield KernelCheck("pooled_lookup", shapes.pooled, _pooled_lookup, pooled_lookup)
+    yield KernelCheck(
+        "per_sample_weight_gradients", shapes.weight_gradients, _operator("per_sample_weight_gradients"),
+        per_sample_weight_gradients_reference, in_one_order=False,
+    )  # fmt: skip
+    yield KernelCheck("bucketize", shapes.routed, _operator("bucketize"), bucketize_reference)
+    of_rows = (after(_operator("init_rows_"), 0), after(init_rows_reference_, 0))
+    yield KernelCheck("init_rows_", _new_rows, *of_rows)
+    for rule in (rule for rule in RULES if rule.name in rules()):
+        of_rule = (partial(_host_steps, rule), after(_operator("fused_step_"), 3, 4, 5), partial(_stepped_by, rule))
+        yield KernelCheck(f"fused_step_: {rule.name}", *of_rule, in_one_order=False)
+
+
+def _operator(name: str) -> Any:
+    return lambda *arguments: getattr(library.operators(), name)(*arguments)
+
+
+def _pooled_lookup(*arguments: Any) -> Tensor:
+    return torch.cat(library.operators().pooled_lookup(*arguments))
+
+
+def _stepped_by(rule: Rule, rows: Tensor, offsets: Tensor, gradients: list[Tensor], *others: Any) -> list[Any]:
+    return stepped_by(rule, _MEAN_ON_HOST, rows, offsets, *gradients, *others)
+
+
+def _new_rows(quick: bool) -> Iterator[Shape]:
+    """The first table of each."""
+    for shape in shapes.new_rows(quick):
+        entries, weights, _, _, keys, first_columns, lows, highs, *_ = shape.arguments
+        rows, ids, _ = entries[entries[:, 2] == 0].unbind(1)
+        table = (weights[0], rows.clone(), ids.clone(), keys[0], lows[0], highs[0], first_columns[0])
+        yield Shape(shape.text, table)
+
+
+def _host_steps(rule: Rule, quick: bool) -> Iterator[Shape]:
+    for text, case, states, is_stepped, mean in shapes.steps(rule, quick):
+        first, second = (*states, [], [])[:2]
+        of_rule = (rule.name, shapes.numbers_of(rule) * len(case.weights), mean, None, None)
+        tables = (case.weights, first, second, case.table_of_feature, is_stepped)
+        yield Shape(f"{text}{', mean' if mean else ''}", (case.rows, case.offsets, [case.gradients], *tables, *of_rule))
