@@ -210,21 +210,11 @@ class HashIndex(IndexStorage):
         full_bucket = int(inserted.report[0, 1])
         if full_bucket >= 0:
             raise self.full_error(full_bucket)
-        self.note_growth(int(inserted.report[0, 0]))
         self.refresh()  # new rows get their weights now, so as not to overwrite those that the caller writes next
         rows = (
             torch.where(inserted.rows < -1, -inserted.rows - 2, inserted.rows) if self.config.admits else inserted.rows
         )
         return Inserted(rows.to(ids.device), inserted.new_rows.to(ids.device), evicted.to(ids.device))
-
-    def note_growth(self, new_ids: int) -> None:
-        """Note that a batch of training has given rows to so many new ids.
-
-        Example:
-            >>> recfx.HashIndex(100).note_growth(0)
-        """
-        if new_ids:  # not through Module, which takes its time: there may be thousands of indexes
-            self.__dict__["grown_at"] = (self.adopted.times, int(self.buffers_as_they_are().counts[BATCHES]))
 
     def answer(self, ids: Tensor) -> Tensor:
         """What eval mode reads: the row of each id, or the ``config.unseen`` answer if it has none. Inserts nothing.

@@ -70,14 +70,8 @@ class IndexStorage(nn.Module):
     """Since when, and from which counts on, the index has counted without a break."""
     shared_by: int = 1
     """How many tables of one weight look their ids up in it: it counts a batch for each of them."""
-    latest: tuple[int, int, int] | None = None
-    """The newest pace that a monitor has read: ``adopted.times`` at that time, batches of training, ids they added."""
-    earlier: tuple[int, int, int] | None = None
-    """The pace that ``latest`` was before."""
-    grown_at: tuple[int, int] | None = None
-    """When an id last got a row in training: ``adopted.times``, and the batches of training, at that time."""
     full_at: tuple[int, int, int] | None = None
-    """When a batch last met a full bucket, which was an error: as ``grown_at``, and the number of the bucket."""
+    """When a batch last met a full bucket, which was an error: ``adopted.times``, batches of training, the bucket."""
     state_number: int
     """Changes whenever ``number_state`` is called; different in copies of the index."""
 

@@ -20,7 +20,7 @@ from recfx.collections.sharding.optimizer_settings import check_optimizers, opti
 from recfx.collections.sharding.plan import read_plan
 from recfx.errors import Diagnostic
 from recfx.hashing import ResolvedHashConfig
-from recfx.inspect.capacity_reasons import batches_until_full, suggested_rows
+from recfx.inspect.capacity_reasons import batches_until_full
 from recfx.inspect.collection_reasons import (
     collection_sharding_reasons,
     dense_gradient_reasons,
@@ -144,10 +144,8 @@ def hashing_report(config: ResolvedHashConfig | None, index: IndexFacts | None) 
         candidates=None if index.candidates is None else index.candidates.waiting,
         longest_probe=index.longest_probe,
         index_bytes=index.bytes,
-        usable_share=index.usable_share,
         room=int(index.room),
         batches_until_full=batches_until_full(index),
-        suggested_rows=suggested_rows(index),
         rows_here=index.rows,
     )
 

@@ -17,7 +17,6 @@ from torchrec.distributed.types import ShardingEnv, ShardingPlan
 from recfx.argument_types import typed
 from recfx.collections.collection import UnshardedCollection
 from recfx.collections.converted_classes import CONVERTED_CLASSES
-from recfx.collections.converted_collection import ConvertedCollection
 from recfx.collections.sharding.collection import ShardedCollection, sharded_collections
 from recfx.collections.sharding.whole_plan import (
     MOST_RANKS,
@@ -34,13 +33,11 @@ from recfx.discovery.discover import Discovery
 from recfx.discovery.sample import Sample
 from recfx.errors import ConversionError, Diagnostic, Severity
 from recfx.hashing import HashConfig
-from recfx.inspect.capacity_reasons import with_hashing
 from recfx.inspect.collection_reasons import never_called
 from recfx.inspect.describe import describe_converted, describe_other, describe_sharded, with_plan, with_reasons
 from recfx.inspect.records import Records
 from recfx.inspect.report import Report
 from recfx.inspect.report_data import REPORT_VERSION, CollectionReport, Verification
-from recfx.ir.tables import TableSpec
 from recfx.passes import Pass
 from recfx.planner.plan import plan_of_collections as make_plan
 from recfx.planner.priced_plan import price_of, topology_of, world_size_of
@@ -158,8 +155,6 @@ def explain(
             _collection(finding, module, records.of_collection(finding), planned, finding.path in learned)
             for finding, module in zip(discovery.findings, modules, strict=True)
         ]
-    specs = [table for module in modules if isinstance(module, ConvertedCollection) for table in module.tables]
-    collections = _with_hashing(collections, specs)
     before = [why for _, record in records.conversions for why in record.rollbacks]
     rollbacks = list(dict.fromkeys(rollbacks + before))
     verification = records.verification(model, has_sample=sample is not None)
@@ -266,22 +261,6 @@ def _collection(
     if isinstance(collection, ShardedCollection):
         return describe_sharded(report, collection, existed)
     return describe_other(report, finding.module)
-
-
-def _with_hashing(collections: list[CollectionReport], specs: list[TableSpec]) -> list[CollectionReport]:
-    """Name in the advice on tables that fill what to pass for all tables of the model, of any collection."""
-    tables = [table for collection in collections for table in collection.tables]
-    rows = {table.name: table.hashing.suggested_rows or 0 for table in tables if table.hashing is not None}
-    rows = {name: number for name, number in rows.items() if number}
-    of_table = functools.partial(with_hashing, tables=specs, rows=rows)
-    return [
-        replace(
-            collection,
-            reasons=of_table(collection.reasons),
-            tables=tuple(replace(table, reasons=of_table(table.reasons)) for table in collection.tables),
-        )
-        for collection in collections
-    ]
 
 
 def _collection_reasons(finding: Finding, how: str) -> tuple[Diagnostic, ...]:

@@ -13,9 +13,8 @@ from recfx.collections.kinds import kind_of
 from recfx.collections.sharding.collection import ShardedCollection
 from recfx.errors import ConversionError, Diagnostic
 from recfx.hashing import HashIndex, Occupancy, ResolvedHashConfig
+from recfx.hashing.expected_room import expected_room
 from recfx.hashing.storage import EVAL_COUNTERS
-from recfx.hashing.usable_share import expected_room, usable_share
-from recfx.inspect.index_health import WATCHED
 from recfx.ir.tables import TableSpec
 from recfx.kernels.index.buckets import bucket_begins
 from recfx.kernels.index.index_buffers import COUNTERS, IndexBuffers
@@ -55,13 +54,8 @@ class IndexFacts:
     candidates: Candidates | None  # None with admit_after=1
     longest_probe: int
     bytes: int
-    usable_share: float
     room: float
-    latest: tuple[int, int] | None = None  # batches of training, and ids that they added, as a monitor has read them
-    is_watched: bool = False  # by a monitor
-    earlier: tuple[int, int] | None = None  # the same of the batches before these
     full_bucket: int | None = None  # the bucket that has stopped training, if no batch was trained since
-    idle: int = 0  # batches of training since an id last got a row, or since the state was loaded
 
     @classmethod
     def of(cls, index: HashIndex) -> IndexFacts | None:
@@ -74,20 +68,12 @@ class IndexFacts:
         begins = bucket_begins(borders, config.rows, config.dense_rows, config.buckets) - policy.row_begin
         counters, trained = index.counters, dict(zip(COUNTERS, buffers.counts.tolist(), strict=True))
         candidates = _candidates(buffers, begins, own.start) if config.admits else None
-        latest, earlier = (
-            read[1:] if read and read[0] == index.adopted.times else None for read in (index.latest, index.earlier)
-        )
         full = index.full_at
         is_full = full is not None and full[:2] == (index.adopted.times, trained["batches"])
-        grown = index.grown_at if index.grown_at and index.grown_at[0] == index.adopted.times else None
-        last = grown[1] if grown else index.adopted.counts[COUNTERS.index("batches")]
-        idle = max(trained["batches"] - last, 0) // index.shared_by
         if index.shared_by > 1:
             for counts in (counters, trained):
                 counts["batches"] //= index.shared_by
             candidates = candidates and replace(candidates, batches=candidates.batches // index.shared_by)
-            latest = latest and (latest[0] // index.shared_by, latest[1])
-            earlier = earlier and (earlier[0] // index.shared_by, earlier[1])
         return cls(
             config=config,
             rows=policy.own_rows,
@@ -100,19 +86,9 @@ class IndexFacts:
             candidates=candidates,
             longest_probe=index.longest_probe(),
             bytes=sum(tensor.numel() * tensor.element_size() for tensor in buffers),
-            usable_share=usable_share(policy.own_index_rows, len(own)) if own else 1.0,
             room=expected_room(begins.diff() - int(policy.unseen == 2) - buffers.bucket_taken) if own else 0.0,
-            latest=latest,
-            is_watched=latest is not None or index in WATCHED,
-            earlier=earlier,
             full_bucket=full[2] if full is not None and is_full else None,
-            idle=idle,
         )
-
-    @property
-    def part(self) -> float:
-        """The share of the rows that the whole table gives out."""
-        return self.index_rows / self.config.index_rows
 
 
 def _candidates(buffers: IndexBuffers, begins: Tensor, first_bucket: int) -> Candidates:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import reduce
 from itertools import islice
 from math import nan
-from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -21,25 +20,19 @@ from recfx.hashing.storage import EVAL_COUNTERS
 from recfx.kernels.index.index_buffers import COUNTERS
 from recfx.kernels.index.slot_groups import longest_probe
 
-WATCHED: WeakSet[HashIndex] = WeakSet()  # the indexes that a monitor was made for
-
 
 class IndexHealth:
     """Reads one index, of a table or of a slice of one, and remembers what it had counted the last time."""
 
     def __init__(self, index: HashIndex) -> None:
         self.index = index
-        WATCHED.add(index)
         self._bucket_rows = [index.bucket_rows(bucket) for bucket in index.policy.own_buckets]
         self._before, self._adopted = (0,) * len(_COUNTS), index.adopted
         self.counted = self._before  # between the last two calls of end_intervals, by _COUNTS
         self.taken = [0] * len(self._bucket_rows)  # of each bucket, at the last of these calls
         self.longest_probe: int | None = None  # in the windows that were read; None before the first
         self._longest_so_far, self._next_group = 0, 0
-        self._watched = 0  # batches
-        self._batches = self._inserted = 0  # since the pace was last noted
         end_intervals((self,))
-        self._watched = self._batches = self._inserted = 0  # what came before is no interval
 
     @property
     def is_allocated(self) -> bool:
@@ -61,7 +54,6 @@ class IndexHealth:
         if index.adopted.times != self._adopted.times:  # what was counted before the load is of a state that is gone
             self._adopted = index.adopted
             self._before = (*index.adopted.counts, *(0,) * len(EVAL_COUNTERS))
-            self._watched = self._batches = self._inserted = 0
             self._forget_probes()
         index.fold_eval_counts()
 
@@ -71,19 +63,6 @@ class IndexHealth:
         counted = tuple(new - old for new, old in zip(now, self._before, strict=True))
         self._before = now
         self.counted = counted if min(counted) >= 0 else (0,) * len(counted)  # someone has written to the counts
-        self._batches += self.counted[_BATCHES]
-        self._watched += self.counted[_BATCHES]
-        self._inserted += self.counted[_INSERTED]
-
-    def note_pace(self) -> None:
-        """Tell the index how many ids the latest batches added, once they are enough for ``explain`` to forecast by.
-
-        That is a tenth of those that were watched, because a slow fall of the pace does not show in fewer.
-        """
-        if self._batches >= max(ENOUGH_BATCHES * self.index.shared_by, self._watched / ENOUGH_BATCHES):
-            self.index.earlier = self.index.latest
-            self.index.latest = (self._adopted.times, self._batches, self._inserted)
-            self._batches = self._inserted = 0
 
     @property
     def ids_seen(self) -> int:
@@ -145,9 +124,8 @@ def end_intervals(parts: Sequence[IndexHealth]) -> None:
 
 
 _PIECE = 4096  # groups
-ENOUGH_BATCHES = 10  # of training, for a pace
 _COUNTS = (*COUNTERS, *(f"eval_{name}" for name in EVAL_COUNTERS))
-_BATCHES, _IDS_SEEN, _INSERTED = map(_COUNTS.index, ("batches", "ids_seen", "inserted"))
+_IDS_SEEN = _COUNTS.index("ids_seen")
 _SUMMED = ("taken", "rows", *_COUNTS)
 _LARGEST = ("worst_bucket", "longest_probe", "evicts", "admits", "shares")
 

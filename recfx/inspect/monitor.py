@@ -46,8 +46,6 @@ class ScalarWriter(Protocol):
 def monitor(model: nn.Module, *, probed_groups: int | None = None) -> Monitor:
     """Watch the tables of a model that have an index, and those that send each different id once.
 
-    ``explain`` then forecasts by the pace of the latest batches between calls, not by the mean of all: of a tenth of
-    those that were watched, at least ten. After two such readings it takes into account that the pace falls.
     Make it from the model that is trained: after it was converted, sharded or copied, because these make other tables.
     Wrappers may come before or after, and so may checkpoints.
 
@@ -262,8 +260,6 @@ class Monitor(Shown):
                 what_to_do="call recfx.monitor with the sharded model.",
             )
         end_intervals(indexes)
-        for part in indexes:
-            part.note_pace()
         self._probe(probe_all)
         return {name: Health.of(parts) for name, parts in self._tables.items()}
 

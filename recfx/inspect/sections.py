@@ -236,10 +236,8 @@ _INDEX_FACTS: dict[str, Callable[[TableOf], str]] = {
     "worst bucket": lambda item: _worst_bucket(item.hash_index),
     "probe": lambda item: str(item.hash_index.longest_probe),
     "bytes/row": lambda item: _bytes_per_row(item.hash_index),
-    "usable": lambda item: "" if item.hash_index.usable_share is None else wording.share(item.hash_index.usable_share),
     "room": lambda item: _number(item.hash_index.room),
     "batches until full": lambda item: _number(item.hash_index.batches_until_full),
-    "suggested rows": lambda item: _number(item.hash_index.suggested_rows),
 }
 
 
@@ -268,7 +266,6 @@ def _filling(tables: list[TableOf], every: bool) -> Grid | None:
             "" if item.hash_index.room is None or item.hash_index.evict else wording.count(item.hash_index.room)
         ),
         "full in": lambda item: _batches(item.hash_index.batches_until_full),
-        "suggested": lambda item: _number(item.hash_index.suggested_rows),
         "seen": lambda item: wording.count(item.hash_index.count("ids_seen")),
         "evicted": _count_of("evicted"),
         "shared": _count_of("shared_answers"),

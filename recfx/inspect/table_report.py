@@ -104,12 +104,9 @@ class HashingReport:
         candidates: number of ids that were seen but not admitted; None with ``admit_after=1``.
         longest_probe: number of slot groups (cache lines) that the slowest lookup reads.
         index_bytes: size of the index, without the weight.
-        usable_share: the share of the index's rows expected to be taken when the first id meets a full bucket.
         room: number of new ids that are expected to fit before one meets a full bucket.
-        batches_until_full: batches until then at the latest pace that a monitor has read, which may fall, or at the
-            mean pace: a lower estimate if fewer and fewer ids are new, an upper one if more and more are. None before
-            the tenth batch of training, if no ids are new or all that are to come fit, and with ``on_full="evict"``.
-        suggested_rows: a value for ``HashConfig.rows``, with the present buckets; None if more rows are not needed.
+        batches_until_full: batches until then at the mean pace: a lower estimate if fewer and fewer ids are new. None
+            before the tenth batch of training, if no ids are new, and with ``on_full="evict"``.
         rows_here: number of rows of the index that these figures are about: those of the table, or those of a rank's
             slice of a table whose rows are cut. None on meta, and if this rank has none.
     """
@@ -131,10 +128,8 @@ class HashingReport:
     candidates: int | None = None
     longest_probe: int | None = None
     index_bytes: int | None = None
-    usable_share: float | None = None
     room: int | None = None
     batches_until_full: int | None = None
-    suggested_rows: int | None = None
     rows_here: int | None = None
     ttl_batches: int | None = None
 

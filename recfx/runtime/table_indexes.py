@@ -159,8 +159,6 @@ class TableIndexes:
                 insertion = Insertion(self.store, record, ids, segments)
                 forward.changed(insertion.undo)
             counts = [count for count, _ in report]
-            for index, count in zip(indexes, counts, strict=True):
-                index.note_growth(count)
             are_renewed = inserted.states_before != NEVER_USED
             per_table = zip(segments, inserted.new_rows.split(counts), are_renewed.split(counts), strict=True)
             new_rows = [GivenRows(segment.table, rows, renewed) for segment, rows, renewed in per_table]

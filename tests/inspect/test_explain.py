@@ -96,7 +96,6 @@ def test_dlrm_after_conversion_with_an_index() -> None:
         ),
         longest_probe=1,
         index_bytes=4724,
-        usable_share=1.0,
         room=96,
         rows_here=100,
     )

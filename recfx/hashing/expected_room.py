@@ -11,14 +11,12 @@ Combinatorial Theory 3 (1967), 279-282. The expectation is exact; the integral i
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 _POINTS = 1024
 _DISTINCT = 32  # only the fullest buckets matter; this many different numbers of free rows are considered
-_GROWTH = 1.02
 _BEFORE, _AFTER = 8, 5  # how far the integral reaches, around the drop
 
 
@@ -30,32 +28,6 @@ def expected_room(free_rows: Tensor) -> float:
     """
     free, buckets = torch.unique(free_rows, return_counts=True)
     return _room(free[:_DISTINCT], buckets[:_DISTINCT], free_rows.numel())
-
-
-@lru_cache(maxsize=1024)
-def usable_share(rows: int, buckets: int) -> float:
-    """The share of an index's rows that is taken, on average, when the first id meets a full bucket; at most 1.
-
-    Args:
-        rows: the number of rows that the index gives out, at least one per bucket.
-        buckets: the number of buckets; each is assumed to have ``rows // buckets`` rows.
-    """
-    if buckets == 1:
-        return 1.0
-    free, counts = torch.tensor([[rows // buckets], [buckets]], device="cpu")
-    return _room(free, counts, buckets) / rows
-
-
-def rows_for(ids: int, buckets: int, share: float) -> int:
-    """How many rows an index needs so that ``ids`` ids take about ``share`` of its usable rows, or less.
-
-    Rounded up to two digits: at most a tenth and a step of 2 % more than needed.
-    """
-    rows = max(math.ceil(ids / share), buckets)
-    while usable_share(rows, buckets) * rows * share < ids:
-        rows = math.ceil(rows * _GROWTH)
-    unit = 10 ** max(len(str(rows)) - 2, 0)
-    return math.ceil(rows / unit) * unit
 
 
 def _room(free: Tensor, counts: Tensor, buckets: int) -> float:
