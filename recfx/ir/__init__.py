@@ -2,7 +2,7 @@
 
 from recfx.ir.meta import Collective, NodeMeta, SourceLocation, annotate
 from recfx.ir.node_kinds import NODE_KINDS, Input, NodeKind, Stage, ValueType
-from recfx.ir.printer import format_graph, parse_graph
+from recfx.ir.printer import format_graph
 from recfx.ir.tables import TableSpec
 from recfx.ir.verifier import GraphVerificationError, verify_graph
 
@@ -19,7 +19,6 @@ __all__ = [
     "ValueType",
     "annotate",
     "format_graph",
-    "parse_graph",
     "verify_graph",
 ]
 

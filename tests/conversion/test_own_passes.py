@@ -26,7 +26,6 @@ from torchrec.distributed.types import ShardingPlan
 import recfx
 from recfx.ir import Input, NodeKind, Stage, ValueType
 from recfx.ir.operator_graph import OperatorGraph
-from recfx.ir.printer import format_graph, parse_graph
 from recfx.passes import PassResult, Rewrite, run_passes
 from recfx.planner.pricing.hardware import ASCEND_910B, CPU_HOST, H100, Hardware
 from recfx.planner.pricing.node_facts import NodeFacts
@@ -93,14 +92,12 @@ def test_outputs_and_gradients_go_through_an_operator(hashing: recfx.HashConfig 
     assert "{by=3.0}" in text  # also of the lowered graph
 
 
-def test_the_graph_shows_it_and_its_text_is_read_back() -> None:
+def test_the_graph_shows_it() -> None:
     converted = recfx.convert(Model(), hashing=RAW, passes=[*with_counts(), ScaleAll(0.5)]).ebc
     text = {record.name: record.text for record in converted.pass_records}
     assert "ebc_count_ids = count_ids(ebc_select_features) {keys=[f, g]}" in text["insert_count_ids"]
     assert "count_ids" not in text["expand_collection"]
     assert "count_ids" in text["lower"]
-    graph = run_passes(converted.unexpanded_graph(), converted.passes).graph
-    assert parse_graph(format_graph(graph), graph.context) == graph
 
 
 VALUES = NodeKind(
@@ -135,10 +132,6 @@ def test_attributes_of_every_type_are_read_back(values: dict[str, Any]) -> None:
     graph = run_passes(graph, [*recfx.passes(), Rewrite("insert", insert)]).graph
     (node,) = graph.of_kind("with_values")
     assert {name: node.kwargs[name] for name in values} == values
-    again = parse_graph(format_graph(graph), graph.context)
-    assert again == graph
-    (same,) = again.of_kind("with_values")
-    assert [type(value) for value in same.kwargs["many"]] == [type(value) for value in values["many"]]  # type: ignore[union-attr]
 
 
 def changed(model: nn.Module) -> nn.Module:

@@ -12,7 +12,7 @@ from recfx.errors import Diagnostic
 from recfx.ir.context import Served
 from recfx.ir.facts import LookupFacts
 from recfx.ir.operator_graph import OperatorGraph
-from recfx.ir.printer import format_graph, parse_graph
+from recfx.ir.printer import format_graph
 from recfx.ir.snapshot import Rewriting
 from recfx.passes import export_passes, passes, serving_passes
 from recfx.passes.base import run_passes
@@ -49,10 +49,9 @@ def made_by(targets: Files, first: HashConfig, second: HashConfig, **dtypes: tor
 
 
 def served(first: HashConfig, second: HashConfig, *, fuses: bool = False, **dtypes: torch.dtype) -> str:
-    """The text after the passes; it is read back as the same graph."""
+    """The text after the passes."""
     made = made_by(Files(("users", "ads") if fuses else ()), first, second, **dtypes)
     text = format_graph(made.graph)
-    assert parse_graph(text, made.graph.context) == made.graph
     return "\n".join(line for line in text.splitlines() if "lookup" in line or "find" in line or "divide" in line)
 
 
