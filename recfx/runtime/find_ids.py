@@ -18,7 +18,7 @@ from recfx.kernels.index.index_buffers import IndexBuffers
 from recfx.runtime.bags import with_values
 from recfx.runtime.base import NodeModule
 from recfx.runtime.hash_ids import HashIds, hash_batch
-from recfx.runtime.replays import is_replay
+from recfx.runtime.training_checks import is_replay
 
 
 class IndexSnapshot:

@@ -19,7 +19,7 @@ from recfx.runtime.in_flight import BatchInFlight
 from recfx.runtime.index_copies import CopyOfIndexes, CountsOnDevice, IndexCopies
 from recfx.runtime.lookup import Lookup
 from recfx.runtime.new_rows import Segment
-from recfx.runtime.replays import is_replay
+from recfx.runtime.training_checks import is_replay
 from recfx.runtime.transfers import HOST, ToDevice, ToHost, copy_bags_to_device, copy_to_device, copy_to_host
 
 

@@ -21,7 +21,7 @@ import torch
 
 from recfx.errors import InputError, OutOfStepError, RecfxError
 from recfx.hashing import HashIndex
-from recfx.runtime.replays import is_replay
+from recfx.runtime.training_checks import is_replay
 
 _Result = TypeVar("_Result")
 

@@ -15,8 +15,8 @@ from recfx.ir.tables import TableSpec
 from recfx.runtime.bags import keep_ids, with_values
 from recfx.runtime.base import NodeModule
 from recfx.runtime.in_flight import BatchInFlight
-from recfx.runtime.replays import is_replay
 from recfx.runtime.table_indexes import TableIndexes
+from recfx.runtime.training_checks import is_replay
 
 HashedBatch: TypeAlias = tuple[KeyedJaggedTensor, BatchInFlight | None]
 """Rows in the bags of the ids; and the batch in flight, if its rows must be kept until its backward has run."""
@@ -43,9 +43,8 @@ class HashIds(NodeModule):
         Raises:
             TableFullError: a bucket has no row left; no table has changed.
             ConversionError: training without sharding on several ranks (``unsharded_hash_table``).
-            InputError: ``replayed_ids_evicted``, ``replayed_ids_absent``, ``replayed_rows_renewed`` or
-                ``replayed_rows_unknown``, in a forward that activation checkpointing runs again; ``init_fn_failed`` if
-                a table's own ``init_fn`` cannot refill rows.
+            InputError: ``replayed_ids_absent``, in a forward that activation checkpointing runs again;
+                ``init_fn_failed`` if a table's own ``init_fn`` cannot refill rows.
         """
         begun = self.indexes.begin(features, self.training)
         hashed = hash_batch(self.indexes, features, self.training) if begun else (features, None)

@@ -12,8 +12,8 @@ from recfx.lowering.registry import Outputs
 from recfx.runtime.base import NodeModule
 from recfx.runtime.hash_ids import HashIds, hash_batch
 from recfx.runtime.lookup import Lookup
-from recfx.runtime.replays import is_replay
 from recfx.runtime.table_indexes import TableIndexes
+from recfx.runtime.training_checks import is_replay
 
 
 class HashLookup(NodeModule):

@@ -111,15 +111,12 @@ class BatchesInFlight:
         depth: for how many later forwards a batch keeps its rows.
         turn: the number of forwards before the one that is under way.
         latest: the batch of the last forward that a backward may follow; None if none may.
-        refused_replay: why the forward that activation checkpointing runs again cannot be run; only in sharded
-            collections, where all ranks must learn of it first.
     """
 
     def __init__(self, depth: int = BATCHES_IN_FLIGHT) -> None:
         self.depth = depth
         self.turn = 0
         self.latest: BatchInFlight | None = None
-        self.refused_replay: InputError | None = None
         self._batches: list[BatchInFlight] = []
 
     def __reduce__(self) -> Any:

@@ -70,7 +70,6 @@ class DistContext(EmbeddingShardingContext):
         output_splits: the marks of all ranks (see ``marks``). TorchRec's awaitables fill in an attribute of this name.
         backwards: those of the collection that is called, and the number of the call.
         backward: called before each backward of the batch, if tables evict (see ``late_backwards``).
-        asked: whether the ranks have told each other that the forward, which is a replay, can be run again.
         ids_sent: of each key that was sent, rank by rank, the number of ids, if their rows come back one by one; so too
             the next two.
         origins: int64 ``[sum of ids_sent]``, the position of each id that was sent among the selected ids; None if all
@@ -83,7 +82,6 @@ class DistContext(EmbeddingShardingContext):
         self.output_splits: list[int] = []
         self.backwards: tuple[Backwards, int] = Backwards(""), 0
         self.backward: Callable[..., None] | None = None
-        self.asked = False
         self.ids_sent: list[int] = []
         self.origins: torch.Tensor | None = None
         self.ids_arrived: list[list[int]] = []

@@ -39,11 +39,6 @@ Exchange: TypeAlias = Callable[[], AbstractContextManager[None]]
 class BackwardWatch(Protocol):
     """Refuses backwards of a sharded collection that come too late, on all ranks or on none."""
 
-    def refuse_replay(self, context: DistContext) -> None:
-        """Call this before an ``output_dist_start`` of the forward that is under way. Collective if activation
-        checkpointing runs it again: then an ``InputError`` on all ranks, if it cannot be run again on any of them.
-        """
-
     def watch(self, started: Awaitable[torch.Tensor], context: DistContext, training: bool) -> Awaitable[torch.Tensor]:
         """What ``started``, an ``output_dist_start`` of the forward that is under way, returns, watched.
 
@@ -90,8 +85,6 @@ class OutputDistStart(NodeModule, ABC):
         ``DistContext``.
         """
         *parts, context = arguments
-        if self.late_backwards is not None:
-            self.late_backwards.refuse_replay(context)
         joined = self.join(parts, context)
         if torch.is_grad_enabled() and not joined.requires_grad:
             joined.requires_grad_()  # nothing is trained here, but every rank joins the backward's collective

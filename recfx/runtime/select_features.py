@@ -17,6 +17,7 @@ from recfx.ir.tables import TableSpec
 from recfx.runtime.bags import as_sent, expanded, permute_features, with_values
 from recfx.runtime.base import NodeModule
 from recfx.runtime.batch_checks import BatchChecks
+from recfx.runtime.training_checks import refuse_replay
 
 
 class InverseIndices:
@@ -139,6 +140,7 @@ class SelectFeatures(NodeModule):
         self.is_weighted = is_weighted
         self.feature_names = [feature for table in tables for feature in table.feature_names]
         self.keys = [name for table in tables for name in table.embedding_names]
+        self._may_lose_rows = any(table.evicts or table.admits for table in tables)
         self._checks = BatchChecks(collection, is_weighted)
         self._inverse = InverseIndices(collection, self.feature_names)
         self._is_sent = self._converts = self._on_host = self._weights_are_sent = False
@@ -167,8 +169,10 @@ class SelectFeatures(NodeModule):
             IdTypeError: ids are not integers, or are unsigned integers of more than 8 bits.
             IdRangeError: an id of a table without an index is not one of its rows.
             InputError: as in ``BatchChecks.checked`` and ``InverseIndices``; also if weights require a gradient, which
-                other ranks do not send back, or if a batch on meta is to be sent.
+                other ranks do not send back, or if a batch on meta is to be sent; ``activation_checkpointing``.
         """
+        if self._may_lose_rows and self.training:
+            refuse_replay(self.collection)
         features = self._checks.as_keyed_jagged(features)
         order = self._order_of(features.keys())
         named_inverse = features.inverse_indices_or_none()

@@ -18,7 +18,6 @@ from recfx.kernels.index.index_buffers import NEVER_USED, IndexBuffers, IndexPol
 from recfx.runtime.forwards import Forward
 from recfx.runtime.in_flight import BatchInFlight
 from recfx.runtime.new_rows import GivenRows, Insertion, NewRows, Segment
-from recfx.runtime.replays import Answers, Replays, replayed_ids_lost, replayed_rows_renewed, replayed_rows_unknown
 from recfx.runtime.table_store import TableStore
 from recfx.runtime.training_checks import refuse_replicas
 
@@ -65,7 +64,6 @@ class TableIndexes:
         self.store = store
         self._sharded, self._is_alone = sharded, is_alone
         self._new_rows = NewRows(collection, tuple(table for table in tables if table.has_index), store)
-        self._replays = Replays()
         self._evicting = [table for table in tables if table.evicts]
         self.evicts = bool(self._evicting)
         self.counts_every_id = any(table.evicts or table.admits for table in tables)
@@ -163,8 +161,6 @@ class TableIndexes:
             per_table = zip(segments, inserted.new_rows.split(counts), are_renewed.split(counts), strict=True)
             new_rows = [GivenRows(segment.table, rows, renewed) for segment, rows, renewed in per_table]
             self._new_rows.initialize(new_rows, insertion)
-        if self.counts_every_id:
-            self._replays.remember(ids, inserted.rows, lambda: self._owners(inserted.rows, segments))
         return inserted.rows
 
     def insert_absent(self, features: KeyedJaggedTensor, ids: torch.Tensor, rows: torch.Tensor) -> None:
@@ -245,39 +241,27 @@ class TableIndexes:
         if not self._sharded:
             self.store.in_flight.turn += 1
 
-    # Forwards that are run again
-
     def find_again(self, ids: torch.Tensor, segments: list[Segment]) -> torch.Tensor:
-        """The rows that a training batch had in the forward that activation checkpointing now runs again.
+        """The rows of a training batch in a forward that activation checkpointing runs again.
 
-        Nothing is inserted or counted. In a sharded collection the error is left for ``output_dist_start``, where all
-        ranks raise it, and any rows are returned.
+        Nothing is inserted or counted; no table evicts or admits ids (see ``refuse_replay``).
 
         Raises:
-            InputError: ``replayed_ids_absent``, ``replayed_ids_evicted``, ``replayed_rows_renewed``,
-                ``replayed_rows_unknown``.
+            InputError: ``replayed_ids_absent``.
         """
-        try:
-            return self._found_again(ids, segments)
-        except InputError as error:
-            if not self._sharded:
-                raise
-            self.store.in_flight.refused_replay = error
-            return torch.zeros_like(ids)
-
-    def _found_again(self, ids: torch.Tensor, segments: list[Segment]) -> torch.Tensor:
-        first = self._replays.answers(ids) if self.counts_every_id else None
-        if first is not None:
-            self._check_owners(first, segments)
-            return first.rows
         rows, counts = self._find(ids, segments)
         for segment, absent in zip(segments, counts, strict=True):
-            if segment.table.admits and segment.end > segment.begin:
-                raise replayed_rows_unknown(self.collection, segment.table)
+            index = self.store.index(segment.table.name)
+            if absent > 0 and index.config.on_full != "share":
+                raise InputError(
+                    f"a forward inside a backward has ids of table {segment.table.name!r} that have no row.",
+                    reason="replayed_ids_absent",
+                    module_path=self.collection,
+                    what_to_do="erase no ids between a forward and its backward; run forwards of new batches outside "
+                    "of backwards.",
+                )
             if absent > 0:
-                if segment.table.hashing is None or segment.table.hashing.on_full != "share":
-                    raise replayed_ids_lost(self.collection, segment.table)
-                self._share_rows(self.store.index(segment.table.name), ids, rows, segment)
+                self._share_rows(index, ids, rows, segment)
         return rows
 
     @staticmethod
@@ -285,26 +269,6 @@ class TableIndexes:
         """Let the ids of one table that have no row share one, in place."""
         stretch = slice(segment.begin, segment.end)
         rows[stretch] = torch.where(rows[stretch] < 0, index.shared_rows(ids[stretch]), rows[stretch])
-
-    def _owners(self, rows: torch.Tensor, segments: list[Segment]) -> torch.Tensor:
-        """The ids that have these rows of a training batch now, int64 ``[n]``; -1 for rows without an id."""
-        owners = torch.full_like(rows, -1)
-        for segment in segments:
-            stretch = slice(segment.begin, segment.end)
-            row_ids = self.store.index(segment.table.name).index_buffers().row_ids
-            read = torch.where(rows[stretch] < -1, -rows[stretch] - 2, rows[stretch])
-            owners[stretch] = torch.where(read >= 0, row_ids[read.clamp(min=0)], -1)
-        return owners
-
-    def _check_owners(self, first: Answers, segments: list[Segment]) -> None:
-        """Check that no row that the first run read has gone to another id, whose weights it would hold."""
-        differ = self._owners(first.rows, segments) != first.owners
-        for segment in segments:
-            stretch = slice(segment.begin, segment.end)
-            if bool((differ[stretch] & (first.rows[stretch] >= 0)).any()):
-                raise replayed_ids_lost(self.collection, segment.table)
-            if bool(differ[stretch].any()):
-                raise replayed_rows_renewed(self.collection, segment.table)
 
     # Eval
 

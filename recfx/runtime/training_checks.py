@@ -9,8 +9,9 @@ from contextvars import ContextVar
 import torch.distributed
 from torch.nn.parallel import DistributedDataParallel
 
-from recfx.errors import ConversionError
+from recfx.errors import ConversionError, InputError
 
+_NO_BACKWARD = -1  # torch's number of the running backward, when there is none
 _on_a_copy: ContextVar[bool] = ContextVar("on_a_copy", default=False)
 
 
@@ -22,6 +23,26 @@ def on_a_copy() -> Iterator[None]:
         yield
     finally:
         _on_a_copy.reset(token)
+
+
+def is_replay() -> bool:
+    """Whether activation checkpointing runs this forward again, inside the backward. Its ids are not counted again."""
+    return torch._C._current_graph_task_id() != _NO_BACKWARD
+
+
+def refuse_replay(collection: str) -> None:
+    """Raise an ``InputError``, ``activation_checkpointing``, in a forward that runs again.
+
+    For collections with tables that evict or admit ids: their ids may have other rows by then.
+    """
+    if is_replay():
+        raise InputError(
+            "a forward runs inside a backward, as with activation checkpointing, but tables of the collection evict "
+            "or admit ids: the rows of the first run may be gone.",
+            reason="activation_checkpointing",
+            module_path=collection,
+            what_to_do="leave the collection out of the checkpoint.",
+        )
 
 
 def refuse_replicas(collection: str, hashed: tuple[str, ...]) -> None:

@@ -62,12 +62,6 @@ is_fx_symbolic_tracing: Callable[[], bool] = getattr(_symbolic_trace, "is_fx_sym
 # torch 2.9 and older have no type of their own for names of process groups.
 GroupName: Callable[[str], Any] = getattr(c10d, "GroupName", str)
 
-# The hooks that pack and unpack saved tensors now, given True; torch 2.7 does not tell. What only these hooks know of
-# (torch.distributed._composable.checkpoint) is then refused as replayed_rows_unknown.
-top_saved_tensors_hooks: Callable[[bool], tuple[Any, Any] | None] | None = getattr(
-    torch._C._autograd, "_top_saved_tensors_default_hooks", None
-)
-
 # What torch.utils.checkpoint calls if use_reentrant is false: another function in torch 2.14 than in older versions.
 CHECKPOINT_WITHOUT_REENTRY = next(
     name
@@ -206,5 +200,4 @@ __all__ = [
     "pt2_reader",
     "ranks_of_host",
     "strict_export_runs_hooks",
-    "top_saved_tensors_hooks",
 ]

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.checkpoint import checkpoint
 from torchrec import EmbeddingBagCollection
 from torchrec.modules.embedding_configs import PoolingType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -15,7 +14,7 @@ import recfx
 from recfx.hashing import HashConfig
 from tests.builders.batches import bags, one_bag
 from tests.builders.collections import table
-from tests.builders.optimizers import OPTIMIZERS, attach
+from tests.builders.optimizers import OPTIMIZERS
 from tests.support.lifecycle import pair
 
 UNSEEN = ("zeros", "share")
@@ -130,37 +129,6 @@ def test_conversion_with_a_sample(unseen: str, pooling: PoolingType) -> None:
     assert report.ok, report
     assert len(model.index("t")) == 0
     assert model.index("t").candidates()[0].numel() == 0
-
-
-@pytest.mark.parametrize("use_reentrant", [False, True])
-@pytest.mark.parametrize(
-    ("config", "rows", "evicted"),
-    [
-        *((admits(2, on_full=on_full, unseen=unseen), 10, 0) for on_full in ("error", "share") for unseen in UNSEEN),
-        (admits(1, on_full="evict"), 4, 2),
-        (admits(2, on_full="evict"), 2, 2),
-    ],
-)
-def test_activation_checkpointing_counts_once(config: HashConfig, rows: int, evicted: int, use_reentrant: bool) -> None:
-    """The forward that is run again meets ids that still wait, and answers them as the first time."""
-    model, plain = model_of(config, rows=rows), model_of(config, rows=rows)
-    plain.load_state_dict(model.state_dict())
-    if evicted:
-        for trained in (model, plain):
-            attach(trained, torch.optim.SGD)
-    for ids in ([5, 6, 6], [5, 7], [7, 8, 9], [9, 9, 10]):
-        scale = torch.ones(1, requires_grad=True)
-        again = checkpoint(lambda s, ids=ids: model(features(ids)).values() * s, scale, use_reentrant=use_reentrant)
-        once = plain(features(ids)).values() * torch.ones(1)
-        torch.testing.assert_close(again, once)
-        again.sum().backward()
-        once.sum().backward()
-        torch.testing.assert_close(scale.grad, once.detach().sum().view(1))
-        torch.testing.assert_close(model.weight("t").grad, plain.weight("t").grad)
-    assert model.index("t").counters == plain.index("t").counters
-    assert model.index("t").counters["evicted"] == evicted
-    for key, value in plain.state_dict().items():
-        assert torch.equal(model.state_dict()[key], value), key
 
 
 @pytest.mark.parametrize("backend", ["auto", "reference"])

@@ -3,8 +3,6 @@
 The rank that has given rows of a batch to other ids knows that the batch can no longer be trained; the others would
 wait for it in the backward's collectives. So before a backward that may be too late, ranks tell each other. Whether it
 may be follows from the number of forwards since, which is the same on all of them: a backward in time costs nothing.
-Activation checkpointing runs a forward again before it comes to the backward, and finds out sooner: ranks also tell
-each other whether they can run it again.
 """
 
 from __future__ import annotations
@@ -19,7 +17,6 @@ from torchrec.distributed.types import Awaitable
 from recfx.collections.sharding.ranks_agree import any_rank_each
 from recfx.runtime.in_flight import BatchesInFlight, BatchInFlight, backward_after_eviction
 from recfx.runtime.input_dist import DistContext
-from recfx.runtime.replays import REASONS, is_replay, replayed_elsewhere
 
 
 class LateBackwards:
@@ -42,7 +39,7 @@ class LateBackwards:
             started: an ``output_dist_start`` of the forward that is under way.
             training: whether the forward may evict ids.
         """
-        if not self._tables or is_replay() or not (training or torch.is_grad_enabled()):
+        if not self._tables or not (training or torch.is_grad_enabled()):
             return started
         backward = context.backward
         if backward is None:
@@ -50,24 +47,6 @@ class LateBackwards:
             backward = context.backward = _Backward(self, in_flight.latest, in_flight.kept_until + 1)
             in_flight.turn += 1
         return _Watched(started, backward)
-
-    def refuse_replay(self, context: DistContext) -> None:
-        """Raise on all ranks if any of them cannot run a forward again. Collective once per replay.
-
-        Raises:
-            InputError: the errors of ``TableIndexes.find_again``.
-        """
-        if context.asked or not is_replay():
-            return
-        context.asked = True
-        own, self.in_flight.refused_replay = self.in_flight.refused_replay, None
-        flags = [own is not None and own.reason == reason for reason in REASONS]
-        refused = any_rank_each(self._group, flags)
-        if own is None and any(refused):
-            own = replayed_elsewhere(self._collection, REASONS[refused.index(True)])
-        if own is not None:
-            own.by_all_ranks = True
-            raise own
 
     def refuse(self, batch: BatchInFlight | None) -> None:
         """Raise on all ranks if any of them has lost rows of this batch. Collective.
