@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from recfx.errors import InputError
 from recfx.hashing import HashIndex
@@ -20,6 +21,7 @@ from recfx.ir.tables import TableSpec
 from recfx.kernels.index.hash_index import InFlight
 from recfx.kernels.index.index_buffers import BATCHES, EVICTED
 from recfx.runtime.forwards import nodes_of
+from recfx.runtime.out_of_step import give_up
 
 BATCHES_IN_FLIGHT = 2
 """For how many later forwards a batch keeps its rows by default. TorchRec's pipelines need one."""
@@ -28,12 +30,19 @@ BATCHES_IN_FLIGHT = 2
 class BatchInFlight:
     """One batch whose gradients may still come, and the tables that evict.
 
-    ``kept_until`` is the number of the last forward in which its rows must keep their ids.
+    ``kept_until`` is the number of the last forward in which its rows must keep their ids. In the ``group`` of a
+    sharded collection, a rank sends nothing more after a backward that it has refused.
     """
 
-    def __init__(self, collection: str, kept_until: int, tables: Sequence[tuple[TableSpec, HashIndex]]) -> None:
+    def __init__(
+        self,
+        collection: str,
+        kept_until: int,
+        tables: Sequence[tuple[TableSpec, HashIndex]],
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
         self.kept_until = kept_until
-        self._collection = collection
+        self._collection, self._group = collection, group
         self._names = {table.name: table.table_name for table, _ in tables}
         self._indexes = {table.name: index for table, index in tables}
         self._numbers: dict[str, int] = {}  # of the batch in each index
@@ -96,7 +105,10 @@ class BatchInFlight:
     def _before_backward(self, *gradients: Any) -> None:
         lost = self.lost()
         if lost:
-            raise backward_after_eviction(self._collection, lost)
+            error = backward_after_eviction(self._collection, lost)
+            if self._group is not None:
+                give_up(self._group, self._collection, error)
+            raise error
 
     def _after_backward(self, lookup: int) -> None:
         self._waiting.discard(lookup)
@@ -110,13 +122,11 @@ class BatchesInFlight:
     Attributes:
         depth: for how many later forwards a batch keeps its rows.
         turn: the number of forwards before the one that is under way.
-        latest: the batch of the last forward that a backward may follow; None if none may.
     """
 
     def __init__(self, depth: int = BATCHES_IN_FLIGHT) -> None:
         self.depth = depth
         self.turn = 0
-        self.latest: BatchInFlight | None = None
         self._batches: list[BatchInFlight] = []
 
     def __reduce__(self) -> Any:
@@ -143,12 +153,12 @@ class BatchesInFlight:
 
         It does nothing if other threads have run forwards meanwhile, whose batches must stay.
         """
-        turn, latest, batches = self.turn, self.latest, [(batch, batch.restore()) for batch in self._batches]
+        turn, batches = self.turn, [(batch, batch.restore()) for batch in self._batches]
 
         def restore() -> None:
             if self.turn > turn + 1:
                 return
-            self.turn, self.latest, self._batches = turn, latest, [batch for batch, _ in batches]
+            self.turn, self._batches = turn, [batch for batch, _ in batches]
             for _, restore_batch in batches:
                 restore_batch()
 

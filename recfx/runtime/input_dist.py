@@ -8,7 +8,7 @@ go to every rank. Sizes are sent first, together with each rank's mark (see ``ma
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -69,7 +69,6 @@ class DistContext(EmbeddingShardingContext):
     Attributes:
         output_splits: the marks of all ranks (see ``marks``). TorchRec's awaitables fill in an attribute of this name.
         backwards: those of the collection that is called, and the number of the call.
-        backward: called before each backward of the batch, if tables evict (see ``late_backwards``).
         ids_sent: of each key that was sent, rank by rank, the number of ids, if their rows come back one by one; so too
             the next two.
         origins: int64 ``[sum of ids_sent]``, the position of each id that was sent among the selected ids; None if all
@@ -81,7 +80,6 @@ class DistContext(EmbeddingShardingContext):
         super().__init__(batch_size_per_feature_pre_a2a=list(batch_size_per_feature_pre_a2a))
         self.output_splits: list[int] = []
         self.backwards: tuple[Backwards, int] = Backwards(""), 0
-        self.backward: Callable[..., None] | None = None
         self.ids_sent: list[int] = []
         self.origins: torch.Tensor | None = None
         self.ids_arrived: list[list[int]] = []

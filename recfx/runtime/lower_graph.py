@@ -32,7 +32,7 @@ from recfx.runtime.jagged_dict import AssembleJaggedDict
 from recfx.runtime.keyed_tensor import AssembleKeyedTensor
 from recfx.runtime.lookup import Lookup
 from recfx.runtime.mean_divide import MeanDivide
-from recfx.runtime.output_dist import POOLED_STARTS, BackwardWatch, OutputDistStart, OutputDistWait
+from recfx.runtime.output_dist import POOLED_STARTS, OutputDistStart, OutputDistWait
 from recfx.runtime.rows_dist import ROW_STARTS, RowKeys
 from recfx.runtime.select_features import SelectFeatures
 from recfx.runtime.table_indexes import TableIndexes
@@ -48,15 +48,11 @@ class Runtime:
     Args:
         store: weights, indexes, fused optimizers and batches in flight.
         groups: the process groups of a sharded collection.
-        late_backwards: refuses backwards of a sharded collection in which tables have indexes, if they come too late.
     """
 
-    def __init__(
-        self, store: TableStore, groups: DistGroups | None = None, late_backwards: BackwardWatch | None = None
-    ) -> None:
+    def __init__(self, store: TableStore, groups: DistGroups | None = None) -> None:
         self.store = store
         self.groups = groups
-        self.late_backwards = late_backwards
         self._made: dict[str, tuple[str, nn.Module]] = {}
 
     def add(self, name: str, kind: str, module: nn.Module) -> None:
@@ -267,7 +263,7 @@ def _find_rows(of: Lowered) -> FindRows:
 
 def _hash_ids(of: Lowered) -> HashIds:
     collection, hashed = of.collection, names_in(of.node, "hashed")
-    is_sharded = any(table.shard_of for table in collection.local)
+    group = None if of.runtime.groups is None else of.runtime.groups.pooled
     is_alone = len(of.graph.hashing(collection.name)) == 1
     evicting = [table.name for table in collection.local if table.evicts]
     if evicting and not is_alone:
@@ -278,7 +274,7 @@ def _hash_ids(of: Lowered) -> HashIds:
             module_path=collection.name,
             what_to_do="let the operator take the ids of all tables; or leave it out.",
         )
-    indexes = TableIndexes(collection.name, collection.local, hashed, of.runtime.store, is_sharded, is_alone)
+    indexes = TableIndexes(collection.name, collection.local, hashed, of.runtime.store, group, is_alone)
     return HashIds(indexes)
 
 
@@ -305,11 +301,11 @@ def _hash_lookup(of: Lowered) -> HashLookup:
 def _output_dist_start(of: Lowered) -> OutputDistStart:
     hop = of.graph.hop(of.node)
     parts = [of.graph.columns(node) for node in of.node.all_input_nodes[:-1]]
-    common = of.runtime.store.device, of.runtime.late_backwards
+    device = of.runtime.store.device
     if of.collection.is_pooled:
-        return POOLED_STARTS[hop.operation](hop, of.groups, parts, *common)
+        return POOLED_STARTS[hop.operation](hop, of.groups, parts, device)
     keys = RowKeys.of(of.sharding, of.collection.way(str(of.node.kwargs["way"])), parts)
-    return ROW_STARTS[hop.operation](hop, of.groups, keys, *common)
+    return ROW_STARTS[hop.operation](hop, of.groups, keys, device)
 
 
 def _expand_rows(of: Lowered) -> ExpandRows:

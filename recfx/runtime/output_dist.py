@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -36,16 +36,6 @@ from recfx.runtime.wire import codecs_of
 Exchange: TypeAlias = Callable[[], AbstractContextManager[None]]
 
 
-class BackwardWatch(Protocol):
-    """Refuses backwards of a sharded collection that come too late, on all ranks or on none."""
-
-    def watch(self, started: Awaitable[torch.Tensor], context: DistContext, training: bool) -> Awaitable[torch.Tensor]:
-        """What ``started``, an ``output_dist_start`` of the forward that is under way, returns, watched.
-
-        In ``training``, the forward may evict ids.
-        """
-
-
 class OutputDistStart(NodeModule, ABC):
     """Join the rows of this rank and start sending them.
 
@@ -53,7 +43,6 @@ class OutputDistStart(NodeModule, ABC):
         hop: what is sent, and in which group.
         groups: the process groups of the collection.
         device: where a rank without inputs creates what it sends; the group's backend may support no other device.
-        late_backwards: refuses backwards that come too late, if any table of the collection has an index.
 
     Attributes:
         operation: what it does in one word, as in ``Hop.operation``.
@@ -63,13 +52,11 @@ class OutputDistStart(NodeModule, ABC):
 
     operation: ClassVar[str]
 
-    def __init__(
-        self, hop: Hop, groups: DistGroups, device: torch.device, late_backwards: BackwardWatch | None = None
-    ) -> None:
+    def __init__(self, hop: Hop, groups: DistGroups, device: torch.device) -> None:
         super().__init__()
         self.group: dist.ProcessGroup = getattr(groups, hop.group)
         self._pooled, self._is_last = groups.pooled, hop.group != "intra"
-        self.device, self.late_backwards = device, late_backwards
+        self.device = device
         self.codecs = None if hop.wire is None else codecs_of(hop.wire)
 
     @abstractmethod
@@ -93,7 +80,7 @@ class OutputDistStart(NodeModule, ABC):
         started = getattr(request, "dummy_tensor", None)  # TorchRec's, whose backward waits for gradients
         if started is not None and started.grad_fn is not None:
             started.grad_fn.register_prehook(partial(_wait, weakref.ref(request), self.exchange(context)))
-        return sent if self.late_backwards is None else self.late_backwards.watch(sent, context, self.training)
+        return sent
 
     def exchange(self, context: DistContext) -> Exchange:
         """What each exchange of the gradients of a call is within: it is noted, and what it raises is ``rank_lost``."""
@@ -115,7 +102,7 @@ class PooledStart(OutputDistStart):
     """Pooled columns.
 
     Args:
-        hop, groups, device, late_backwards: as in the base class.
+        hop, groups, device: as in the base class.
         parts: the columns of each input, in order; columns of the hop that no part has are zeros.
     """
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import accumulate
 
 import torch
+import torch.distributed as dist
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recfx.errors import InputError, TableFullError
@@ -33,8 +34,8 @@ class TableIndexes:
         hashed: the names of the tables whose ids go through an index; other ids are passed on unchanged.
         store: the store that holds the indexes and weights.
         is_alone: whether no other node of the collection hashes ids.
-        sharded: whether the ids come from ``input_dist``. Then no other rank gives out rows of these shards, or all
-            ranks give out the same rows.
+        group: the process group of a sharded collection. No other rank gives out rows of these shards, or all ranks
+            give out the same rows.
 
     Attributes:
         counts_every_id: whether any table scores or counts every id. Then each batch is hashed as a whole, in batch
@@ -48,7 +49,7 @@ class TableIndexes:
         tables: tuple[TableSpec, ...],
         hashed: tuple[str, ...],
         store: TableStore,
-        sharded: bool = False,
+        group: dist.ProcessGroup | None = None,
         is_alone: bool = True,
     ) -> None:
         self.collection = collection
@@ -62,7 +63,7 @@ class TableIndexes:
         ]
         self._names_in_order = [table.name for table, *_ in self._keys_of_hashed]
         self.store = store
-        self._sharded, self._is_alone = sharded, is_alone
+        self._group, self._is_alone = group, is_alone
         self._new_rows = NewRows(collection, tuple(table for table in tables if table.has_index), store)
         self._evicting = [table for table in tables if table.evicts]
         self.evicts = bool(self._evicting)
@@ -91,7 +92,7 @@ class TableIndexes:
             ConversionError: ``unsharded_hash_table``.
             InputError: ``init_fn_failed``.
         """
-        if training and not self._sharded:
+        if training and self._group is None:
             refuse_replicas(self.collection, self.hashed)
         if features.values().is_meta or self.on_meta:
             return False
@@ -226,20 +227,17 @@ class TableIndexes:
             forward.changed(in_flight.restore())
         in_flight.begin()
         if not torch.is_grad_enabled():
-            in_flight.latest = None
             return None
         trained = [table for table in self._evicting if self.store.weight(table.name).requires_grad]
         tables = [(table, self.store.index(table.name)) for table in trained]
-        in_flight.latest = BatchInFlight(self.collection, in_flight.kept_until, tables)
-        return in_flight.latest
+        return BatchInFlight(self.collection, in_flight.kept_until, tables, self._group)
 
     def finish(self, batch: BatchInFlight | None, segments: list[Segment], rows: torch.Tensor, training: bool) -> None:
-        """Keep the rows of a batch from now on. Sharded collections count the forward as rows are sent."""
+        """Keep the rows of a batch from now on, and count the forward."""
         if batch is not None:
             batch.keep({segment.table.name: rows[segment.begin : segment.end] for segment in segments}, training)
             self.store.in_flight.add(batch)
-        if not self._sharded:
-            self.store.in_flight.turn += 1
+        self.store.in_flight.turn += 1
 
     def find_again(self, ids: torch.Tensor, segments: list[Segment]) -> torch.Tensor:
         """The rows of a training batch in a forward that activation checkpointing runs again.

@@ -24,7 +24,6 @@ from recfx.collections.kinds import POOLED, SEQUENCE, CollectionKind, kind_of
 from recfx.collections.pooled import PooledCollection
 from recfx.collections.sequence import SequenceCollection
 from recfx.collections.sharding.batch_steps import BatchSteps
-from recfx.collections.sharding.late_backwards import LateBackwards
 from recfx.collections.sharding.load_state import LocalState, drop_shard_names, load_local_state
 from recfx.collections.sharding.optimizer import ShardedFusedOptimizer
 from recfx.collections.sharding.optimizer_settings import OptimizerSettings, check_optimizers, optimizer_settings
@@ -92,10 +91,7 @@ class ShardedCollection(BatchSteps, FusedOptimizerModule):
     ) -> None:
         super().__init__()
         self.take_tables(unsharded, sharding, groups, device, settings)
-        evicting = [table.table.name for table in sharding.tables if table.table.evicts]
-        late_backwards = LateBackwards(self.collection, groups.pooled, evicting, self._store.in_flight)
-        is_hashed = any(table.table.has_index for table in sharding.tables)
-        self._runtime = Runtime(self._store, groups, late_backwards if is_hashed else None)
+        self._runtime = Runtime(self._store, groups)
         context = context_of(
             self.collection,
             self.tables,

@@ -60,16 +60,11 @@ def on_all_ranks(
 def any_rank(groups: Iterable[dist.ProcessGroup | None], flag: bool) -> bool:
     """Whether ``flag`` is set on any rank of these groups. Collective, once per group; None stands for no group."""
     for group in {id(group): group for group in groups if group is not None}.values():
-        (flag,) = any_rank_each(group, [flag])
+        count = torch.tensor([int(flag)], device=sent_on(group))
+        with lost_ranks():
+            dist.all_reduce(count, group=group)
+        flag = bool(count > 0)
     return flag
-
-
-def any_rank_each(group: dist.ProcessGroup, flags: Sequence[bool]) -> list[bool]:
-    """Whether each of ``flags``, as many on all ranks, is set on any rank of the group. Collective."""
-    counts = torch.tensor(flags, dtype=torch.int64, device=sent_on(group))
-    with lost_ranks():
-        dist.all_reduce(counts, group=group)
-    return [count > 0 for count in counts.tolist()]
 
 
 def tell_counts(group: dist.ProcessGroup, first: int, second: int, mark: int, name: str) -> list[tuple[int, int]]:
