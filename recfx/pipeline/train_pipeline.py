@@ -315,7 +315,7 @@ class TrainPipeline:
         if len(without) == len(ranks):
             self._over = StopIteration()
         else:
-            self._over = marks.data_ended(without, after=f" after {self._steps} batches")
+            self._over = marks.data_ended(without, f" after {self._steps} batches")
         raise self._over
 
     def _start(self, position: int) -> None:

@@ -18,7 +18,6 @@ from recfx.runtime.backwards import Backwards
 
 REFUSED = 1  # this rank's batch does not fit the collection: it sends no ids
 LAST = 2  # this rank has no batch after this one
-ENDED = 4  # this rank has no batch for this call
 AHEAD = 8  # the call is made before its step
 LACKS = 16  # this rank's batch has no such part as the collection is called with: it sends no ids
 TRAINS = 32  # the call is made in training mode
@@ -28,7 +27,7 @@ _RUN_AT, RUN_BITS = 8, 14
 _RUN = (1 << RUN_BITS) - 1 << _RUN_AT  # the backwards since the call before it; 0 without any, otherwise odd
 _BITS = _RUN_AT + RUN_BITS
 _MODE = TRAINS | EVALUATES | NO_GRADIENTS
-_OF_RANK = REFUSED | LAST | ENDED | LACKS | _RUN
+_OF_RANK = REFUSED | LAST | LACKS | _RUN
 _OF_BATCH = LAST | AHEAD  # the same for all calls of a batch
 
 
@@ -114,7 +113,7 @@ def other_calls(marks: list[int], collection: str) -> OutOfStepError | None:
 
 
 def _different_calls(marks: list[int], collection: str) -> OutOfStepError | None:
-    modes = {mark & _MODE for mark in marks if not mark & ENDED}  # without a batch, a rank's mode means nothing
+    modes = {mark & _MODE for mark in marks}
     calls = {mark & ~(_OF_RANK | _MODE) for mark in marks}
     if len(calls) == 1 and len(modes) <= 1:
         return None
@@ -135,9 +134,9 @@ def _different_calls(marks: list[int], collection: str) -> OutOfStepError | None
 
 
 def _different_backwards(marks: list[int], collection: str) -> OutOfStepError | None:
-    if len({mark & _RUN for mark in marks if not mark & ENDED}) <= 1:
+    if len({mark & _RUN for mark in marks}) <= 1:
         return None
-    without = [rank for rank, mark in enumerate(marks) if not mark & (_RUN | ENDED)]
+    without = [rank for rank, mark in enumerate(marks) if not mark & _RUN]
     where = f"the loss of {_ranks(without)} leaves it out" if without else "losses use its outputs differently"
     return OutOfStepError(
         f"ranks have run different backwards since the last call of {_name(marks[0] & ~_MODE)}: {where}. Its gradients "
@@ -154,8 +153,6 @@ def verdict(marks: list[int], collection: str) -> RecfxError | None:
     different = other_calls(marks, collection)
     if different is not None:
         return different
-    if any_of(marks, ENDED):
-        return data_ended(ranks_with(marks, ENDED), collection)
     if any_of(marks, REFUSED):
         return InputError(
             f"{_ranks(ranks_with(marks, REFUSED))} refused this step's batch, for the reason raised there; this rank's "
@@ -168,16 +165,15 @@ def verdict(marks: list[int], collection: str) -> RecfxError | None:
     return None
 
 
-def data_ended(ranks: list[int], collection: str = "", after: str = "") -> OutOfStepError:
+def data_ended(ranks: list[int], after: str) -> OutOfStepError:
     """The error if some ranks have a batch and others do not."""
     Backwards.errors += 1
     return OutOfStepError(
         f"the data of {_ranks(ranks)} ended{after}, while other ranks still have batches. All batches that every rank "
         "has were trained.",
         reason="data_ended",
-        module_path=collection,
         what_to_do="give every rank the same number of batches (torch's DistributedSampler with drop_last=True, say); "
-        "make a new iterator on every rank, and a new pipeline if it is one of TorchRec's, to go on.",
+        "make a new iterator on every rank to go on.",
     )
 
 

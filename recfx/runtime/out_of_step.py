@@ -69,7 +69,8 @@ def lost_ranks(
                 module_path=collection,
                 what_to_do="see that rank's own error. If it has none, or one of the process group (a timeout, a wrong "
                 f"size), the loss may leave {'this or another' if in_backward else 'a'} collection out on some ranks: "
-                "add 0 * output.sum() to it on every rank. Start all ranks again from the last checkpoint.",
+                "add 0 * output.sum() to it on every rank; or its data ended early: give every rank the same number of "
+                "batches. Start all ranks again from the last checkpoint.",
             )
             if group is not None:
                 give_up(group, collection, lost)

@@ -8,7 +8,7 @@ import torch
 from recfx.errors import OutOfStepError
 from recfx.runtime import marks
 from recfx.runtime.backwards import Backwards
-from recfx.runtime.marks import AHEAD, ENDED, EVALUATES, LAST, NO_GRADIENTS, REFUSED, TRAINS
+from recfx.runtime.marks import AHEAD, EVALUATES, LACKS, LAST, NO_GRADIENTS, REFUSED, TRAINS
 
 USER = marks.identity("user", ["f1"], [1, 0])
 ITEM = marks.identity("item", ["f2"], [0, 1])
@@ -21,16 +21,16 @@ def test_a_mark_fits_its_message_and_is_the_same_in_every_process() -> None:
     for mark in (USER, ITEM, ROOT):
         assert 0 < mark < 2**62
         assert mark & 0xFF == 0, "the bits of what a rank says are free"
-    assert sorted([REFUSED, LAST, ENDED, AHEAD]) == [1, 2, 4, 8]
+    assert sorted([REFUSED, LAST, AHEAD]) == [1, 2, 8]
 
 
 def test_who_has_set_a_bit() -> None:
     said = [USER, USER | REFUSED, USER | REFUSED | LAST, USER | AHEAD]
-    assert [marks.any_of(said, bit) for bit in (REFUSED, LAST, ENDED, AHEAD)] == [True, True, False, True]
-    assert [marks.ranks_with(said, bit) for bit in (REFUSED, LAST, ENDED, AHEAD)] == [[1, 2], [2], [], [3]]
+    assert [marks.any_of(said, bit) for bit in (REFUSED, LAST, LACKS, AHEAD)] == [True, True, False, True]
+    assert [marks.ranks_with(said, bit) for bit in (REFUSED, LAST, LACKS, AHEAD)] == [[1, 2], [2], [], [3]]
 
 
-@pytest.mark.parametrize("says", [0, REFUSED, LAST, ENDED, REFUSED | LAST | ENDED])
+@pytest.mark.parametrize("says", [0, REFUSED, LAST, LACKS, REFUSED | LAST | LACKS])
 def test_what_a_rank_says_of_its_batch_is_no_other_call(says: int) -> None:
     assert marks.other_calls([USER, USER | says], "user") is None
 
@@ -62,7 +62,6 @@ def test_calls_in_different_modes_are_different_calls() -> None:
     assert error.by_all_ranks
     where = "rank 0 calls 'user' in training mode; rank 1 calls 'user' in eval mode without gradients; rank 2 calls"
     assert where in str(error)
-    assert marks.other_calls([mine, USER | ENDED | EVALUATES], "user") is None  # it will not run the call
     joint = [marks.joint([mine, ITEM | of_item]) for of_item in (TRAINS, EVALUATES)]
     of_item = marks.of_call(ITEM | EVALUATES, joint[1], 0)
     assert of_item == ITEM | EVALUATES
@@ -87,7 +86,6 @@ def test_backwards_that_not_all_ranks_have_run(calls: tuple[int, ...], others: t
     assert [bool(marks.run_of(mark, 2)) for mark in said] == [bool(calls), bool(others)]  # as 31 calls together say it
     joint = [marks.of_call(USER, marks.joint([mark]), 0, marks.run_of(mark, 14)) for mark in said]
     assert joint == said
-    assert marks.other_calls([said[0] | LAST, said[0], said[1] | ENDED], "user") is None
     assert of_rank.begin_call() == (1, 0), "after the error, all ranks begin anew"
 
 
@@ -106,8 +104,6 @@ def test_collections_of_equal_paths_are_told_apart_by_the_order_in_which_they_we
         ([0, LAST], None, ""),
         ([0, 0, REFUSED], "refused_on_another_rank", "rank 2 refused this step's batch"),
         ([REFUSED, 0, REFUSED], "refused_on_another_rank", "ranks 0, 2 refused this step's batch"),
-        ([REFUSED, ENDED], "data_ended", "the data of rank 1 ended, while"),
-        ([ENDED, 0, ENDED], "data_ended", "the data of ranks 0, 2 ended, while"),
     ],
 )
 def test_the_verdict_of_all_ranks(says: list[int], reason: str | None, words: str) -> None:
@@ -124,7 +120,7 @@ def test_the_verdict_of_all_ranks(says: list[int], reason: str | None, words: st
 def test_errors_of_the_data() -> None:
     backwards = Backwards("user")
     backwards.run(backwards.begin_call()[0])
-    ended = marks.data_ended([1], after=" after 7 batches")
+    ended = marks.data_ended([1], " after 7 batches")
     assert backwards.begin_call() == (1, 0), "ranks without data made their last call elsewhere"
     assert (ended.reason, ended.module_path) == ("data_ended", "")
     assert "the data of rank 1 ended after 7 batches, while other ranks" in str(ended)

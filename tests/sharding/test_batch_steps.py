@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import copy
-import gc
-import logging
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from torchrec import KeyedJaggedTensor
-from torchrec.distributed.train_pipeline.train_pipelines import EvalPipelineSparseDist
 from torchrec.streamable import Multistreamable
 
 import recfx
 from recfx.collections.sharding import pipeline_stages
 from recfx.collections.sharding.awaitables import BatchContext
-from recfx.collections.sharding.end_of_data import calls_under_way
 from recfx.collections.sharding.pipeline_stages import Prefetching
 from recfx.errors import OutOfStepError
 from recfx.ir.operator_graph import OperatorGraph
@@ -25,7 +20,6 @@ from recfx.passes import PassResult, Rewrite
 from recfx.runtime.out_of_step import has_failed
 from tests.sharding.cases import Case, Table, batches, build, shard
 from tests.sharding.cases import sharded_model as sharded_parts
-from tests.sharding.pipelined import CPU, PIPELINES, batches_of_rank, dense_optimizer, sharded_model
 from tests.sharding.ranks import ranks
 from tests.support.fake_group import fake_group
 from tests.support.refusals import refused
@@ -57,7 +51,6 @@ def fails_between(rank: int, world_size: int, case: Case) -> list[str]:
     for call in (
         lambda: module.compute(*calls[1]),
         lambda: module.input_dist(third, batches(case, world_size, 1)[0][rank]),
-        lambda: module.send_nothing(third),
         module.refuse_out_of_step,
     ):
         with refused("out_of_step", "sparse", error=OutOfStepError) as caught:
@@ -68,7 +61,7 @@ def fails_between(rank: int, world_size: int, case: Case) -> list[str]:
 
 def test_after_a_step_that_failed_nothing_that_was_sent_before_is_run() -> None:
     for said in ranks(2).run(fails_between, Case(CASE.tables[:1])):  # a table with a lookup on every rank
-        assert len(said) == 4
+        assert len(said) == 3
         assert all(message.endswith("too (sparse: ValueError: not this one).") for message in said)
 
 
@@ -129,99 +122,4 @@ def test_values_that_cross_a_cut_stay_alive_for_the_stream() -> None:
     context = BatchContext(values={"ids": value, "sizes": [3], "nothing": None})
     context.record_stream(stream)  # type: ignore[arg-type]
     assert value.streams == [stream]
-    assert (context.says, context.number, context.marks) == (0, 0, [])
-
-
-# The end of the data, under TorchRec's pipelines
-
-
-class _Messages(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__()
-        self.said: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.said.append(record.getMessage())
-
-
-def train_until(rank: int, world_size: int, lengths: tuple[int, int], between: str) -> tuple[int, str, list[str]]:
-    """How many batches were run, what was raised, and what was logged. ``between``: what was called before, or after
-    the first batch.
-    """
-    model = sharded_model(CASE, world_size, "alone")
-    mine = batches_of_rank(CASE, rank, world_size, max(lengths), "alone")
-    handler = _Messages()
-    logging.getLogger("recfx").addHandler(handler)
-    try:
-        if between == "evaluation before":
-            with torch.no_grad():
-                for batch in mine:
-                    model.eval()(batch)
-            model.train()
-        driver = PIPELINES["sparse_dist"](model, dense_optimizer(CASE, model), CPU)
-        source, done = iter(mine[: lengths[rank]]), 0
-        while True:
-            try:
-                driver.progress(source)
-                done += 1
-            except StopIteration:
-                return done, "", handler.said
-            except OutOfStepError as error:
-                return done, error.message, handler.said
-            if between == "another model" and done == 1:
-                run_another(mine[0], world_size)
-                handler.said.clear()
-    finally:
-        logging.getLogger("recfx").removeHandler(handler)
-
-
-def run_another(batch: Any, world_size: int) -> None:
-    """One batch of another model, in a pipeline of its own."""
-    second: nn.Module = sharded_model(CASE, world_size, "alone").eval()
-    pipeline = EvalPipelineSparseDist(second, dense_optimizer(CASE, second), CPU)
-    source = iter([batch])
-    pipeline.progress(source)
-    with pytest.raises(StopIteration):
-        pipeline.progress(source)
-
-
-@pytest.mark.parametrize("between", ["", "evaluation before", "another model"])
-def test_batches_are_counted_from_the_first_of_the_pipeline(between: str) -> None:
-    (done, raised, logged), (other_done, other_raised, other_logged) = ranks(2).run(train_until, (2, 4), between)
-    assert (done, raised) == (other_done, "") == (2, "")
-    assert other_raised.startswith("the data of rank 0 ended after 2 batches, while other ranks still have batches.")
-    assert [said.partition(", while")[0] for said in logged] == [
-        "[data_ended] the data of rank 0 ended after 2 batches"
-    ]
-    assert other_logged == []
-
-
-def test_data_of_equal_lengths_ends_without_a_word() -> None:
-    assert ranks(2).run(train_until, (2, 2), "another model") == [(2, "", [])] * 2
-
-
-ROWS = Case((Table("rows", 24, 8, ("f0",), "SUM", ("row_wise",)),))
-
-
-def kept_after_batches(rank: int, world_size: int) -> list[tuple[int, int]]:
-    """How many calls are kept once each batch was started, and once it has run; the third batch is discarded."""
-    module = shard(ROWS, build(ROWS)[0], world_size)
-    under_way, kept, contexts = calls_under_way(module.groups.ids), [], []
-    gc.collect()  # what the tests before have left goes with the first batch
-    for number, step in enumerate(batches(ROWS, world_size, 4)):
-        context = module.create_context()
-        arrived = module.input_dist(context, step[rank]).wait().wait()
-        started = len(under_way._started)
-        if number == 2:
-            del context, arrived
-            gc.collect()
-        else:
-            contexts.append(context)  # as a pipeline may keep it
-            module.compute_and_output_dist(context, arrived).values()
-        kept.append((started, len(under_way._started)))
-    return kept[1:]
-
-
-def test_a_call_that_has_run_or_was_discarded_is_not_kept() -> None:
-    """What was discarded goes when the next one runs."""
-    assert ranks(2).run(kept_after_batches) == [[(1, 0), (1, 1), (2, 0)]] * 2
+    assert (context.says, context.marks) == (0, [])

@@ -26,17 +26,13 @@ class BatchContext(Multistreamable):
         sharding_contexts: where TorchRec's awaitables write batch sizes; the objects on the graph's edges.
         says: what this rank tells the others along with its ids, as bits of ``marks``.
         refused: why this rank has no ids for this call.
-        number: number of the batch in one of TorchRec's pipelines, from 1.
         stages: the form of the graph that this batch runs through; None until it is chosen.
-        is_last: whether this rank's data ends with this batch and the others were told so.
     """
 
     values: dict[str, Any] = field(default_factory=dict)
     sharding_contexts: list[DistContext] = field(default_factory=list)
     says: int = 0
     refused: Exception | None = None
-    number: int = 0
-    is_last: bool = False
     stages: Stages | None = None
 
     @property

@@ -12,7 +12,6 @@ from torchrec.distributed.types import Awaitable, LazyAwaitable, ShardedModule
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recfx.collections.sharding.awaitables import BatchContext, Result, Sending
-from recfx.collections.sharding.end_of_data import CallsUnderWay, calls_under_way
 from recfx.collections.sharding.pipeline_stages import StagedGraph
 from recfx.collections.sharding.sharded_tables import ShardedTables
 from recfx.errors import ConversionError
@@ -30,7 +29,6 @@ class BatchSteps(ShardedTables, ShardedModule[KJTList, dict[str, Any], Any, Batc
     """The forward of a sharded collection, in steps; base of ``ShardedCollection``."""
 
     def _cut_into_steps(self) -> None:
-        self._batches = 0  # number of batches of one of TorchRec's pipelines
         self._staged_graph = StagedGraph(self.graph_module, self._runtime)
         # Attributes that TorchRec's pipelines, and its introduction, use.
         modules = list(self.graph_module.modules())
@@ -77,7 +75,7 @@ class BatchSteps(ShardedTables, ShardedModule[KJTList, dict[str, Any], Any, Batc
         raised by ``compute``.
 
         Raises:
-            OutOfStepError: an earlier step failed here when others had begun it; or another rank has no more data.
+            OutOfStepError: an earlier step failed here when others had begun it.
         """
         self._may_start()
         values = ctx.values
@@ -91,7 +89,7 @@ class BatchSteps(ShardedTables, ShardedModule[KJTList, dict[str, Any], Any, Batc
         except Exception as error:
             ctx.refused = error
         del values["features"]
-        return self._start(ctx, values.get(selected))
+        return self._send(ctx, values.get(selected))
 
     @contextmanager
     def sent_by(self, exchange: Together | None) -> Iterator[None]:
@@ -108,24 +106,11 @@ class BatchSteps(ShardedTables, ShardedModule[KJTList, dict[str, Any], Any, Batc
         """Take part without a batch: ``compute`` raises ``error`` on this rank, and the other ranks refuse theirs."""
         self._may_start()
         ctx.refused = error
-        return self._start(ctx, None)
+        return self._send(ctx, None)
 
     def _may_start(self) -> None:
         self.refuse_out_of_step()
-        self._under_way.refuse(self)
         self._forget_row_moves()
-
-    def _start(self, ctx: BatchContext, selected: KeyedJaggedTensor | None) -> Awaitable[Awaitable[KJTList]]:
-        sending = self._send(ctx, selected)
-        # A pipeline takes sending over after its first batch.
-        self._batches = ctx.number = 1 if self.pipeline is None else self._batches + 1
-        self._under_way.start(self, ctx)
-        return sending
-
-    def send_nothing(self, ctx: BatchContext) -> Awaitable[Awaitable[KJTList]]:
-        """Like ``input_dist``, but without a batch: ``ctx.says`` tells the other ranks why."""
-        self.refuse_out_of_step()
-        return self._send(ctx, None)
 
     def _send(self, ctx: BatchContext, selected: KeyedJaggedTensor | None) -> Awaitable[Awaitable[KJTList]]:
         values, send = ctx.values, self._staged.in_turn.send
@@ -167,8 +152,6 @@ class BatchSteps(ShardedTables, ShardedModule[KJTList, dict[str, Any], Any, Batc
         if forward is not None:  # on all ranks, whatever they hash
             forward.changed(self._store.in_flight.restore())
         self.refuse_out_of_step()
-        with in_step(self.groups.pooled, self.collection):
-            self._under_way.run(self, ctx)
         different = marks.other_calls(ctx.marks, self.collection)
         wrong = different or ctx.refused or marks.verdict(ctx.marks, self.collection)
         if wrong is not None:
@@ -196,10 +179,6 @@ class BatchSteps(ShardedTables, ShardedModule[KJTList, dict[str, Any], Any, Batc
     def pipeline(self) -> object | None:
         """The object with which a pipeline of TorchRec sends ids in place of this collection; None if none does."""
         return self._input_dists[0].pipeline
-
-    @property
-    def _under_way(self) -> CallsUnderWay:
-        return calls_under_way(self.groups.ids)
 
     # Steps that recfx.TrainPipeline runs ahead
 
