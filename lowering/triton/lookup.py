@@ -7,7 +7,6 @@ the gradients of the outputs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 
@@ -15,7 +14,6 @@ from recfx.ir.node_kinds import NOT_COMBINED
 from recfx.kernels.lookup.per_sample_weights import per_sample_weight_gradients_triton
 from recfx.kernels.lookup.pooled_lookup import pooled_lookup_triton
 from recfx.lowering.registry import LookupBatch, LookupKernel, LookupSpec, Outputs
-from recfx.lowering.step.to_the_end import to_the_end
 from recfx.lowering.step.trainable_lookup import (
     Gradients,
     LookedUp,
@@ -90,19 +88,9 @@ class TritonBackward:
         return batch, given[0].contiguous() if len(given) == 1 else torch.cat(given)
 
     def step(self, batch: TrainedBatch, gradients: Gradients) -> None:
-        """See ``Backward``. Tables whose numbers are equal are stepped in one launch; frozen ones need no state.
-
-        Ctrl-C comes before the step or after it: on another device, autograd calls it in a thread of its own.
-        """
+        """See ``Backward``. Tables whose numbers are equal are stepped in one launch; frozen ones need no state."""
         is_reached = reached(self.table_of_feature, gradients, len(batch.weights))
         batch, grad_output = self._joined(batch, gradients)
-        step = partial(self._step, batch, grad_output, is_reached)
-        if grad_output.device.type == "cpu":  # in the interpreter
-            to_the_end(step)
-        else:
-            step()
-
-    def _step(self, batch: TrainedBatch, grad_output: torch.Tensor, is_reached: list[bool]) -> None:
         weights = [weight.data for weight in batch.weights]  # a step is not an edit that autograd should see
         trained = [table for table, weight in enumerate(batch.weights) if weight.requires_grad and is_reached[table]]
         if not trained:

@@ -30,7 +30,6 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from recfx.collections.collection import UnshardedCollection
 from recfx.collections.kinds import SEQUENCE, kind_of
-from recfx.collections.sharding.held_interrupts import held_interrupts
 from recfx.discovery.attribute_reads import AttributeReads
 from recfx.discovery.sample import Sample, fixed_randomness
 from recfx.errors import Diagnostic, InputError, short
@@ -328,7 +327,7 @@ def trace_graph(root: nn.Module, sample: Sample, tracer: ShallowTracer, *, infer
     target, concrete = _explicit_root(root, sample)
     # Random numbers drawn while tracing become constants of the graph; the comparison, under another seed, finds them.
     randomness, refusals = fixed_randomness(seed=_TRACING_SEED), _raise_where_a_graph_would_forget(inference)
-    with held_interrupts(), randomness, refusals:  # all of them patch what the whole process uses, torch.fx as well
+    with randomness, refusals:
         graph = tracer.trace(target, concrete_args=concrete or None)
     root.__dict__.update({name: value for name, value in target.__dict__.items() if name not in root.__dict__})
     for node in list(graph.nodes):

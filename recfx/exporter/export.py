@@ -18,7 +18,6 @@ from recfx.argument_types import typed
 from recfx.collections.collection import unsharded_collections
 from recfx.collections.copy_modules import refuse_fully_sharded
 from recfx.collections.raw_ids import RemappedRows
-from recfx.collections.sharding.held_interrupts import held_interrupts
 from recfx.collections.whole_graph import WholeGraph, refuse_graph
 from recfx.collections.wrappers import unwrap
 from recfx.conversion.convert import convert
@@ -118,41 +117,40 @@ def export(
         "one; or call recfx.export first and fully_shard afterwards.",
     )
     group = group_of(root)
-    with contextlib.nullcontext() if group is None else held_interrupts():
-        place = "cpu" if group is None else device_of(root).type
-        agree(group, partial(_check_arguments, path, format, portable, device, place, checkpoint, group is not None))
-        if submodule and checkpoint is None:
-            raise _invalid(f"submodule={submodule!r} is a part of a checkpoint.", "pass checkpoint=, or the submodule.")
-        file = _File(as_path(path), quantize, format, _serving_target(format, portable, str(device or place)))
-        call = Sample.of(sample)
+    place = "cpu" if group is None else device_of(root).type
+    agree(group, partial(_check_arguments, path, format, portable, device, place, checkpoint, group is not None))
+    if submodule and checkpoint is None:
+        raise _invalid(f"submodule={submodule!r} is a part of a checkpoint.", "pass checkpoint=, or the submodule.")
+    file = _File(as_path(path), quantize, format, _serving_target(format, portable, str(device or place)))
+    call = Sample.of(sample)
 
-        def export_small(small: nn.Module, small_call: Sample, outputs: Any, sources: Sources) -> ExportReport:
-            return _export(file, _converted(small, small_call), small_call, outputs, sources)
+    def export_small(small: nn.Module, small_call: Sample, outputs: Any, sources: Sources) -> ExportReport:
+        return _export(file, _converted(small, small_call), small_call, outputs, sources)
 
-        if group is not None:
-            alike: dict[str, Any] = {"path": file.target, "quantize": quantize, "format": format}
-            alike |= {"portable": portable, "device": device}
-            return export_from_ranks(root, group, call, alike, partial(check_target, file.target), export_small)
-        check_target(file.target)
-        if checkpoint is not None:
-            return export_from_checkpoint(root, checkpoint, submodule, call, export_small)
-        converted = _converted(root, call)
-        place = device_of(converted).type
-        if place == "meta":
-            raise ExportError(
-                "the model's tables are on meta, so there are no rows to write.",
-                reason="model_on_meta",
-                what_to_do="allocate and load the model first, or pass checkpoint=, a directory of save_checkpoint.",
-            )
-        with uncounted(converted):
-            with sample_failed():
-                outputs = run_model(fresh_copy(converted)[0], call)
-            if place == "cpu":
-                return _export(file, converted, call, outputs, {})
-            file = replace(file, serving=_serving_target(format, portable, str(device or place)))
-            collections = unsharded_collections(converted)
-            tables = {path: local_tables(collection) for path, collection in collections.items()}
-            return _export(file, *on_host(converted, call, collections), outputs, tables)
+    if group is not None:
+        alike: dict[str, Any] = {"path": file.target, "quantize": quantize, "format": format}
+        alike |= {"portable": portable, "device": device}
+        return export_from_ranks(root, group, call, alike, partial(check_target, file.target), export_small)
+    check_target(file.target)
+    if checkpoint is not None:
+        return export_from_checkpoint(root, checkpoint, submodule, call, export_small)
+    converted = _converted(root, call)
+    place = device_of(converted).type
+    if place == "meta":
+        raise ExportError(
+            "the model's tables are on meta, so there are no rows to write.",
+            reason="model_on_meta",
+            what_to_do="allocate and load the model first, or pass checkpoint=, a directory of save_checkpoint.",
+        )
+    with uncounted(converted):
+        with sample_failed():
+            outputs = run_model(fresh_copy(converted)[0], call)
+        if place == "cpu":
+            return _export(file, converted, call, outputs, {})
+        file = replace(file, serving=_serving_target(format, portable, str(device or place)))
+        collections = unsharded_collections(converted)
+        tables = {path: local_tables(collection) for path, collection in collections.items()}
+        return _export(file, *on_host(converted, call, collections), outputs, tables)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ import torch.distributed as dist
 from torch import nn
 
 from recfx.collections.sharding.collection import ShardedCollection, sharded_collections
-from recfx.collections.sharding.held_interrupts import interrupts, raise_held
 from recfx.collections.sharding.ranks_agree import group_of_model, on_all_ranks
 from recfx.errors import ExportError, RecfxError
 from recfx.ir.shard import Shard
@@ -23,7 +22,7 @@ from recfx.runtime.dist_groups import sent_on
 
 _Result = TypeVar("_Result")
 
-_NOTHING, _ENDED, _ROWS, _IDS, _STATES = range(-1, 4)
+_ENDED, _ROWS, _IDS, _STATES = range(4)
 
 
 def group_of(model: nn.Module) -> dist.ProcessGroup | None:
@@ -48,14 +47,7 @@ def agree(group: dist.ProcessGroup | None, function: Callable[[], _Result]) -> l
     of recfx's. Without a group, this process is alone.
     """
     rank = 0 if group is None else group.rank()
-
-    def interrupted_or_called() -> _Result:
-        raise_held()
-        result = function()
-        raise_held()
-        return result
-
-    return on_all_ranks(group, interrupted_or_called, lambda error: _as_sent(error, rank))
+    return on_all_ranks(group, function, lambda error: _as_sent(error, rank))
 
 
 def _as_sent(error: BaseException, rank: int) -> Exception:
@@ -94,9 +86,8 @@ class Ranks:
     def lead(self, export: Callable[[], _Result]) -> _Result:
         """Call ``export`` on rank 0, and give its result to the other ranks, which are in ``follow``."""
         try:
-            with interrupts(allowed=True):
-                result = export()
-        except BaseException as error:  # including Ctrl-C, because the other ranks wait for this one
+            result = export()
+        except BaseException as error:  # the other ranks wait for this one
             if not self._ended:
                 self._end((_as_sent(error, 0), None))
             raise
@@ -121,34 +112,23 @@ class Ranks:
         self._gather(_STATES, number, begin, end, row_state[begin:end])
 
     def _gather(self, kind: int, number: int, begin: int, end: int, target: torch.Tensor) -> None:
-        with interrupts(allowed=False):
-            self._command(kind, number, begin, end)
-            self._send(kind, number, begin, end, target)
+        self._command(kind, number, begin, end)
+        self._send(kind, number, begin, end, target)
 
     # The other ranks
 
     def follow(self) -> Any:
-        """Send rank 0 what it asks for, until it has exported; return what it returned.
-
-        Ctrl-C is told at the next piece, because rank 0 cannot know that this rank no longer waits.
-        """
+        """Send rank 0 what it asks for, until it has exported; return what it returned."""
         command = torch.zeros(4, dtype=torch.int64, device=self._device)
-        interrupted: KeyboardInterrupt | None = None
         while True:
-            command.fill_(_NOTHING)
-            while int(command[0]) == _NOTHING:
-                try:
-                    self._broadcast(command)
-                except KeyboardInterrupt as error:
-                    interrupted = error
+            self._broadcast(command)
             kind, number, begin, end = command.tolist()
             if kind == _ENDED:
                 failed, result = self._tell((None, None))
-                stopped = interrupted or failed
-                if stopped is not None:
-                    raise stopped
+                if failed is not None:
+                    raise failed
                 return result
-            self._send(kind, number, begin, end, None, interrupted)
+            self._send(kind, number, begin, end, None)
 
     # All ranks
 
@@ -164,23 +144,13 @@ class Ranks:
         outcome_of_first: tuple[Exception | None, Any] = sent[0]
         return outcome_of_first
 
-    def _send(
-        self,
-        kind: int,
-        number: int,
-        begin: int,
-        end: int,
-        target: torch.Tensor | None,
-        interrupted: KeyboardInterrupt | None = None,
-    ) -> None:
+    def _send(self, kind: int, number: int, begin: int, end: int, target: torch.Tensor | None) -> None:
         """Send this rank's parts of a piece to rank 0, which joins them in ``target``."""
         _, module, table = self.tables[number]
         shards = _holders(kind, table, begin, end)
         parts: dict[Shard, torch.Tensor] = {}
 
         def cut() -> None:
-            if interrupted is not None:
-                raise interrupted
             for shard in shards:
                 if shard.rank == self.rank:
                     part = _part(kind, module, shard, begin, end)

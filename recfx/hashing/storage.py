@@ -126,9 +126,8 @@ class IndexStorage(nn.Module):
     def initialized_by(self, initialize_left: Callable[[], None]) -> None:
         """From now on, mark new rows; a method gives them their weights and removes the marks.
 
-        If that was interrupted (by Ctrl-C, say), ``initialize_left`` is called before the state of the index is next
-        read. The index does not keep its object alive, and copies of the index do not have it; the marks are part of
-        the state.
+        ``initialize_left`` is called before the state of the index is next read. The index does not keep its object
+        alive, and copies of the index do not have it; the marks are part of the state.
         """
         self.policy = self.policy._replace(mark_new=1)
         self._initializer = weakref.WeakMethod(initialize_left)

@@ -1,9 +1,8 @@
 """Rows that are given to new ids: they are initialised, and a batch that is refused gives them back.
 
 An index marks the rows that it gives out (``NEW`` and ``RENEWED`` in ``recfx.kernels.index.index_buffers``), and the
-marks are removed when the rows are initialised. An interruption in between (Ctrl-C, a signal handler that exits, an
-error) leaves marked rows behind; these are initialised before the index is next read. Initialising rows twice changes
-nothing.
+marks are removed when the rows are initialised: at once in a batch; for ids that users insert themselves, before the
+index is next read. Initialising rows twice changes nothing.
 """
 
 from __future__ import annotations

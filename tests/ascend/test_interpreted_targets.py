@@ -24,7 +24,6 @@ FILES = {
     ],
     "models": [f"tests/ascend/interpreted/test_{name}.py" for name in ("models", "find_rows_in_models")],
     "files": ["tests/exporter/test_kernels_in_files.py"],
-    "interrupts": ["tests/ascend/interpreted/test_interrupts.py"],
 }
 OPTIONS = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
 FORMS = "fp32-block_4-weighted or find_rows or bucket_counts-block_4 or step_of_borders-adam-fp32"

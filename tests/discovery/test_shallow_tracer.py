@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import pickle
-import signal
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +15,6 @@ import pytest
 import torch
 import torch.utils.checkpoint
 from torch import nn
-from torch.fx._symbolic_trace import _PatchedFnSetAttr
 from torchrec import KeyedJaggedTensor
 
 import recfx
@@ -170,24 +168,6 @@ def test_nothing_stays_patched() -> None:
     assert torch.utils.checkpoint.CheckpointFunction.apply == before[2]
     with torch.no_grad():
         assert not torch.is_grad_enabled()
-
-
-def test_nothing_stays_patched_after_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("__call__", "__getattr__"):
-        monkeypatch.setattr(nn.Module, name, getattr(nn.Module, name))  # for the tests that follow, if this one fails
-    before = nn.Module.__call__, nn.Module.__getattr__
-    revert = _PatchedFnSetAttr.revert
-
-    def interrupted(patched: _PatchedFnSetAttr) -> None:
-        signal.raise_signal(signal.SIGINT)
-        revert(patched)
-
-    monkeypatch.setattr(_PatchedFnSetAttr, "revert", interrupted)
-    model = Root(inside(contextlib.nullcontext))
-    with pytest.raises(KeyboardInterrupt):
-        recfx.trace(model, (BATCH,))
-    assert (nn.Module.__call__, nn.Module.__getattr__) == before
-    model(BATCH)
 
 
 def test_a_plain_hybrid_is_entered() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import functools
 import os
-import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -226,13 +225,8 @@ def fails(rank: int, world_size: int, case: Case, before: State, path: Path, fau
             patch.setattr(write_file, "overwrite", _full)
         elif fault == "index" and rank == 1:
             next(iter(model.sparse.hash_indexes.values())).row_state.fill_(7)  # type: ignore[union-attr, operator]
-        elif fault in ("piece", "interrupted piece") and rank == 1:
-            error = ValueError("bad memory") if fault == "piece" else KeyboardInterrupt()
-            patch.setattr(exporter_ranks, "_part", lambda *_: _raise(error))
-        elif fault == "interrupted first" and rank == 0:
-            patch.setattr(Ranks, "rows", lambda *_: _raise(KeyboardInterrupt()))
-        elif fault == "interrupted wait" and rank == 1:
-            patch.setattr(Ranks, "_broadcast", _Interrupted(Ranks._broadcast))
+        elif fault == "piece" and rank == 1:
+            patch.setattr(exporter_ranks, "_part", lambda *_: _raise(ValueError("bad memory")))
         with pytest.raises(BaseException) as raised:
             recfx.export(model, path, sample, **options)
     if fault != "index":
@@ -240,46 +234,6 @@ def fails(rank: int, world_size: int, case: Case, before: State, path: Path, fau
             model, path.parent / "other.pt" if fault != "directory" else path.parents[1] / "other.pt", sample_of(case)
         )
     return type(raised.value).__name__, getattr(raised.value, "reason", "")
-
-
-def interrupted(rank: int, world_size: int, case: Case, before: State, path: Path, who: int, when: int) -> str:
-    """What export raises if one rank gets Ctrl-C during that exchange, or (0) while the model runs; then it works."""
-    model: Any = sharded(case, before, world_size)
-    exchange, calls = dist.all_gather_object, 0
-
-    def all_gather_object(*arguments: Any, **options: Any) -> None:
-        nonlocal calls
-        exchange(*arguments, **options)
-        calls += 1
-        if calls == when and rank == who:
-            signal.raise_signal(signal.SIGINT)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dist, "all_gather_object", all_gather_object)
-        if not when and rank == who:
-            model.over.register_forward_hook(lambda *_: signal.raise_signal(signal.SIGINT))
-        with pytest.raises(BaseException) as raised:
-            recfx.export(model, path, sample_of(case))
-    model.over._forward_hooks.clear()
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    recfx.export(model, path.parent / "other.pt", sample_of(case))
-    return getattr(raised.value, "reason", "") or type(raised.value).__name__
-
-
-class _Interrupted:
-    """Ctrl-C in the third wait for rank 0."""
-
-    def __init__(self, broadcast: Any) -> None:
-        self.broadcast, self.calls = broadcast, 0
-
-    def __get__(self, ranks: Ranks, kind: type) -> Any:
-        def call(command: torch.Tensor) -> None:
-            self.broadcast(ranks, command)
-            self.calls += 1
-            if self.calls == 3:
-                raise KeyboardInterrupt
-
-        return call
 
 
 def in_another_order(rank: int, world_size: int, case: Case, before: State, path: Path) -> None:
@@ -308,9 +262,6 @@ def _full(*_: Any) -> Any:
         ("disk", "cannot_write", "cannot_write"),
         ("index", "torn_state", "torn_state"),
         ("piece", "other_rank_failed", "ValueError"),
-        ("interrupted piece", "other_rank_failed", "KeyboardInterrupt"),
-        ("interrupted first", "KeyboardInterrupt", "other_rank_failed"),
-        ("interrupted wait", "other_rank_failed", "KeyboardInterrupt"),
     ],
 )
 def test_an_error_on_one_rank_is_one_on_all_and_the_old_file_stays(
@@ -323,20 +274,6 @@ def test_an_error_on_one_rank_is_one_on_all_and_the_old_file_stays(
     assert [reason or name for name, reason in errors] == [first, second]
     assert (tmp_path / "model.pt").read_text() == "old"
     assert {file.name for file in tmp_path.iterdir()} <= {"model.pt", "other.pt"}
-
-
-@pytest.mark.parametrize("who", [0, 1])
-@pytest.mark.parametrize("when", [0, 1, 2, 4, 5, 7])
-def test_ctrl_c_on_one_rank_is_told_to_the_others(who: int, when: int, tmp_path: Path) -> None:
-    """``when`` 0: while the model runs; otherwise during that exchange."""
-    (tmp_path / "model.pt").write_text("old")
-    case = case_of("rows", LRU)
-    state = trained_alone(case).state_dict()
-    errors = ranks(2).run(interrupted, case, state, tmp_path / "model.pt", who, when)
-    assert errors[who] == "KeyboardInterrupt"
-    assert errors[1 - who] == "other_rank_failed"
-    assert (tmp_path / "model.pt").read_text() == "old"
-    assert {file.name for file in tmp_path.iterdir()} == {"model.pt", "other.pt"}
 
 
 def refused(rank: int, world_size: int, path: Path) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import pytest
 import torch
@@ -15,12 +14,9 @@ from recfx.hashing import HashConfig, HashIndex
 from recfx.ir import TableSpec
 from recfx.kernels.build import library
 from recfx.kernels.index.index_buffers import IndexView
-from recfx.kernels.step.fused_step import fused_step_
 from recfx.lowering import BACKENDS, LookupBatch, LookupSpec, cpu, reference, select_backend
-from recfx.lowering.step import cpu_backward
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.rules import RULES
-from tests.support.interrupts import interrupt, places
 
 ROWS, DIMS = (60, 40, 50), (8, 20, 5)
 HASHED = (0, 2)  # table 1 is adopted
@@ -362,39 +358,3 @@ def test_without_the_library_cpu_declines(monkeypatch: pytest.MonkeyPatch) -> No
     (declined,) = choice.declined
     assert (declined.by, declined.code) == ("cpu", "no_library")
     assert "no C++ compiler found" in declined.message
-
-
-def test_an_interrupted_step_is_counted_if_it_was_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Adam's next step depends on their number."""
-
-    def trained() -> tuple[Case, list[FusedOptimizer], Callable[[], object]]:
-        torch.manual_seed(0)
-        built = case({"training": False})
-        optimizers = [FusedOptimizer(RULE["adam"], {"lr": 0.1, "eps": 1e-3, "betas": (0.9, 0.99)}) for _ in ROWS]
-        lookup = cpu.build(LookupSpec(tables(), "SUM", False, built.ours, list(optimizers)))
-        batch = replace(built.ids, values=built.ids.values.clamp(0, 9))
-        lookup(built.ours, batch)[0].sum().backward()
-        return built, optimizers, lambda: lookup(built.ours, batch)[0].sum().backward()
-
-    def check(at: int | None) -> bool:
-        built, optimizers, step = trained()
-        before = [weight.detach().clone() for weight in built.ours]
-        if at is None:
-            monkeypatch.setattr(cpu_backward, "fused_step_", interrupted_afterwards)
-            with pytest.raises(KeyboardInterrupt):
-                step()
-        else:
-            assert interrupt(step, at)
-        moved = {not torch.equal(weight, start) for weight, start in zip(built.ours, before, strict=True)}
-        counts = {float(optimizer.state["step"]) for optimizer in optimizers}
-        assert (moved, counts) in [({True}, {2.0}), ({False}, {1.0})], at
-        return moved == {True}
-
-    def interrupted_afterwards(*arguments: Any) -> None:
-        fused_step_(*arguments)
-        raise KeyboardInterrupt
-
-    _, _, step = trained()
-    for at in range(1, places(step) + 1):
-        check(at)
-    assert check(None)

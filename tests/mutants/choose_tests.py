@@ -94,7 +94,6 @@ _SHARDING = {
     "batch_steps": ["test_batch_steps", "test_stock_pipeline", "test_step_once"],
     "collection": ["test_copies", "test_state", "test_explain", "test_ddp", "test_plan", "test_optimizer_settings"],
     "gather": ["test_unconvert", "test_uneven_columns", "test_dist_groups"],
-    "held_interrupts": ["test_held_interrupts"],
     "load_state": ["test_state", "test_refusals", "test_dist_groups"],
     "optimizer": ["test_optimizer_state", "test_state"],
     "optimizer_settings": ["test_optimizer_settings", "test_shard_trained"],
@@ -110,7 +109,7 @@ _SHARDING_ELSEWHERE = {
     **dict.fromkeys(("awaitables", "batch_steps", "pipeline_stages"), "pipeline/test_train_pipeline.py"),
     "sharded_tables": f"{_ON_NPU}/test_sharded.py",
 }
-_LOADING = ["collections/test_interrupts", "collections/test_state", "sharding/test_state"]
+_LOADING = ["collections/test_new_ids", "collections/test_state", "sharding/test_state"]
 _HASHING = {
     "arguments": ["hashing/test_index", "hashing/test_slices", "hashing/test_meta"],
     "config": ["hashing/test_config"],
@@ -157,7 +156,7 @@ LAST = (Path("tests/checkpoint/test_round_trip.py"), Path("tests/checkpoint/test
 
 LONG = {
     "runtime/test_batch_fuzz.py", "runtime/test_base.py",
-    "collections/test_batches.py", "collections/test_interrupts.py", "kernels/test_thread_safety.py",
+    "collections/test_batches.py", "collections/test_new_ids.py", "kernels/test_thread_safety.py",
     *(f"exporter/test_{name}.py" for name in ("auc", "memory", "pt2", "serve_cpp", "serve_cpp_process", "sharded")),
     "exporter/test_zoo.py", *_INTERPRETED,
 }  # fmt: skip

@@ -1,9 +1,8 @@
-"""Training that is interrupted anywhere: no id ever has another id's weights or optimizer state."""
+"""Rows that are given to new ids: no id ever has another id's weights or optimizer state."""
 
 from __future__ import annotations
 
 import copy
-import io
 import threading
 from collections.abc import Callable
 from typing import cast
@@ -15,11 +14,9 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 import recfx
 from recfx.collections.pooled import HashEmbeddingBagCollection
 from recfx.errors import CheckpointError, InputError
-from recfx.kernels.build import library
 from recfx.kernels.index.index_buffers import is_uninitialized
 from recfx.kernels.step.row_initialization import initial_rows, initialization_key
 from tests.builders.optimizers import attach
-from tests.support.interrupts import interrupt, places
 
 LR, EPS, DIM, ROWS, FILL = 0.1, 1e-2, 3, 12, 0.25
 PLAIN = {"first": recfx.HashConfig(dense_rows=0), "second": recfx.HashConfig(dense_rows=0, seed=5)}
@@ -115,76 +112,6 @@ def prepared(trained: Trained) -> Trained:
     return trained
 
 
-def afterwards(trained: Trained, way: int) -> Trained:
-    """What users do after Ctrl-C; several ways, by number."""
-    if way == 0:  # go on training
-        trained.step(LATER)
-        trained.step(LATER)
-    elif way == 1:
-        trained.evaluate(LATER)
-        assert trained.marked() == 0, "eval mode reads what is not initialised"
-    elif way == 2:  # save, and load into another process
-        file = io.BytesIO()
-        torch.save(
-            {"model": trained.collection.state_dict(), "sum": trained.collection.fused_optimizer.state_dict()}, file
-        )
-        file.seek(0)
-        saved = torch.load(file)
-        trained.step(LATER)  # the other one is not changed by it
-        other = Trained(trained.hashing, trained.init_fns)
-        other.collection.load_state_dict(saved["model"])
-        other.collection.fused_optimizer.load_state_dict(saved["sum"])
-        trained = other
-        trained.step(LATER)
-    elif way == 3:
-        trained.collection = copy.deepcopy(trained.collection)
-        trained.step(LATER)
-    elif way == 4:
-        _, mapping = recfx.unconvert(trained.collection, with_mapping=True)  # type: ignore[misc]
-        assert trained.marked() == 0, "the standard collection has the weights of others"
-        assert set(mapping) == set(trained.collection.hash_indexes)
-    return trained
-
-
-WAYS = 6  # the last one: look at it as it is
-STRIDE = 5  # some of the places: they are many
-
-KINDS: dict[str, Callable[[], Trained]] = {
-    "ids are found in the lookup": lambda: Trained(PLAIN, backend="cpu"),
-    "rows are looked up": lambda: Trained(PLAIN, backend="fbgemm"),
-    "ids are counted and evicted": lambda: Trained(COUNTING),
-    "init_fn": lambda: Trained(PLAIN, {"second": fill}),
-}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_step_is_interrupted_anywhere(kind: str) -> None:
-    start = prepared(KINDS[kind]())
-    uninterrupted = copy.deepcopy(start)
-    count = places(lambda: uninterrupted.step(BATCH))
-    uninterrupted.check([OLD, OLD, BATCH])
-    assert count > 100
-    left = 0
-    for at in range(1 + list(KINDS).index(kind), count + 1, STRIDE):
-        trained = copy.deepcopy(start)
-        interrupt(lambda trained=trained: trained.step(BATCH), at, SystemExit if at % 2 else KeyboardInterrupt)  # type: ignore[misc]
-        left += trained.marked() > 0
-        afterwards(trained, at // STRIDE % WAYS).check([OLD, OLD, BATCH, LATER, LATER])
-        assert all(int(trained.collection.index(name).lock) == 0 for name in PLAIN)
-    assert left > 0, "no interrupt came between insertion and initialisation"
-
-
-def test_the_references_are_interrupted_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "_loaded", False)
-    start = prepared(Trained(COUNTING, backend="reference"))
-    uninterrupted = copy.deepcopy(start)
-    # The forward alone: the reference of a step is several calls of torch, and writes its state before the weights.
-    for at in range(1, places(lambda: uninterrupted.collection(uninterrupted.batch(BATCH))) + 1, 2 * STRIDE):
-        trained = copy.deepcopy(start)
-        interrupt(lambda trained=trained: trained.collection(trained.batch(BATCH)), at)  # type: ignore[misc]
-        afterwards(trained, at % 2).check([OLD, OLD, BATCH, LATER, LATER])
-
-
 def test_ids_that_users_insert_themselves_are_initialised() -> None:
     trained = prepared(Trained(PLAIN))
     trained.collection.index("first").find_or_insert(torch.tensor(BATCH))
@@ -224,23 +151,6 @@ def test_rows_are_given_back_where_init_fn_fails() -> None:
     trained.check([OLD, OLD, BATCH])
 
 
-def test_init_fn_is_interrupted() -> None:
-    interrupts: list[type[BaseException]] = []
-
-    def slow(weight: torch.Tensor) -> None:
-        if interrupts:
-            raise interrupts.pop()
-        fill(weight)
-
-    trained = prepared(Trained(PLAIN, {"second": slow}))
-    interrupts.append(KeyboardInterrupt)
-    with pytest.raises(KeyboardInterrupt):
-        trained.step(BATCH)
-    assert trained.marked() > 0
-    trained.step(LATER)
-    trained.check([OLD, OLD, LATER])
-
-
 def test_a_forward_hook_raises() -> None:
     trained = prepared(Trained(PLAIN))
 
@@ -254,48 +164,6 @@ def test_a_forward_hook_raises() -> None:
     trained.check([OLD, OLD])
     trained.step(LATER)
     trained.check([OLD, OLD, LATER])
-
-
-def test_erasing_is_interrupted_anywhere() -> None:
-    start = Trained(PLAIN)
-    start.step(OLD)
-    uninterrupted = copy.deepcopy(start).collection.index("first")
-    count = places(lambda: uninterrupted.erase(torch.tensor(GONE)))
-    for at in range(1, count + 1):
-        trained = copy.deepcopy(start)
-        index = trained.collection.index("first")
-        output = trained.collection.train()(trained.batch(OLD)).values().sum()
-        interrupt(lambda index=index: index.erase(torch.tensor(GONE)), at)  # type: ignore[misc]
-        if len(index) < len(OLD):
-            with pytest.raises(InputError, match="backward_after_removal"):
-                output.backward()
-        trained.step(LATER)
-        trained.check([OLD, LATER])
-
-
-def test_loading_is_interrupted_anywhere() -> None:
-    start, other = prepared(Trained(PLAIN)), Trained(PLAIN)
-    other.step(LATER)
-    saved = other.collection.state_dict()
-    before = copy.deepcopy(start)
-    refused = 0
-    for at in range(1, places(lambda: before.collection.load_state_dict(saved)) + 1, 2):
-        trained = copy.deepcopy(start)
-        interrupt(lambda trained=trained: trained.collection.load_state_dict(saved), at)  # type: ignore[misc]
-        try:
-            trained.evaluate(OLD)
-        except CheckpointError:
-            refused += 1
-            with pytest.raises(CheckpointError, match="load_interrupted"):
-                trained.step(OLD)
-            trained.collection.load_state_dict(saved)
-        for name in PLAIN:
-            index, weight = trained.collection.index(name), trained.collection.weight(name)
-            ids, rows = index.items()
-            model = start if set(ids.tolist()) == set(start.collection.index(name).items()[0].tolist()) else other
-            expected = model.collection.weight(name)[model.collection.index(name).find(ids)]
-            assert torch.equal(weight[rows], expected), "the rows of one state, the index of the other"
-    assert refused > 0
 
 
 @pytest.mark.parametrize("again", ["reset_parameters", "to_empty"])
