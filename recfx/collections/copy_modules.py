@@ -1,63 +1,254 @@
-"""New modules around the same parameters and buffers, and what they take over of the modules that they stand for."""
+"""Copies of modules around the same parameters and buffers, and what a replacement takes over of the module before it.
+
+A copy is what ``copy.deepcopy`` makes, except that tensors stand for themselves, as does what cannot be copied. So a
+function, a weak reference or a generator of the copy still refers to the original; ``recfx.collections.replaced``
+catches it if it calls an original collection.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections import OrderedDict
+import functools
+import sys
+from collections import ChainMap, OrderedDict
 from collections.abc import Iterator, Mapping
-from types import MappingProxyType
+from types import MappingProxyType, MethodType
 from typing import Any
 
+import torch
 from torch import nn
 from torch._dynamo.eval_frame import OptimizedModule
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parameter import UninitializedBuffer
+from torch.utils._pytree import tree_leaves
+from torchrec.modules.mc_modules import ManagedCollisionCollection, ManagedCollisionModule
 
 from recfx.collections.collection import UnshardedCollection
 from recfx.collections.compile_graph import COPIES_RUN_THE_SAME
-from recfx.collections.find_references import References
 from recfx.collections.kinds import kind_of
-from recfx.collections.object_kinds import (
-    REGISTRIES,
-    Edge,
-    attributes,
-    empty_copy,
-    hook_registries,
-    hooks_of,
-    is_atom,
-    is_shared,
-    set_attribute,
-)
-from recfx.collections.rewiring import Rewiring
+from recfx.collections.replaced import CatchingCall
 from recfx.collections.table_holder import release
 from recfx.errors import ConversionError
 from recfx.runtime.hooks import MODULE_HOOKS, holds_hooks
+
+_REGISTRIES = ("_parameters", "_buffers", "_modules")
+_CONTAINERS = (dict, list, tuple, set)
+# Objects of these packages are taken as they are, unless they are in a container with others.
+_PACKAGES = frozenset(
+    {"torch", "torchrec", "fbgemm_gpu", "tensordict", "numpy", "pandas", "pyarrow", "recfx"}
+) | frozenset(sys.stdlib_module_names)
 
 
 def copy_modules(
     root: nn.Module, replacements: Mapping[int, nn.Module] = MappingProxyType({})
 ) -> tuple[nn.Module, dict[int, nn.Module]]:
-    """Copy every module object of ``root``, but none of its tensors.
-
-    The copy has its own training flags, hooks and other attributes. If plain attributes refer to a module of ``root``
-    (through containers, helper objects, closures, bound methods, weak references), those of the copy refer to its copy.
-    What ``is_shared`` names is not copied.
+    """Copy every module of ``root`` and what its attributes hold, but none of its tensors.
 
     Args:
-        replacements: modules that take the place of some modules in the copy, by ``id`` of the original. They are taken
-            as they are, except that plain attributes that come from the original also refer to the copies.
+        replacements: modules that take the place of some modules in the copy, by ``id`` of the original. Attributes
+            that they have taken over from the original refer to the copies afterwards.
 
     Returns:
         the copy of ``root``, and the copy of every module by ``id`` of the original.
     """
-    modules, replaced = _reached(root, replacements)
-    copies: dict[int, nn.Module] = {id(module): empty_copy(module) for module in modules} | dict(replacements)
-    for module in modules:
-        if copies[id(module)] is not module:
-            for key, value in module.__dict__.items():
-                copies[id(module)].__dict__[key] = _copy_registry(key, value, copies)
-    _redirect(modules, replaced, copies, inplace=False, containers=True)
+    reached = _reached(root, replacements)
+    modules = [module for module in reached if id(module) not in replacements]
+    copies: dict[int, nn.Module] = {id(module): _empty_copy(module) for module in modules} | dict(replacements)
+    memo: dict[int, Any] = dict(copies)
+    for module in reached:
+        memo |= _known_of(module, copies)
+    made = [(module, duplicate) for module in reached if (duplicate := copies[id(module)]) is not module]
+    for module, duplicate in made:
+        if id(module) in replacements:
+            own: Any = getattr(duplicate, "own_names", frozenset)()
+            for name, value in attributes(duplicate):
+                if name in module.__dict__ and name not in own:
+                    duplicate.__dict__[name] = _copied(value, memo)
+        else:
+            _fill(duplicate, module, memo)
+    for module, duplicate in made:
+        for name, hooks in duplicate.__dict__.items():
+            if holds_hooks(name) and isinstance(hooks, dict):  # they stay where their handles expect them
+                hooks.update({key: _rebound(hook, memo) for key, hook in hooks.items()})
+        if isinstance(duplicate, OptimizedModule) and id(module) not in replacements:
+            duplicate._initialize()  # compiles the copy, not the original
     return copies[id(root)], copies
+
+
+def _reached(root: nn.Module, replacements: Mapping[int, nn.Module]) -> list[nn.Module]:
+    """Every module of ``root`` that is not inside one that is replaced, or shared with the original."""
+    reached: dict[int, nn.Module] = {}
+    waiting = [root]
+    while waiting:
+        module = waiting.pop()
+        if id(module) not in reached:
+            reached[id(module)] = module
+            if id(module) not in replacements and not is_shared(module):
+                waiting += [child for child in module._modules.values() if child is not None]
+    return list(reached.values())
+
+
+def _empty_copy(module: nn.Module) -> nn.Module:
+    # Not __new__ of the class: that of GraphModule makes a new class for each instance.
+    return module if is_shared(module) else object.__new__(type(module))
+
+
+def _fill(duplicate: nn.Module, module: nn.Module, memo: dict[int, Any]) -> None:
+    for name, value in module.__dict__.items():
+        if name == "_modules":
+            value = {key: None if child is None else memo[id(child)] for key, child in value.items()}
+        elif name == "_compiled_call_impl":
+            value = None  # Module.compile() bound it to the original; see `compiled_in_place`
+        elif name in _REGISTRIES or (holds_hooks(name) and isinstance(value, dict)):
+            value = value.copy()
+        elif name not in MODULE_HOOKS and not isinstance(module, OptimizedModule):
+            value = _copied(value, memo)
+        duplicate.__dict__[name] = value
+
+
+def _known_of(module: nn.Module, copies: Mapping[int, nn.Module]) -> dict[int, Any]:
+    """The tensors of a module and of its attributes, which stand for themselves, and bound methods, by ``id``."""
+    tensors: list[torch.Tensor | None] = [*module._parameters.values(), *module._buffers.values()]
+    methods: dict[int, Any] = {}
+    for _, value in attributes(module):
+        for leaf in tree_leaves(value) if isinstance(value, _CONTAINERS) and value else (value,):
+            if isinstance(leaf, torch.Tensor):
+                tensors.append(leaf)
+            elif isinstance(leaf, nn.Module):
+                tensors += [*leaf.parameters(), *leaf.buffers()]
+            elif isinstance(leaf, MethodType) and id(leaf.__self__) in copies:
+                methods[id(leaf)] = _bound(leaf, copies[id(leaf.__self__)])
+    return {id(tensor): tensor for tensor in tensors if tensor is not None} | methods
+
+
+def _copied(value: Any, memo: dict[int, Any]) -> Any:
+    """What ``copy.deepcopy`` makes of an attribute; the value itself where there is nothing to copy, or no way to."""
+    if id(value) in memo:
+        return memo[id(value)]
+    if isinstance(value, _CONTAINERS):
+        items = (*value.keys(), *value.values()) if isinstance(value, dict) else value
+        if all(map(_is_taken, items)):
+            return copy.copy(value)
+    elif _is_taken(value):
+        return value
+    seen: Any = ChainMap({}, memo)  # of what was copied up to an error, nothing is used
+    try:
+        duplicate = copy.deepcopy(value, seen)
+    except Exception:  # a lock, a generator, a process group
+        return value
+    memo |= seen.maps[0]
+    return duplicate
+
+
+def _is_taken(value: Any) -> bool:
+    kind: Any = type(value)
+    if issubclass(kind, (*_CONTAINERS, nn.Module, MethodType, functools.partial)):
+        return False
+    return issubclass(kind, (torch.Tensor, type)) or _is_of_packages(kind)
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_of_packages(kind: Any) -> bool:
+    return str(kind.__module__).split(".")[0] in _PACKAGES
+
+
+def _rebound(hook: Any, memo: Mapping[int, Any]) -> Any:
+    """A hook that is bound to the copies; other objects that hooks hold stay: what watches a model watches both."""
+    if isinstance(hook, MethodType):
+        return _bound(hook, memo.get(id(hook.__self__), hook.__self__))
+    if type(hook) is functools.partial:
+        args = (memo.get(id(value), value) for value in hook.args)
+        keywords = {name: memo.get(id(value), value) for name, value in hook.keywords.items()}
+        return functools.partial(_rebound(hook.func, memo), *args, **keywords)
+    return memo.get(id(hook), hook)
+
+
+def _bound(method: MethodType, owner: Any) -> Any:
+    """A method of another object, whose class may have its own of that name."""
+    return (
+        MethodType(method.__func__, owner) if type(owner) is type(method.__self__) else getattr(owner, method.__name__)
+    )
+
+
+def is_shared(module: nn.Module) -> bool:
+    """Whether a module is never copied: ScriptModules, and managed collisions.
+
+    Managed collisions keep what they have seen partly in buffers and partly in Python numbers: a copy that shares the
+    buffers but counts by itself would corrupt them.
+    """
+    return isinstance(module, (torch.jit.ScriptModule, ManagedCollisionCollection, ManagedCollisionModule))
+
+
+def own_modules(root: nn.Module) -> list[nn.Module]:
+    """The modules of a copy that it does not share with the original."""
+    shared = {id(inside) for module in root.modules() if is_shared(module) for inside in module.modules()}
+    return [module for module in root.modules() if id(module) not in shared]
+
+
+def attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """The plain attributes of a module, by name: no registries, no hooks, and nothing that ``torch.compile`` made."""
+    if not isinstance(module, OptimizedModule):
+        for name, value in module.__dict__.items():
+            if name not in _REGISTRIES and not holds_hooks(name) and name != "_compiled_call_impl":
+                yield name, value
+
+
+def copy_with_tensors(root: nn.Module) -> nn.Module:
+    """A deep copy of ``root``, whose converted collections run the graphs of the original.
+
+    ``copy.deepcopy`` by itself runs their passes again.
+    """
+    uninitialized: Any = UninitializedBuffer
+    memo: dict[int, Any] = {}
+    for module in root.modules():
+        for buffer in module._buffers.values():
+            if isinstance(buffer, UninitializedBuffer):  # deepcopy cannot copy these
+                memo[id(buffer)] = uninitialized(buffer.requires_grad, buffer.device, buffer.dtype)
+        for value in module.__dict__.values():
+            if type(value) in (dict, OrderedDict, list, set) and not value:
+                memo[id(value)] = type(value)()  # a module has a dozen of these, at which deepcopy is slow
+    before = COPIES_RUN_THE_SAME.set(True)
+    try:
+        duplicate: nn.Module = copy.deepcopy(root, memo)
+    finally:
+        COPIES_RUN_THE_SAME.reset(before)
+    return duplicate
+
+
+def compiled_in_place(root: nn.Module) -> list[str]:
+    """Paths of modules on which ``Module.compile()`` was called: their copies run uncompiled."""
+    calls = {path: module._compiled_call_impl for path, module in root.named_modules()}
+    return [path for path, call in calls.items() if not isinstance(call, CatchingCall | None)]
+
+
+def replace_in_place(root: nn.Module, replacements: Mapping[int, nn.Module]) -> None:
+    """Put each replacement wherever ``root`` registers the original, or an attribute, list, dict or helper holds it."""
+    known: dict[int, Any] = dict(replacements)
+    alive: list[Any] = []  # an id is unique only as long as its object is alive
+
+    def replaced(value: Any) -> Any:
+        if _is_taken(value) or id(value) in known:
+            return known.get(id(value), value)
+        known[id(value)] = value
+        alive.append(value)
+        if isinstance(value, MethodType):
+            owner = replaced(value.__self__)
+            return value if owner is value.__self__ else _bound(value, owner)
+        if type(value) is functools.partial:
+            keywords = {name: replaced(item) for name, item in value.keywords.items()}
+            return functools.partial(replaced(value.func), *map(replaced, value.args), **keywords)
+        if type(value) is tuple:
+            known[id(value)] = tuple(map(replaced, value))
+        elif type(value) is list:
+            value[:] = map(replaced, value)
+        elif isinstance(value, dict):
+            value.update({key: replaced(item) for key, item in value.items()})
+        else:
+            for name, item in list(getattr(value, "__dict__", {}).items()):
+                value.__dict__[name] = replaced(item)
+        return known[id(value)]
+
+    replaced(root)
 
 
 def refuse_fully_sharded(root: nn.Module, what_to_do: str) -> None:
@@ -75,131 +266,6 @@ def refuse_fully_sharded(root: nn.Module, what_to_do: str) -> None:
                 module_path=path,
                 what_to_do=what_to_do,
             )
-
-
-def copy_with_tensors(root: nn.Module) -> nn.Module:
-    """A deep copy of ``root``, whose functions, bound methods and weak references also refer to the copy.
-
-    ``copy.deepcopy`` shares these, so its copy would call modules of the original. Converted collections of the copy
-    run the graphs of the original, where ``copy.deepcopy`` runs the passes again.
-    """
-    uninitialized: Any = UninitializedBuffer
-    modules = list(root.modules())
-    memo: dict[int, Any] = {
-        id(buffer): uninitialized(buffer.requires_grad, buffer.device, buffer.dtype)
-        for module in modules
-        for buffer in module._buffers.values()
-        if isinstance(buffer, UninitializedBuffer)  # deepcopy cannot copy these
-    }
-    memo |= _empty_containers(modules)
-    before = COPIES_RUN_THE_SAME.set(True)
-    try:
-        duplicate = copy.deepcopy(root, memo)
-    finally:
-        COPIES_RUN_THE_SAME.reset(before)
-    copies = {id(module): memo[id(module)] for module in modules if id(module) in memo}
-    _rewire(duplicate, copies, inplace=False)
-    return duplicate
-
-
-def _empty_containers(modules: list[nn.Module]) -> dict[int, Any]:
-    """A new one for each empty container of a module, by ``id``: it has a dozen, at which deepcopy is slow."""
-    return {
-        id(value): type(value)()
-        for module in modules
-        for value in module.__dict__.values()
-        if type(value) in (dict, OrderedDict, list, set) and not value
-    }
-
-
-def compiled_in_place(root: nn.Module) -> list[str]:
-    """Paths of modules on which ``Module.compile()`` was called: their copies run uncompiled."""
-    return [path for path, module in root.named_modules() if module._compiled_call_impl is not None]
-
-
-def replace_in_place(root: nn.Module, replacements: Mapping[int, nn.Module]) -> None:
-    """Put each replacement wherever ``root`` registers the original or refers to it by plain attributes."""
-    _rewire(root, replacements, inplace=True)
-
-
-def _rewire(root: nn.Module, replacements: Mapping[int, nn.Module], inplace: bool) -> None:
-    modules, replaced = _reached(root, replacements)
-    for module in modules:
-        for name, child in module._modules.items():
-            if child is not None and id(child) in replacements:
-                module._modules[name] = replacements[id(child)]
-    _redirect(modules, replaced, replacements, inplace, containers=False)
-
-
-def _redirect(
-    modules: list[nn.Module],
-    replaced: list[nn.Module],
-    others: Mapping[int, nn.Module],
-    inplace: bool,
-    containers: bool,
-) -> None:
-    """Let plain attributes and hooks of ``modules``, or of their copies, refer to other modules.
-
-    Args:
-        replaced: modules whose replacements have taken over attributes.
-        others: the copy or replacement of each module, by ``id`` of the original.
-        containers: also copy plain containers that refer to none of these modules.
-    """
-    owners = []
-    for module in modules:
-        edges = [(name, value) for name, value in attributes(module) if containers or not is_atom(value)]
-        owners.append((module, others.get(id(module), module), edges))
-    for module in replaced:
-        replacement = others[id(module)]
-        owners.append((replacement, replacement, list(_carried(module, replacement))))
-    edges_of_owners = [("", owner, [*edges, *(hooks_of(owner) if inplace else ())]) for owner, _, edges in owners]
-    references = References(others, edges_of_owners)
-    rewiring = Rewiring(others, references, inplace)
-    for owner, target, edges in owners:
-        if target is owner and id(owner) in others:  # the copy shares it with the original
-            continue
-        for name, value in edges:
-            if containers or rewiring.leads(value):
-                set_attribute(target, name, rewiring.rewired(value))
-        for _, hooks in hook_registries(target):  # the hooks stay where their handles expect them
-            hooks.update({key: rewiring.rewired_hook(hook) for key, hook in hooks.items()})
-    rewiring.finish()
-    for _, target, _ in owners:
-        if isinstance(target, OptimizedModule):
-            target._initialize()  # compiles the copy, not the original
-
-
-def _reached(root: nn.Module, replacements: Mapping[int, nn.Module]) -> tuple[list[nn.Module], list[nn.Module]]:
-    """Every module of ``root`` that is not inside a replaced one, and those that are replaced."""
-    reached: dict[int, nn.Module] = {}
-    replaced: dict[int, nn.Module] = {}
-    waiting = [root]
-    while waiting:
-        module = waiting.pop()
-        if id(module) in replacements:
-            replaced[id(module)] = module
-        elif id(module) not in reached:
-            reached[id(module)] = module
-            if not is_shared(module):
-                waiting += [child for child in module._modules.values() if child is not None]
-    return list(reached.values()), list(replaced.values())
-
-
-def _carried(original: nn.Module, replacement: nn.Module) -> Iterator[Edge]:
-    """Plain attributes that a replacement took over from the original."""
-    own: Any = getattr(replacement, "own_names", frozenset)()
-    for name, value in attributes(replacement):
-        if name in original.__dict__ and name not in own:
-            yield name, value
-
-
-def _copy_registry(key: str, value: Any, copies: Mapping[int, nn.Module]) -> Any:
-    if key == "_modules":
-        return {name: None if child is None else copies[id(child)] for name, child in value.items()}
-    if key == "_compiled_call_impl":
-        return None  # Module.compile() bound it to the original; see `compiled_in_place`
-    is_hooks = holds_hooks(key) and isinstance(value, dict)
-    return value.copy() if key in REGISTRIES or is_hooks else value
 
 
 def carry_hooks(source: nn.Module, replacement: nn.Module) -> None:

@@ -8,16 +8,15 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
 from recfx.collections.copy_modules import compiled_in_place
+from recfx.collections.replaced import REPLACED
 from recfx.collections.sharding.collection import sharded_collections
 from recfx.conversion.request import Request
-from recfx.discovery.bypass import bypassed
-from recfx.discovery.classify import CONVERTIBLE
 from recfx.discovery.discover import Discovery
 from recfx.discovery.sample import Sample
 from recfx.errors import ConversionError, Diagnostic
 from recfx.replacement.conversion_record import Conversion
 from recfx.verification.verify import verify
-from recfx.verification.verify_report import DIFFERENT, EQUAL, REFUSED_SAMPLE, SKIPPED, VerifyReport
+from recfx.verification.verify_report import DIFFERENT, REFUSED_SAMPLE, SKIPPED, VerifyReport
 
 # Verification holds up to three copies of the parameters plus gradients: larger models are verified only on request.
 MOST_BYTES_VERIFIED = 2 * 2**30
@@ -32,46 +31,19 @@ def compile_dropped(model: nn.Module, inplace: bool) -> list[Diagnostic]:
     return [Diagnostic("compile_dropped", path, message, what_to_do) for path in compiled_in_place(model)]
 
 
-def read_but_not_called(discovery: Discovery) -> list[Diagnostic]:
-    """Collections that code also reaches from places that a conversion cannot change, of which it calls nothing."""
-    return [
-        Diagnostic(
-            "bypass_not_called",
-            finding.path,
-            f"{finding.never_called}. The source shows that nothing is called from there, where the original stays.",
-            "if the code asks whether the model itself is there, put the converted model there.",
-        )
-        for finding in discovery.of(CONVERTIBLE)
-        if finding.never_called
-    ]
-
-
 def check_conversion(
     model: nn.Module, converted: nn.Module, asked: Request, conversion: Conversion, discovery: Discovery
 ) -> list[Diagnostic]:
     """Compare the converted model, not sharded yet, with the original; add the report to ``conversion``, and return its
-    notes. Raises ``sample_failed``, ``verification_failed``, or the code of a call that bypasses the modules.
+    notes. Raises ``sample_failed``, ``verification_failed`` or ``replaced_collection_called``.
     """
     skipped = _why_not_verified(model, asked.call, bool(asked.verify))
     if skipped is None:
         assert asked.call is not None
         report = conversion.verification = verify(model, converted, asked.call)
         _note_calls(report, discovery, conversion)
-        skipped = _judge(report, discovery)
-    else:
-        _refuse_suspected(discovery, None)
-    cleared = [
-        Diagnostic(
-            "bypass_not_called",
-            finding.path,
-            "the sample calls it only through the model's modules, but other inputs might not: "
-            f"{finding.suspected.message}",
-            "let the model reach it through attributes of its modules only.",
-        )
-        for finding in discovery.of(CONVERTIBLE)
-        if finding.suspected is not None
-    ]
-    return cleared if skipped is None else [skipped, *cleared]
+        skipped = _judge(report)
+    return [] if skipped is None else [skipped]
 
 
 def _why_not_verified(model: nn.Module, call: Sample | None, whatever_its_size: bool) -> Diagnostic | None:
@@ -98,8 +70,8 @@ def _why_not_verified(model: nn.Module, call: Sample | None, whatever_its_size: 
 
 
 def _note_calls(report: VerifyReport, discovery: Discovery, conversion: Conversion) -> None:
-    """What was counted overrules the trace, which enters neither hooks nor a ``forward`` that is put on a module."""
-    called = {path for path, calls in report.calls.items() if calls}
+    """What was run overrules the trace, which enters neither hooks nor a ``forward`` that is put on a module."""
+    called = report.called
     for finding in discovery.findings:
         if finding.found == "never called" and called.intersection(finding.paths):
             finding.found = "traced"
@@ -111,9 +83,8 @@ def _note_calls(report: VerifyReport, discovery: Discovery, conversion: Conversi
     ]
 
 
-def _judge(report: VerifyReport, discovery: Discovery) -> Diagnostic | None:
+def _judge(report: VerifyReport) -> Diagnostic | None:
     """Refuse a conversion that differs from the original; if nothing could be compared, the note says why."""
-    _refuse_suspected(discovery, report)
     for check in report.of(DIFFERENT):
         if check.where == REFUSED_SAMPLE:
             raise ConversionError(
@@ -123,7 +94,7 @@ def _judge(report: VerifyReport, discovery: Discovery) -> Diagnostic | None:
             )
     for check in report.of(DIFFERENT):
         if check.what == "calls":
-            raise ConversionError.of(bypassed(check.where, check.message))
+            raise ConversionError(check.message, reason=REPLACED, module_path=check.where, what_to_do=check.what_to_do)
     if report.of(DIFFERENT):
         raise ConversionError(
             f"the converted model does not agree with the original.\n{report}",
@@ -140,16 +111,3 @@ def _judge(report: VerifyReport, discovery: Discovery) -> Diagnostic | None:
             what_to_do=first.what_to_do or "pass one call of the model that works, or verify=False.",
         )
     return Diagnostic("verification_skipped", "", first.message, "compare outputs yourself.")
-
-
-def _refuse_suspected(discovery: Discovery, report: VerifyReport | None) -> None:
-    """Refuse collections that may be called other than through the model's modules, unless verification clears them.
-
-    It clears them if both modes were compared and the number of calls agrees.
-    """
-    for finding in discovery.of(CONVERTIBLE):
-        counted = set() if report is None else {
-            check.mode for check in report.of(EQUAL) if check.what == "calls" and check.where == finding.path
-        }  # fmt: skip
-        if finding.suspected is not None and (report is None or not report.ok or counted != {"train", "eval"}):
-            raise ConversionError.of(finding.suspected)

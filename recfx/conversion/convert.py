@@ -15,6 +15,7 @@ from recfx.collections.converted_collection import ConvertedCollection, converte
 from recfx.collections.copy_modules import copy_modules, replace_in_place
 from recfx.collections.devices import usable_device
 from recfx.collections.first_use import first_use
+from recfx.collections.replaced import catch_calls, refuse_calls
 from recfx.collections.sharding.collection import leave_to_collections, sharded_collections
 from recfx.collections.whole_graph import WholeGraph
 from recfx.collections.wrappers import unwrap
@@ -173,6 +174,7 @@ def _convert(model: nn.Module, asked: Request, done: Callable[[str], None], read
     with TableResizing(model) as resizing:
         decision = decide(model, asked, resizing, done=done)
         converted = model if decision.converted is None else decision.converted
+        replaced = decision.replaced_in(model)
         replacements = decision.replacements
         if asked.shards:
             before, in_place = converted, asked.inplace and decision.converted is None
@@ -192,6 +194,10 @@ def _convert(model: nn.Module, asked: Request, done: Callable[[str], None], read
             guard_loading(converted)
         converted = converted if whole is None else whole
         resizing.keep()
+        for path, original in replaced.items() if asked.inplace else ():
+            refuse_calls(original, path)
+        if replaced and not asked.inplace and "" not in replaced:  # otherwise, nothing of the user's runs
+            catch_calls(converted, replaced)
         done("make a whole graph" if asked.whole_graph else "place, and patch")
     return converted
 

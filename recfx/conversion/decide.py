@@ -13,13 +13,11 @@ from recfx.collections.converted_collection import ConvertedCollection
 from recfx.collections.copy_modules import copy_modules, refuse_fully_sharded
 from recfx.collections.devices import usable_device
 from recfx.collections.kinds import kind_of, standard_kind
-from recfx.conversion.check_conversion import check_conversion, compile_dropped, read_but_not_called
+from recfx.conversion.check_conversion import check_conversion, compile_dropped
 from recfx.conversion.request import DEFAULT_HASHING, Request, declared_ranges
-from recfx.discovery.bypass import held_by_hooks
 from recfx.discovery.classify import CONVERTED, CONVERTIBLE, KEPT, REFUSED, SHARDED_BY_TORCHREC, Finding
 from recfx.discovery.discover import Discovery, discover
 from recfx.errors import GROW, ConversionError, Diagnostic, did_you_mean
-from recfx.ir.tables import IdRange
 from recfx.replacement.conversion_record import Conversion, attach_conversion, conversion_of, recorded
 from recfx.replacement.dedup import dedup_of
 from recfx.replacement.managed_collisions import TakenOver, take_over
@@ -42,6 +40,11 @@ class Decision:
     refusals: list[Diagnostic] = field(default_factory=list)
     taken_over: TakenOver | None = None
 
+    def replaced_in(self, model: nn.Module) -> dict[str, nn.Module]:
+        """The collections of ``model`` whose places others take, by path."""
+        ids = {*self.replacements, *({} if self.taken_over is None else self.taken_over.places.values())}
+        return {path: module for path, module in model.named_modules() if id(module) in ids}
+
     def places_in(self, converted: nn.Module) -> dict[int, nn.Module]:
         """What has taken the place of managed-collision collections in ``converted``, by ``id`` of the original."""
         places = {} if self.taken_over is None else self.taken_over.places
@@ -62,7 +65,7 @@ def decide(
     kept a collection that could be converted by default; ``done`` is told the name of each stage when it ends.
     """
     taken_over = take_over(model, shards=asked.shards) if asked.managed_collisions == "convert" else TakenOver(model)
-    discovery = discover(taken_over.model, asked.call, calls_are_counted=asked.verifies and not asked.keeps)
+    discovery = discover(taken_over.model, asked.call)
     taken_over.mark(discovery)
     if kept_before is not None:
         for finding in discovery.of(CONVERTIBLE):
@@ -121,7 +124,7 @@ def decide(
         mark_shared_weights(decision.converted)
         done("replace, and run the passes")
         conversion = decision.conversion = recorded(discovery, asked.on_unsupported, before=conversion_of(model))
-        conversion.notes += compile_dropped(model, asked.inplace) + read_but_not_called(discovery)
+        conversion.notes += compile_dropped(model, asked.inplace)
         conversion.notes += taken_over.notes(discovery, decision.replacements)
         converted = [(finding, decision.replacements[id(finding.module)]) for finding in discovery.of(CONVERTIBLE)]
         conversion.notes += notes_on_tied(taken_over.model, converted)
@@ -131,8 +134,6 @@ def decide(
         if asked.verifies:
             conversion.notes += check_conversion(model, decision.converted, asked, conversion, discovery)
             done("verify")
-        if conversion.verification is None and not asked.inplace:  # no calls were counted
-            conversion.notes += held_by_hooks(decision.converted, model, discovery.findings)
     return decision
 
 
@@ -163,9 +164,7 @@ def _refuse_rest_on_meta(model: nn.Module, discovery: Discovery) -> None:
 
 
 def _declare_id_ranges(discovery: Discovery, asked: Request) -> None:
-    """Add the declared ``id_ranges`` to the findings; where the trace knows more, its range is narrowed by them. Graphs
-    that are there already were made without them.
-    """
+    """Add the declared ``id_ranges`` to the findings; graphs that are there already were made without them."""
     if asked.id_ranges is None:
         return
     ranges = declared_ranges(asked.id_ranges)
@@ -174,7 +173,7 @@ def _declare_id_ranges(discovery: Discovery, asked: Request) -> None:
         features = _features_of(finding)
         read |= features
         for feature in features & ranges.keys():
-            finding.id_ranges[feature] = _narrowed(finding.id_ranges.get(feature), ranges[feature])
+            finding.id_ranges[feature] = ranges[feature]
     converted = {name: finding for finding in discovery.of(CONVERTED) for name in _features_of(finding) - read}
     for feature in sorted(ranges.keys() & converted.keys()):
         raise _already_converted(converted[feature], f"an id range of feature {feature!r}")
@@ -190,15 +189,6 @@ def _declare_id_ranges(discovery: Discovery, asked: Request) -> None:
 def _features_of(finding: Finding) -> set[str]:
     configs = kind_of(finding.module).configs_of(finding.module)
     return {feature for config in configs for feature in config.feature_names}
-
-
-def _narrowed(traced: IdRange | None, declared: IdRange) -> IdRange:
-    if traced is None or traced.upper < declared.lower or declared.upper < traced.lower:
-        return declared
-    if declared.lower <= traced.lower and traced.upper <= declared.upper:
-        return traced
-    lower, upper = max(traced.lower, declared.lower), min(traced.upper, declared.upper)
-    return IdRange(lower, upper, f"{traced.proof}; {declared.proof}")
 
 
 def _refuse_unsupported(discovery: Discovery, on_unsupported: str) -> None:

@@ -113,7 +113,7 @@ def declared_ranges(declared: Any) -> dict[str, IdRange]:
         assert upper is not None
         if lower > upper:
             raise _invalid(f"id_ranges has {feature!r}: {given!r}, whose lowest id is above the highest.", what_to_do)
-        ranges[feature] = IdRange(lower, upper, f"declared for feature {feature!r}", is_declared=True)
+        ranges[feature] = IdRange(lower, upper)
     return ranges
 
 

@@ -11,8 +11,7 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from recfx.collections.converted_collection import ConvertedCollection, converted_collections
-from recfx.collections.copy_modules import carry_hooks, copy_modules, refuse_fully_sharded
-from recfx.collections.object_kinds import own_modules
+from recfx.collections.copy_modules import carry_hooks, copy_modules, own_modules, refuse_fully_sharded
 from recfx.collections.whole_graph import WholeGraph, share_children
 from recfx.conversion.known_value import known_value
 from recfx.discovery.attribute_reads import AttributeReads

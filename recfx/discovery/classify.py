@@ -24,6 +24,7 @@ from torchrec.quant.embedding_modules import EmbeddingCollection as QuantEmbeddi
 
 from recfx.collections.converted_collection import ConvertedCollection
 from recfx.collections.kinds import KINDS, standard_kind
+from recfx.collections.replaced import REPLACED, is_replaced
 from recfx.collections.sharding.collection import sharded_collections
 from recfx.errors import Diagnostic, Severity
 from recfx.ir.meta import SourceLocation
@@ -47,11 +48,9 @@ class Finding:
         source: the line that calls it, or the class that holds it.
         call_sites: all lines that were seen to call it, in the order of the calls.
         calls: how often one forward calls it, as far as the trace can see.
-        id_ranges: the ranges that its ids are in, by feature, as far as the trace can see.
-        never_called: how code reaches it other than through the model's modules, if nothing calls it from there.
+        id_ranges: the ranges that its ids are declared to be in, by feature.
         learned: what a managed-collision module has learned of each table, if it is taken over
             (``recfx.hashing.learned_maps``).
-        suspected: the refusal, if code may call it other than through the model's modules; a sample can clear it.
     """
 
     module: nn.Module
@@ -62,8 +61,6 @@ class Finding:
     source: SourceLocation | None = None
     call_sites: tuple[SourceLocation, ...] = ()
     calls: int = 0
-    never_called: str = ""
-    suspected: Diagnostic | None = None
     id_ranges: dict[str, IdRange] = field(default_factory=dict)
     learned: dict[str, Any] = field(default_factory=dict)
 
@@ -140,6 +137,12 @@ def classify(module: nn.Module, path: str) -> Finding | None:
             "optimizer.",
         )
     if (kind := standard_kind(module)) is not None:
+        if is_replaced(module):
+            return refused(
+                REPLACED,
+                "it has been replaced by a converted collection, in place.",
+                "convert the model that holds the converted one, or recfx.unconvert that model first.",
+            )
         if type(module).forward is not kind.standard.forward or "forward" in module.__dict__:
             return refused(
                 "own_forward",

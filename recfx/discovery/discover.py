@@ -8,25 +8,20 @@ from __future__ import annotations
 
 import functools
 import inspect
-import operator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import fx, nn
 
-from recfx.collections.copy_modules import copy_modules
-from recfx.collections.kinds import kind_of
-from recfx.collections.object_kinds import own_modules
+from recfx.collections.copy_modules import copy_modules, own_modules
+from recfx.collections.replaced import refuse_calls
 from recfx.collections.wrappers import unwrap
-from recfx.discovery.bypass import BYPASSED, bypassed, find_bypassed, put_back
 from recfx.discovery.classify import CONVERTIBLE, Finding, classify
-from recfx.discovery.id_ranges import IdRanges
 from recfx.discovery.sample import Sample
 from recfx.discovery.shallow_tracer import ShallowTracer, rollback_of, source_of, trace_graph
 from recfx.errors import Diagnostic
 from recfx.ir.meta import SourceLocation
-from recfx.ir.tables import IdRange
 
 
 @dataclass
@@ -40,23 +35,12 @@ class Discovery:
         return [finding for finding in self.findings if finding.status == status]
 
 
-def discover(model: nn.Module, sample: Sample | None = None, *, calls_are_counted: bool = False) -> Discovery:
-    """Find the collections of ``model``; changes nothing, and traces nothing without a sample. Unless the caller will
-    verify the conversion, and so count calls, suspected collections are refused here.
-    """
+def discover(model: nn.Module, sample: Sample | None = None) -> Discovery:
+    """Find the collections of ``model``; changes nothing, and traces nothing without a sample."""
     findings: dict[int, Finding] = {}
     _walk(model, "", None, findings, set())
     discovery = Discovery(list(findings.values()))
-    find_bypassed(model, discovery.findings)
-    if not calls_are_counted:
-        for finding in discovery.of(CONVERTIBLE):
-            if finding.suspected is not None:
-                finding.refuse(finding.suspected)
-    # A trace runs the model's code, which would change the user's own objects if it reached them.
-    reaches_originals = any(
-        finding.suspected or finding.never_called or finding.reason == BYPASSED for finding in discovery.findings
-    )
-    if sample is not None and not reaches_originals:
+    if sample is not None:
         _confirm_by_trace(model, sample, discovery)
     return discovery
 
@@ -102,15 +86,8 @@ def _confirm_by_trace(model: nn.Module, sample: Sample, discovery: Discovery) ->
     called: set[int] = set()
     hidden: set[int] = set()
     seen: set[tuple[str, str]] = set()
-    ranges: dict[int, list[dict[str, IdRange]]] = {}  # one dict per call, by collection
-    originals: dict[int, nn.Module] = {}  # by id of the traced copy
-    traced: list[nn.Module] = []
     for training in (True, False):
         root, copies = copy_modules(unwrap(model))
-        for module in unwrap(model).modules():
-            if copies.get(id(module), module) is not module:
-                originals[id(copies[id(module)])] = module
-                traced.append(copies[id(module)])
         set_mode(root, training)
         _own_tensor_attributes(root)
         leaves = {id(copies[key]): key for key in findings if key in copies}
@@ -122,7 +99,6 @@ def _confirm_by_trace(model: nn.Module, sample: Sample, discovery: Discovery) ->
             hidden |= set(findings)
             graph = fx.Graph()
         counts: dict[int, int] = {}
-        id_ranges = IdRanges(graph, root, _inputs(graph, sample))
         for node in graph.nodes:
             if node.op == "call_module":
                 module = root.get_submodule(str(node.target))
@@ -130,9 +106,6 @@ def _confirm_by_trace(model: nn.Module, sample: Sample, discovery: Discovery) ->
                     counts[leaves[id(module)]] = counts.get(leaves[id(module)], 0) + 1
                     finding = findings[leaves[id(module)]]
                     called.add(id(finding.module))
-                    if finding.status == CONVERTIBLE:
-                        known = id_ranges.of_call(node, _features(finding.module))
-                        ranges.setdefault(leaves[id(module)], []).append(known)
                     site = source_of(node)
                     if site is not None and site not in finding.call_sites:
                         finding.call_sites += (site,)
@@ -146,33 +119,11 @@ def _confirm_by_trace(model: nn.Module, sample: Sample, discovery: Discovery) ->
             if (rollback.path, rollback.message) not in seen:
                 seen.add((rollback.path, rollback.message))
                 discovery.rollbacks.append(rollback)
-    way = put_back(unwrap(model), originals, traced)
-    for finding in discovery.of(CONVERTIBLE) if way else ():
-        finding.refuse(bypassed(finding.path, f"calling the model puts a module of it into {way}"))
+        for finding in discovery.of(CONVERTIBLE):
+            if id(finding.module) in copies:
+                refuse_calls(copies[id(finding.module)], finding.path)  # in case that code keeps it
     for key, finding in findings.items():
         finding.found = "traced" if key in called else "walked" if key in hidden else "never called"
-        if key not in hidden and key in ranges:  # all of its calls were seen
-            finding.id_ranges = _of_all_calls(ranges[key])
-
-
-def _features(collection: nn.Module) -> list[str]:
-    return [feature for config in kind_of(collection).configs_of(collection) for feature in config.feature_names]
-
-
-def _inputs(graph: fx.Graph, sample: Sample) -> dict[str, Any]:
-    """The sample's values by name of the placeholders that stand for them."""
-    names = [str(node.target) for node in graph.nodes if node.op == "placeholder"]
-    return dict(zip(names, sample.args, strict=False)) | sample.kwargs
-
-
-def _of_all_calls(calls: list[dict[str, IdRange]]) -> dict[str, IdRange]:
-    """The ranges of the features of which a range is known in every call."""
-    first, *others = calls
-    return {
-        feature: functools.reduce(operator.or_, (call[feature] for call in others), known)
-        for feature, known in first.items()
-        if all(feature in call for call in others)
-    }
 
 
 def set_mode(root: nn.Module, training: bool) -> None:

@@ -20,9 +20,8 @@ from torch.nn.utils import parametrize
 from recfx.collections.collection import UnshardedCollection
 from recfx.collections.converted_classes import converted_class
 from recfx.collections.converted_collection import ConvertedCollection, converted_collections
-from recfx.collections.copy_modules import copy_modules
+from recfx.collections.copy_modules import copy_modules, own_modules
 from recfx.collections.kinds import kind_of
-from recfx.collections.object_kinds import own_modules
 from recfx.discovery.discover import set_mode
 from recfx.discovery.sample import Sample, change_leaves
 from recfx.errors import ExportError, told_by

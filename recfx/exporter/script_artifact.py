@@ -24,7 +24,7 @@ from torch.jit._recursive import create_script_module, infer_methods_to_compile
 from torch.jit._script import call_prepare_scriptable_func
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-from recfx.collections.object_kinds import own_modules
+from recfx.collections.copy_modules import own_modules
 from recfx.errors import Diagnostic, Severity
 from recfx.exporter.arguments import Pattern, Signature, as_in_file
 from recfx.exporter.buffers import Filling

@@ -25,7 +25,7 @@ import torch
 from torch import fx, nn
 from torch.export import Dim, ExportedProgram
 
-from recfx.collections.object_kinds import own_modules
+from recfx.collections.copy_modules import own_modules
 from recfx.discovery.sample import Sample
 from recfx.discovery.shallow_tracer import with_forward
 from recfx.errors import Diagnostic

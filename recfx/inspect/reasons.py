@@ -20,7 +20,6 @@ from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.fused_params import weight_decay_left_out
 
 _DEFAULT, _SETTINGS = HashConfig(), [field.name for field in fields(HashConfig)]
-_ALL_INT32 = 2**32 - 1  # the width of a range that hashing is not the reason for
 
 
 def table_reasons(table: TableFacts) -> tuple[Diagnostic, ...]:
@@ -130,8 +129,8 @@ def index_left_out(table: TableFacts) -> Diagnostic | None:
     if not spec.never_needs_index or spec.id_range is None or spec.hashing is None:
         return None
     message = (
-        f"its ids are {spec.id_range}, all below dense_rows={spec.hashing.dense_rows}, so they are rows, and its "
-        f"index is never read. Proof: {spec.id_range.proof}."
+        f"its ids are declared to be {spec.id_range}, all below dense_rows={spec.hashing.dense_rows}, so they are "
+        "rows, and its index is never read."
     )
     advice = "nothing: each batch is checked. HashConfig() without more rows than the table has saves the index."
     return Diagnostic("index_left_out", table.module_path, message, advice)
@@ -146,32 +145,14 @@ def index_not_needed(table: TableFacts) -> Diagnostic | None:
     if id_range.lower < 0 or id_range.upper >= spec.num_embeddings:
         return None
     message = (
-        f"its ids are {id_range}, and it has {spec.num_embeddings} rows, but they go through an index, because "
-        f"dense_rows is {spec.hashing.dense_rows}. Proof: {id_range.proof}."
+        f"its ids are declared to be {id_range}, and it has {spec.num_embeddings} rows, but they go through an index, "
+        f"because dense_rows is {spec.hashing.dense_rows}."
     )
     advice = (
         f"give HashConfig(dense_rows={id_range.upper + 1}) or more, so that ids are rows; the index stays if it counts "
         "or evicts ids, which are then not those."
     )
     return Diagnostic("index_not_needed", table.module_path, message, advice)
-
-
-def ids_reduced(table: TableFacts) -> Diagnostic | None:
-    """The model hashes ids itself, so the index gets what is left of them."""
-    spec, id_range = table.spec, table.spec.id_range
-    if id_range is None or id_range.is_declared or not spec.has_index or spec.never_needs_index:
-        return None
-    if id_range.upper - id_range.lower >= _ALL_INT32:
-        return None
-    message = (
-        f"the model makes its ids {id_range} before they reach the index, so ids that this makes equal share a row. "
-        f"Proof: {id_range.proof}."
-    )
-    advice = (
-        "if you did that to hash raw ids, take it out: the index gives every raw id a row of its own; nothing if the "
-        "table is about the reduced ids."
-    )
-    return Diagnostic("ids_reduced", table.module_path, message, advice, Severity.WARNING)
 
 
 def init_fn_rows(table: TableFacts) -> Diagnostic | None:
@@ -216,7 +197,6 @@ _RULES: tuple[Callable[[TableFacts], Diagnostic | None], ...] = (
     index_settings_not_used,
     index_left_out,
     index_not_needed,
-    ids_reduced,
     init_fn_rows,
     data_type_not_honoured,
     virtual_table_not_followed,

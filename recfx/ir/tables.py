@@ -36,28 +36,17 @@ class KeyOrder(tuple[str, ...]):
 
 @dataclass(frozen=True)
 class IdRange:
-    """A range that contains all ids of a feature, as they reach its collection.
-
-    Args:
-        lower: the lowest id that may come.
-        upper: the highest id that may come.
-        proof: why, in words: what the model does to its ids, and where; or that the user has declared it.
-        is_declared: whether only the user says so, and nothing that the model does.
-    """
+    """The lowest and the highest id that are declared for a feature, as its ids reach their collection."""
 
     lower: int
     upper: int
-    proof: str
-    is_declared: bool = False
 
     def __str__(self) -> str:
         return f"{self.lower} to {self.upper}"
 
     def __or__(self, other: IdRange) -> IdRange:
         """The range of ids that are in one or the other."""
-        proof = self.proof if other.proof in self.proof else f"{self.proof}; {other.proof}"
-        is_declared = self.is_declared and other.is_declared
-        return IdRange(min(self.lower, other.lower), max(self.upper, other.upper), proof, is_declared)
+        return IdRange(min(self.lower, other.lower), max(self.upper, other.upper))
 
 
 @dataclass(frozen=True, repr=False)
@@ -84,7 +73,7 @@ class TableSpec(Frozen):
         shard_keys: the keys of a shard in the output; ``embedding_names`` are its keys among the keys of its rank.
         first_row: the table's row at which a shard begins.
         first_column: the table's column at which a shard begins.
-        id_range: the range that all of its ids are known to be in.
+        id_range: the range that all of its ids are declared to be in.
         dedup: what the user says about sending each of its different ids once, if it is sharded.
     """
 
@@ -144,7 +133,7 @@ class TableSpec(Frozen):
 
     @property
     def never_needs_index(self) -> bool:
-        """Whether all of its ids are known to be below ``dense_rows``: they are rows, though it has an index."""
+        """Whether all of its ids are declared to be below ``dense_rows``: they are rows, though it has an index."""
         if self.id_range is None or self.hashing is None or not self.has_index or self.shard_of:
             return False
         counts = self.evicts or self.admits  # then the index keeps an account of all ids

@@ -1,6 +1,6 @@
-"""elide_hash: removes hashing for tables whose ids are proved to be their rows.
+"""elide_hash: removes hashing for tables whose ids are declared to be their rows.
 
-If all ids of a table are known to be below ``dense_rows`` (``TableSpec.id_range``), its index would never be read:
+If all ids of a table are declared to be below ``dense_rows`` (``TableSpec.id_range``), its index would never be read:
 ``select_features`` checks that range, too. The pass takes such a table out of ``hash_ids``, which goes if it has no
 table left, and turns a MEAN that ran as SUM because of hashing back into a MEAN.
 """
@@ -21,7 +21,7 @@ def elide_hash(graph: OperatorGraph) -> PassResult:
         for name, table in {table.table_name: table for table in indexed}.items():
             message = f"ids of table {name!r} are raw: rows beyond dense_rows need its index."
             if table.id_range is not None:
-                message += f" Its ids are {table.id_range}: {table.id_range.proof}."
+                message += f" Its ids are declared to be {table.id_range}."
             declined.append(Diagnostic("has_index", graph.collection(node).name, message, node=node.name))
         kept = tuple(table.name for table in indexed)
         if kept == hashed:

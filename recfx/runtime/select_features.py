@@ -261,12 +261,10 @@ class SelectFeatures(NodeModule):
         if table.never_needs_index:
             return IdRangeError(
                 f"id {id_} of feature {self.feature_names[feature]!r} is out of range for table {table.name!r}, whose "
-                f"index was left out because its ids were known to be {table.id_range}: "
-                f"{'' if table.id_range is None else table.id_range.proof}.",
+                f"index was left out because its ids were declared to be {table.id_range}.",
                 reason="id_out_of_range",
                 module_path=self.collection,
-                what_to_do="convert again, with a sample of the model as it is now, and with id_ranges that hold; or "
-                "convert without a sample.",
+                what_to_do="convert again, with id_ranges that hold, or without.",
             )
         return IdRangeError(
             f"id {id_} of feature {self.feature_names[feature]!r} is out of range for table "

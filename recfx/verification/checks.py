@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -17,39 +17,17 @@ from recfx.verification.verify_report import DIFFERENT, EQUAL, Check
 @dataclass(frozen=True)
 class Checker:
     """Compares the step of the original with that of the converted model. Rows of ``masked`` weights may differ if the
-    batch did not use them: the dense rule updates them, the fused rule does not. With ``counts_calls``, every
-    collection must be called as often as in the original; ``way_around`` says how the original's modules are reached.
+    batch did not use them: the dense rule updates them, the fused rule does not.
     """
 
     collections: Mapping[str, UnshardedCollection]
     masked: frozenset[str]
     rtol: float
     atol: float
-    counts_calls: bool
-    way_around: Callable[[], str]
-
-    def of_calls(self, mode: str, batch: str, expected_run: Run, actual_run: Run) -> list[Check]:
-        """Check that every collection is called as often as in the original, and that no original one is called."""
-        if not self.counts_calls:
-            return []
-        checks = []
-        for path in [path for path in self.collections if path in expected_run.calls]:
-            expected, actual = expected_run.calls[path], actual_run.calls[path]
-            if expected == actual and path not in actual_run.originals:
-                checks.append(Check(mode, batch, "calls", path, EQUAL))
-                continue
-            if path in actual_run.originals:
-                message = "the converted model calls the original collection"
-            else:
-                message = f"{actual} calls of the converted collection, but the original's is called {expected} times"
-            way = self.way_around()
-            message += f"; it reaches the original's modules through {way}" if way else ""
-            checks.append(Check(mode, batch, "calls", path, DIFFERENT, float(abs(actual - expected)), message))
-        return checks
 
     def of_runs(self, mode: str, batch: str, expected_run: Run, actual_run: Run) -> list[Check]:
-        """Calls first, then all values by name."""
-        checks = self.of_calls(mode, batch, expected_run, actual_run)
+        """All values by name."""
+        checks = []
         for what in COMPARED:
             expected, actual = getattr(expected_run, what), getattr(actual_run, what)
             for where in sorted(set(expected) | set(actual)):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -17,9 +16,8 @@ from recfx.collections.collection import unsharded_collections
 from recfx.collections.converted_collection import converted_collections
 from recfx.collections.copy_modules import copy_with_tensors
 from recfx.collections.kinds import kind_of, standard_kind
-from recfx.collections.whole_graph import WholeGraph
+from recfx.collections.replaced import REPLACED
 from recfx.collections.wrappers import unwrap
-from recfx.discovery.bypass import put_back, way_around
 from recfx.discovery.sample import Sample, fixed_randomness
 from recfx.errors import ConversionError, RecfxError, told_by
 from recfx.runtime.training_checks import on_a_copy
@@ -35,7 +33,6 @@ from recfx.verification.reference_model import (
 from recfx.verification.run_step import Run, run_step
 from recfx.verification.verify_report import (
     DIFFERENT,
-    EQUAL,
     NOT_REPRODUCIBLE,
     REFUSED_SAMPLE,
     SKIPPED,
@@ -51,10 +48,13 @@ class Comparison:
         self.original, self.converted = original, converted
         self.checks: list[Check] = []
         self.tables: dict[str, dict[str, dict[str, float]]] = {}
-        self.calls: dict[str, int] = {}
+        self.called: set[str] = set()
         self.collections = unsharded_collections(converted)
+        kept = {id(module) for module in converted.modules()}
         self.originals = {
-            path: module for path, module in original.named_modules() if standard_kind(module) is not None
+            path: module
+            for path, module in original.named_modules()
+            if standard_kind(module) is not None and id(module) not in kept
         }
         fused = {
             kind_of(collection).weight_name(path, table): optimizer
@@ -64,12 +64,10 @@ class Comparison:
         self.fused = set(fused)
         # Only here may rows that the batch did not use differ: the dense rule updates them, the fused one does not.
         masked = frozenset(name for name, optimizer in fused.items() if optimizer.differs_from_dense_rule)
-        counts_calls = not isinstance(converted, WholeGraph)  # a graph leaves out calls whose results are not used
-        self._copies: list[tuple[weakref.ref[nn.Module], nn.Module]] = []  # of modules, and what each stands for
-        self.checker = Checker(self.collections, masked, rtol, atol, counts_calls, self._way_around)
+        self.checker = Checker(self.collections, masked, rtol, atol)
 
     def report(self) -> VerifyReport:
-        return VerifyReport(tuple(self.checks), self.tables, self.checker.rtol, self.checker.atol, self.calls)
+        return VerifyReport(tuple(self.checks), self.tables, self.checker.rtol, self.checker.atol, self.called)
 
     def check_indexes(self) -> None:
         """Every index must find what it lists: the reference model knows only the listing."""
@@ -105,8 +103,7 @@ class Comparison:
             message = "ids that the managed collisions have not learned are not compared: their answers differ by rule"
             self.checks.append(Check(mode, batch, "unknown ids", path, SKIPPED, message=message))
         try:
-            self._copies.clear()
-            subject = self._noted(copy_with_tensors(self.converted).train(training), self.converted)
+            subject = copy_with_tensors(self.converted).train(training)
             attach_optimizers(self.converted, subject, skip=self.fused)
         except Exception as error:  # whatever the user's modules raise when they are copied
             self.skip(mode, batch, "copy", f"the model cannot be copied ({type(error).__name__}: {error})")
@@ -120,11 +117,14 @@ class Comparison:
         try:
             expected = self._run_reference(hashed, call, training)
         except Exception as error:  # the model itself fails, so there is nothing to compare with
+            if isinstance(error, RecfxError) and error.reason == REPLACED:
+                self.checks.append(_refused_or_failed(mode, batch, error))
+                return
             message, what_to_do = told_by(error, "")
             also, advice = self._advice(subject, call, training)
             self.skip(mode, batch, "original", f"the original raises {message}{also}", what_to_do or advice)
             return
-        self.calls |= {path: max(calls, self.calls.get(path, 0)) for path, calls in expected.calls.items()}
+        self.called |= expected.called
         try:
             if failure is not None:
                 raise failure
@@ -132,24 +132,13 @@ class Comparison:
         except Exception as error:
             self.checks.append(_refused_or_failed(mode, batch, error))
             return
-        if expected.originals or actual.originals:
-            self.checks += self._checks_of_calls(mode, batch, expected, actual)
-        else:
-            checks = self.checker.of_runs(mode, batch, expected, actual)
-            if any(check.status == DIFFERENT for check in checks):
-                kept = hashed if training else copy_with_tensors(self.converted).eval()  # the state before the step
-                again = self.checker.of_runs(mode, batch, expected, self._run_reference(kept, call, training))
-                checks = [self._kept_copy(check) for check in _without_unsteady(checks, again)]
-            self.checks += checks
+        checks = self.checker.of_runs(mode, batch, expected, actual)
+        if any(check.status == DIFFERENT for check in checks):
+            kept = hashed if training else copy_with_tensors(self.converted).eval()  # the state before the step
+            again = self.checker.of_runs(mode, batch, expected, self._run_reference(kept, call, training))
+            checks = _without_unsteady(checks, again)
+        self.checks += checks
         self.checker.note_tables(expected, actual, self.tables)
-
-    def _checks_of_calls(self, mode: str, batch: str, expected: Run, actual: Run) -> list[Check]:
-        """The result where a forward called the original model's collections, so that nothing else was run."""
-        calls = self.checker.of_calls(mode, batch, expected, actual)
-        called = min(expected.originals | actual.originals)
-        message = f"a copy of the model still calls {called!r} of the model itself"
-        different = [check for check in calls if check.status != EQUAL]
-        return different or [Check(mode, batch, "run", "copy", SKIPPED, message=message)]
 
     def _hash_sample(self, call: Sample) -> tuple[nn.Module, Exception | None]:
         """A copy of the converted model in which the sample's ids are hashed, and the error if that failed.
@@ -188,42 +177,11 @@ class Comparison:
 
     def _run_reference(self, subject: nn.Module, call: Sample, training: bool) -> Run:
         """One step of the original; with an index, over copies of the tables of ``subject``, which stays as it is."""
-        reference = self._noted(reference_of(self.original, subject, training), self.original)
+        reference = reference_of(self.original, subject, training)
         attach_optimizers(self.original, reference, skip=set())
         if self._has_index():
             copy_fused_state(subject, reference)
         return run_step(reference, call, training, self.originals)
-
-    def _noted(self, duplicate: nn.Module, source: nn.Module) -> nn.Module:
-        of_path = dict(source.named_modules())
-        self._copies += [
-            (weakref.ref(module), of_path[path]) for path, module in duplicate.named_modules() if path in of_path
-        ]
-        return duplicate
-
-    def _kept_copy(self, check: Check) -> Check:
-        """The check of calls that differ from run to run: it fails if the model's code keeps a copy from its first run,
-        whose collection is then called by all others. What it keeps is put back.
-        """
-        if (check.what, check.status) != ("calls", NOT_REPRODUCIBLE):
-            return check
-        alive = [(module, source) for reference, source in self._copies if (module := reference()) is not None]
-        modules, sources = [module for module, _ in alive], {id(module): source for module, source in alive}
-        way = way_around(self.original, modules) or way_around(self.converted, modules)
-        if not way:
-            return check
-        put_back(self.original, sources, modules)
-        put_back(self.converted, sources, modules)
-        return replace(check, status=DIFFERENT, message=f"calling the model puts a module of it into {way}")
-
-    def _way_around(self) -> str:
-        """How the converted model reaches the original collections, or modules that hold them."""
-        holders = [
-            module
-            for module in self.original.modules()
-            if any(standard_kind(inside) is not None for inside in module.modules())
-        ]
-        return way_around(self.converted, holders)
 
 
 def _without_unsteady(checks: list[Check], again: list[Check]) -> list[Check]:
@@ -239,6 +197,9 @@ def _without_unsteady(checks: list[Check], again: list[Check]) -> list[Check]:
 
 
 def _refused_or_failed(mode: str, batch: str, error: Exception) -> Check:
+    if isinstance(error, RecfxError) and error.reason == REPLACED:
+        why = error.diagnostic
+        return Check(mode, batch, "calls", why.path, DIFFERENT, float("inf"), why.message, why.what_to_do)
     if isinstance(error, RecfxError):  # such as a full table; the message says what to do
         return Check(mode, batch, "run", REFUSED_SAMPLE, DIFFERENT, float("inf"), *told_by(error, ""))
     message = f"raises {type(error).__name__}: {error}"

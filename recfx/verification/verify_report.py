@@ -25,9 +25,9 @@ class Check:
     Args:
         mode: ``"train"`` or ``"eval"``.
         batch: ``"sample"``, or ``"sample + 1"`` for the second batch size.
-        what: ``outputs``, ``gradients``, ``parameters`` and ``buffers`` (after one step), ``calls`` (how often a
-            collection is called), ``run``, ``index`` (only where ids are not found where they are listed, or are not
-            those that managed collisions know, because one of the models was trained since), or
+        what: ``outputs``, ``gradients``, ``parameters`` and ``buffers`` (after one step), ``run``, or ``calls`` (only
+            where an original collection is called), ``index`` (only where ids are not found where they are listed, or
+            are not those that managed collisions know, because one of the models was trained since), or
             ``unknown ids`` (of managed collisions that answer them by another rule now).
         where: output, parameter, input or collection. For a run that failed, the model that failed: ``original``,
             ``converted`` or ``refused_sample`` (converted, with an error of recfx); or what prevented the run:
@@ -62,14 +62,14 @@ class VerifyReport(Shown):
         tables: largest differences by collection path, table and ``output``, ``gradient`` or ``weight``.
         rtol: relative tolerance used.
         atol: absolute tolerance used.
-        calls: how often one forward of the original calls each collection, by path; the most of all runs.
+        called: paths of the collections that a forward of the original calls.
     """
 
     checks: tuple[Check, ...]
     tables: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
     rtol: float = 1e-5
     atol: float = 1e-6
-    calls: dict[str, int] = field(default_factory=dict)
+    called: set[str] = field(default_factory=set)
 
     @property
     def ok(self) -> bool:

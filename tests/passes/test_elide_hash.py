@@ -13,11 +13,11 @@ def proven(first: HashConfig, second: HashConfig, *tables: int) -> HashEmbedding
     """The collection, with ids of some of its tables known to be from 0 to 3."""
     converted = collection(first, second)
     for number in tables:
-        object.__setattr__(converted.tables[number], "id_range", IdRange(0, 3, "it was declared"))
+        object.__setattr__(converted.tables[number], "id_range", IdRange(0, 3))
     return converted
 
 
-def test_ids_that_are_proved_to_be_rows_are_not_hashed_and_mean_is_a_mean_again() -> None:
+def test_ids_that_are_declared_to_be_rows_are_not_hashed_and_mean_is_a_mean_again() -> None:
     _, text, modified, declined = after("elide_hash", proven(PARTLY_DENSE, PARTLY_DENSE, 0, 1))
     assert modified
     assert declined == []
@@ -44,7 +44,7 @@ def test_tables_without_a_proof_stay_hashed() -> None:
 def test_means_whose_ids_another_node_hashes_are_still_divided() -> None:
     """An operator of the user's may take the ids of some tables; then several nodes hash."""
     converted = HashEmbeddingBagCollection([table(name, PARTLY_DENSE, mean=True) for name in ("users", "ads")])
-    object.__setattr__(converted.tables[0], "id_range", IdRange(0, 3, "it was declared"))
+    object.__setattr__(converted.tables[0], "id_range", IdRange(0, 3))
     graph = rewritten(converted, "expand_collection").graph
     lookup, (select,) = graph.of_kind("lookup")[1], graph.of_kind("select_features")
     with graph.graph.inserting_before(lookup):

@@ -13,7 +13,7 @@ import torch
 from recfx.collections.kinds import POOLED
 from recfx.verification.checks import Checker
 from recfx.verification.run_step import Run
-from recfx.verification.verify_report import DIFFERENT, EQUAL, Check
+from recfx.verification.verify_report import DIFFERENT, EQUAL
 
 TABLE = "ebc.embedding_bags.t.weight"
 VALUE = torch.arange(6.0).view(3, 2)
@@ -26,11 +26,11 @@ class _Collection:
         self.tables = tables
 
 
-def checker(masked: Iterable[str] = (), counts_calls: bool = False, way: str = "") -> Checker:
+def checker(masked: Iterable[str] = ()) -> Checker:
     """For one collection with the table ``t`` of the features ``f`` and ``g``."""
     table = SimpleNamespace(name="t", embedding_names=["f", "g"])
     collection: Any = _Collection([table])
-    return Checker({"ebc": collection}, frozenset(masked), 1e-3, 1e-3, counts_calls, lambda: way)
+    return Checker({"ebc": collection}, frozenset(masked), 1e-3, 1e-3)
 
 
 def checks(original: Run, converted: Run, **options: Any) -> dict[tuple[str, str], tuple[str, float, str]]:
@@ -97,33 +97,6 @@ def test_rows_that_were_not_touched_may_differ_if_the_rule_says_so() -> None:
     assert (
         checks(never_read, Run(parameters={TABLE: other_row(1)}), masked=[TABLE])["parameters", TABLE][0] == DIFFERENT
     )
-
-
-def calls(expected: int, actual: int, originals: Iterable[str] = (), **options: Any) -> list[Check]:
-    original, converted = Run(calls={"ebc": expected}), Run(calls={"ebc": actual}, originals=set(originals))
-    return checker(**{"counts_calls": True, **options}).of_calls("eval", "sample", original, converted)
-
-
-def test_calls() -> None:
-    assert calls(2, 2) == [Check("eval", "sample", "calls", "ebc", EQUAL)]
-    assert calls(2, 3, counts_calls=False) == []
-    assert checker(counts_calls=True).of_calls("eval", "sample", Run(calls={"other": 1}), Run()) == []
-    (check,) = calls(3, 1)
-    assert (check.what, check.where, check.status, check.largest) == ("calls", "ebc", DIFFERENT, 2.0)
-    assert check.message == "1 calls of the converted collection, but the original's is called 3 times"
-    (check,) = calls(1, 1, ["ebc"], way="a closure")
-    assert (check.what, check.where, check.status, check.largest) == ("calls", "ebc", DIFFERENT, 0.0)
-    assert check.message == (
-        "the converted model calls the original collection; it reaches the original's modules through a closure"
-    )
-    assert calls(2, 2, ["other"]) == [Check("eval", "sample", "calls", "ebc", EQUAL)]
-
-
-def test_all_collections_are_counted() -> None:
-    one = checker(counts_calls=True).collections["ebc"]
-    counting = Checker({"a": one, "b": one, "c": one}, frozenset(), 0, 0, True, lambda: "")
-    counted = counting.of_runs("train", "sample", Run(calls={"a": 1, "c": 1}), Run(calls={"a": 1, "b": 0, "c": 2}))
-    assert [(check.where, check.status) for check in counted] == [("a", EQUAL), ("c", DIFFERENT)]
 
 
 def test_the_largest_differences_of_a_table() -> None:

@@ -10,11 +10,11 @@ from torch import nn
 from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 
 import recfx
-from recfx.collections.pooled import HashEmbeddingBagCollection
 from recfx.discovery.sample import Sample
-from recfx.verification.run_step import Run, counted_calls, noted_lookups, run_step
+from recfx.verification.run_step import Run, noted_lookups, run_step
 from tests.builders.batches import bags
 from tests.builders.collections import collection, one_table
+from tests.support.refusals import refused
 
 
 class Scaled(nn.Module):
@@ -113,57 +113,16 @@ class Two(nn.Module):
 FEATURES = bags({"f1": [[1, 2], [5]], "f2": [[2], []], "f3": [[7], [7]]})
 
 
-def counted(model: nn.Module, call: nn.Module, originals: dict[str, nn.Module] | None = None) -> Run:
-    run = Run()
-    with counted_calls(model, originals or {}, run):
-        call(FEATURES)
-    call(FEATURES)  # not counted
-    return run
-
-
-def test_calls_of_standard_collections() -> None:
-    for times in (0, 1, 3):
-        model = Two()
-        model.times = times
-        run = counted(model, model)
-        assert run.calls == {"first": 1, "second": times}
-        assert run.originals == set()
-
-
-def test_calls_of_converted_collections() -> None:
-    for hashing in (None, recfx.HashConfig(dense_rows=0)):
-        model = recfx.convert(Two(), hashing=hashing, on_unsupported="keep")
-        model.times = 2
-        assert isinstance(model.first, HashEmbeddingBagCollection)
-        assert {path: number for path, number in counted(model, model).calls.items() if path} == {
-            "first": 1,
-            "second": 2,
-        }
-
-
-def test_calls_of_the_original() -> None:
-    model, copy = Two(), Two()
-    run = counted(copy, model, {"first": model.first, "second": model.second})
-    assert run.originals == {"first", "second"}
-    run = counted(copy, copy, {"first": model.first, "second": model.second})
-    assert run.originals == set()
-    assert run.calls == {"first": 1, "second": 1}
-    converted = recfx.convert(Two(), on_unsupported="keep")
-    run = counted(copy, converted, {"second": converted.second})
-    assert (run.originals, run.calls) == ({"second"}, {"first": 0, "second": 1})
-
-
-def test_calls_of_a_table_by_itself_do_not_count() -> None:
-    class Direct(Two):
-        def forward(self, features: KeyedJaggedTensor) -> None:
-            ids, offsets = torch.tensor([1, 2]), torch.tensor([0])
-            self.first.embedding_bags["t"](ids, offsets)
-            self.first.embedding_bags["t"](input=ids, offsets=offsets)
-            self.first(features)
-            self.first.embedding_bags["t"](ids, offsets, per_sample_weights=None)
-
-    model = Direct()
-    assert counted(model, model).calls == {"first": 1, "second": 0}
+def test_calls_of_the_original_and_of_an_earlier_copy_are_refused() -> None:
+    model, copied = Two(), Two()
+    model.layer, copied.layer = nn.Identity(), nn.Identity()
+    sample, originals = Sample(FEATURES), {"first": model.first, "second": model.second}
+    assert run_step(copied, sample, True, originals).called == {"first", "second"}
+    model(FEATURES)  # outside, it is as before
+    with refused("replaced_collection_called", "first"):
+        run_step(model, sample, True, originals)
+    with refused("replaced_collection_called", "first"):
+        copied(FEATURES)
 
 
 def noted(model: nn.Module) -> Run:

@@ -74,7 +74,6 @@ def test_a_right_conversion_is_ok(hashing: recfx.HashConfig | None) -> None:
     assert report.of(EQUAL) == list(report.checks)
     assert {(check.mode, check.batch) for check in report.checks} == EVERYWHERE
     expected = {("outputs", "0"), ("buffers", "head.calls")}
-    expected |= {("calls", "ebc")}
     expected |= {(what, name) for what in ("gradients", "parameters") for name in (TABLE, "head.weight", "head.bias")}
     assert checks_with(report, EQUAL) == expected
     assert report.tables.keys() == {"ebc"}

@@ -1,0 +1,244 @@
+"""What a conversion reaches besides registered modules, and what it catches because it does not reach it."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import pickle
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
+
+import recfx
+from recfx.collections.copy_modules import copy_modules
+from recfx.collections.pooled import HashEmbeddingBagCollection
+from tests.builders.batches import batch
+from tests.builders.collections import collection
+from tests.support.refusals import refused
+
+Lookup = Callable[[KeyedJaggedTensor], Any]
+HELD: dict[str, Any] = {}
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.ebc = collection()
+
+    def forward(self, features: KeyedJaggedTensor) -> Any:
+        return self.ebc(features)
+
+
+class Reaching(nn.Module):
+    """Its collection is registered inside a block, and called by another way."""
+
+    def __init__(self, way: Callable[[nn.Module], Lookup], target: str = "block.ebc") -> None:
+        super().__init__()
+        self.block = Block()
+        self.over = nn.Linear(24, 1)
+        self.__dict__["lookup"] = way(self.get_submodule(target))
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        return self.over(self.lookup(features).values())  # type: ignore[operator]
+
+
+class Helper:
+    def __init__(self, module: Any) -> None:
+        self.module = module
+
+    def __call__(self, features: KeyedJaggedTensor) -> Any:
+        return self.run(features)
+
+    def run(self, features: KeyedJaggedTensor) -> Any:
+        return self.module(features)
+
+
+def _bound(method: str, module: nn.Module) -> Lookup:
+    lookup: Lookup = getattr(module, method)
+    return lookup
+
+
+REACHED: dict[str, Callable[[nn.Module], Lookup]] = {
+    "helper": Helper,
+    "helper of a helper": lambda module: Helper(Helper(module)),
+    "list in a helper": lambda module: functools.partial(lambda helper, f: helper.module[0](f), Helper([module])),
+    "dict": lambda module: functools.partial(lambda held, f: held["a"](f), {"a": module}),
+    "ordered dict": lambda module: functools.partial(lambda held, f: held["a"](f), OrderedDict(a=Helper(module))),
+    "tuple": lambda module: functools.partial(lambda held, f: held[1](f), ("a", module)),
+    "method of a helper": lambda module: Helper(module).run,
+    "forward": functools.partial(_bound, "forward"),
+    "call": functools.partial(_bound, "__call__"),
+    "partial": lambda module: functools.partial(module),
+}
+
+
+@pytest.mark.parametrize("inplace", [False, True], ids=["copy", "inplace"])
+@pytest.mark.parametrize("target", ["block.ebc", "block"])
+@pytest.mark.parametrize("way", REACHED)
+def test_attributes_lists_dicts_and_methods_refer_to_the_converted_collection(
+    way: str, target: str, inplace: bool
+) -> None:
+    torch.manual_seed(0)
+    model, features = Reaching(REACHED[way], target), batch(5)
+    before = model(features)
+    converted: Any = recfx.convert(model, inplace=inplace)
+    calls: list[str] = []
+    converted.block.ebc.graph_module.register_forward_pre_hook(lambda *_: calls.append("converted"))
+    torch.testing.assert_close(converted(features), before, rtol=1e-5, atol=1e-6)
+    assert calls == ["converted"]
+    if not inplace:
+        torch.testing.assert_close(model(features), before)
+        assert (calls, type(model.block.ebc)) == (["converted"], EmbeddingBagCollection)
+
+
+def _weakly(module: nn.Module) -> Lookup:
+    reference = weakref.ref(module)
+    return lambda features: reference()(features)  # type: ignore[misc]
+
+
+def _globally(module: nn.Module) -> Lookup:
+    HELD["ebc"] = module
+    return lambda features: HELD["ebc"](features)
+
+
+NOT_REACHED: dict[str, Callable[[nn.Module], Lookup]] = {
+    "closure": lambda module: lambda features: module(features),
+    "weak reference": _weakly,
+    "global": _globally,
+    "cache": lambda module: functools.partial(lambda get, f: get()(f), functools.lru_cache(lambda: module)),
+    "beside a lock": lambda module: functools.partial(lambda held, f: held[0](f), [module, threading.Lock()]),
+}
+
+
+@pytest.mark.parametrize("way", NOT_REACHED)
+def test_an_original_that_a_copy_still_calls_is_caught(way: str) -> None:
+    model, features = Reaching(NOT_REACHED[way]), batch(5)
+    before, state = model(features), dict(vars(model.block.ebc))
+    converted = recfx.convert(model)
+    for again in range(2):
+        with refused("replaced_collection_called", "block.ebc"):
+            converted(features)
+        torch.testing.assert_close(model(features), before)  # the original goes on by itself
+        assert vars(model.block.ebc) == state, again
+    for duplicate in (copy.deepcopy(model.block), pickle.loads(pickle.dumps(model.block))):
+        torch.testing.assert_close(duplicate(features).values(), model.block(features).values())
+    if way != "beside a lock":  # of which copy.deepcopy makes no copy to compare
+        with refused("replaced_collection_called", "block.ebc"):
+            recfx.convert(model, (features,))
+        assert recfx.verify(model, converted, (features,)).of("different")[0].what == "calls"
+    assert all(parameter.grad is None for parameter in model.parameters())
+    torch.testing.assert_close(model(features), before)
+
+
+def test_other_threads_call_the_original_while_a_copy_runs() -> None:
+    torch.manual_seed(0)
+    model, features, answers = Reaching(lambda module: lambda features: module(features)), batch(5), list[Any]()
+    converted: Any = recfx.convert(model)
+
+    def from_another_thread(_: KeyedJaggedTensor) -> Any:
+        thread = threading.Thread(target=lambda: answers.append(model(features)))
+        thread.start()
+        thread.join()
+        return converted.block.ebc(features)
+
+    expected = model(features)
+    converted.lookup = from_another_thread
+    converted(features)
+    torch.testing.assert_close(answers, [expected])
+
+
+@pytest.mark.parametrize("way", ["closure", "global"])
+def test_an_original_that_was_replaced_in_place_refuses_every_call(way: str) -> None:
+    model, features = Reaching(NOT_REACHED[way]), batch(5)
+    original = model.block.ebc
+    assert recfx.convert(model, inplace=True) is model
+    duplicates = (original, copy.deepcopy(original), pickle.loads(pickle.dumps(original)))
+    for call in (model, *duplicates):
+        with refused("replaced_collection_called", "block.ebc"):
+            call(features)
+    with refused("replaced_collection_called"):
+        recfx.convert(original)
+    model.block(features)
+    plain: Any = recfx.unconvert(model)
+    with refused("replaced_collection_called", "block.ebc"):
+        plain(features)
+    assert type(plain.block.ebc) is EmbeddingBagCollection
+    torch.testing.assert_close(plain.block(features).values(), model.block(features).values())
+    assert isinstance(recfx.convert(plain).block.ebc, HashEmbeddingBagCollection)
+
+
+def test_a_model_that_is_a_collection_is_replaced_by_the_result() -> None:
+    original, features = collection(), batch(5)
+    converted = recfx.convert(original, inplace=True)
+    converted(features)
+    with refused("replaced_collection_called", ""):
+        original(features)
+
+
+@pytest.mark.parametrize(
+    "duplicated", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model)), recfx.unconvert]
+)
+def test_copies_and_pickles_of_the_result_run(duplicated: Callable[[nn.Module], nn.Module]) -> None:
+    model, features = Block(), batch(5)
+    converted = recfx.convert(model)
+    torch.testing.assert_close(duplicated(converted)(features).values(), model(features).values())
+
+
+def test_what_keeps_a_copy_of_the_check_is_caught() -> None:
+    """The first model that runs would be called by all others from then on."""
+    kept = dict[str, nn.Module]()
+
+    class Keeps(Block):
+        def forward(self, features: KeyedJaggedTensor) -> Any:
+            return kept.setdefault("ebc", self.ebc)(features)
+
+    with refused("replaced_collection_called", "ebc"):
+        recfx.convert(Keeps(), (batch(5),))
+
+
+@pytest.mark.parametrize("inplace", [False, True], ids=["copy", "inplace"])
+def test_hooks_that_are_methods_or_partials_are_bound_to_the_result(inplace: bool) -> None:
+    class Hooked(Block):
+        def hook(self, _: nn.Module, inputs: Any, __: Any) -> Any:
+            return self.ebc(*inputs)
+
+    def by_argument(held: Hooked, module: nn.Module, inputs: Any, output: Any) -> Any:
+        return held.hook(module, inputs, output)
+
+    class Around(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.held, self.first, self.second = Hooked(), nn.Identity(), nn.Identity()
+            self.first.register_forward_hook(self.held.hook)
+            self.second.register_forward_hook(functools.partial(by_argument, self.held))
+
+        def forward(self, features: KeyedJaggedTensor) -> Any:
+            return self.first(features).values() + self.second(features).values()
+
+    model, features = Around(), batch(5)
+    before = model(features)
+    converted: Any = recfx.convert(model, inplace=inplace)
+    calls: list[str] = []
+    converted.held.ebc.register_forward_hook(lambda *_: calls.append("converted"))
+    torch.testing.assert_close(converted(features), before, rtol=1e-5, atol=1e-6)
+    assert calls == ["converted"] * 2
+
+
+def test_helpers_that_are_one_stay_one_and_tensors_stand_for_themselves() -> None:
+    model: Any = Reaching(Helper)
+    model.first, model.second = model.lookup, [model.lookup]
+    model.plain, model.teachers, model.generator = torch.ones(2), [nn.Linear(2, 2)], (i for i in range(3))
+    duplicate: Any = copy_modules(model)[0]
+    assert duplicate.first is duplicate.second[0] is duplicate.lookup is not model.lookup
+    assert duplicate.first.module is duplicate.block.ebc is not model.block.ebc
+    assert duplicate.plain is model.plain
+    assert duplicate.generator is model.generator
+    assert duplicate.teachers[0] is not model.teachers[0]
+    assert duplicate.teachers[0].weight is model.teachers[0].weight
