@@ -117,7 +117,7 @@ def test_every_file_of_the_product_is_judged_by_tests_that_are_there() -> None:
         assert judges, path
         assert [judge for judge in judges if not Path(judge.partition("::")[0]).is_file()] == [], path
     assert files_that_judge(Path("kernels/csrc/index/new_ids.h"))[0] == "tests/kernels/test_hash_index.py"
-    assert files_that_judge(Path("recfx/discovery/id_ranges.py"))[0] == "tests/discovery/test_id_ranges.py"
+    assert files_that_judge(Path("recfx/discovery/sample.py"))[0] == "tests/discovery/test_sample.py"
     packages = {choose_tests.package_of(path) for path in files}
     named = {*choose_tests.BESIDE, *choose_tests.FIRST, *map(str, choose_tests.LAST), *choose_tests.LONG}
     assert [

@@ -110,16 +110,17 @@ def convert(
             sample.
         verify: compare copies of the model and the result: outputs, gradients and one step. None: do so if there is a
             sample and the parameters take no more than 2 GiB.
-        inplace: False makes new module objects around the same parameters, which both models train. The original still
-            runs, with the rows that ``hashing`` adds to its tables (``original_has_more_rows``): helper objects and
-            functions that refer to its modules (by attributes, closures or weak references) are copied, too. A second
-            conversion of the same model also trains these parameters, and with indexes each of the two gives the same
-            rows to ids of its own: convert ``copy.deepcopy(model)`` if both are to be trained. Nothing warns of it.
-            True patches the parents of the collections and everything else that refers to them (a model that is a
-            collection itself is replaced: use the return value).
-        id_ranges: the lowest and the highest id of features, as they reach their collections. Where these, or what the
-            model does to the ids of ``sample`` (``%``, ``clamp``, ...), show that all ids of an unsharded table are
-            below ``dense_rows``, its index is left out of the graph; every batch is checked.
+        inplace: False makes new module objects around the same parameters, which both models train: what
+            ``copy.deepcopy`` makes, but for parameters, buffers and what cannot be copied. The original still runs,
+            with the rows that ``hashing`` adds to its tables (``original_has_more_rows``). A second conversion of the
+            same model also trains these parameters, and with indexes each of the two gives the same rows to ids of its
+            own: convert ``copy.deepcopy(model)`` if both are to be trained. Nothing warns of it.
+            True patches the parents of the collections, and attributes, lists, dicts and bound methods that refer to
+            them (a model that is a collection itself is replaced: use the return value). Whatever else still calls an
+            original collection, such as a closure, gets ``replaced_collection_called``: in a copy, while it runs.
+        id_ranges: the lowest and the highest id of features, as they reach their collections. Where these show that all
+            ids of an unsharded table are below ``dense_rows``, its index is left out of the graph; every batch is
+            checked.
         passes: the passes that make the graph of each collection, in order: ``[*recfx.passes(), mine]`` adds one. It
             has a ``name`` and a method ``call(graph)``, which edits a :class:`recfx.ir.operator_graph.OperatorGraph`
             and returns a ``recfx.passes.PassResult``. The same passes run again when an optimizer is attached, when the

@@ -135,10 +135,9 @@ _EXPORTER = {
     "served_collection": ["exporter/test_torchrec_flow"],
     "torch_entry": ["exporter/test_scripting", "exporter/test_torch_export"],
 }
-_REFERENCES = ["discovery/test_bypass", "discovery/test_bypass_refused"]
 _STEMS = {
     "recfx/collections/sharding": {stem: [f"sharding/{name}" for name in names] for stem, names in _SHARDING.items()},
-    "recfx/collections": dict.fromkeys(("find_references", "object_kinds", "rewiring"), _REFERENCES),
+    "recfx/collections": {"copy_modules": ["collections/test_replaced"]},
     "recfx/hashing": _HASHING,
     "recfx/checkpoint": _CHECKPOINT,
     "recfx/exporter": _EXPORTER,
