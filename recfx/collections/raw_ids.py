@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torchrec.modules.mc_modules import ManagedCollisionCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
@@ -14,7 +13,6 @@ from recfx.collections.converted_collection import index_of
 from recfx.collections.kinds import kind_of
 from recfx.errors import CheckpointError, ConversionError
 from recfx.hashing import HashIndex
-from recfx.hashing.learned_maps import learned_by_mch
 from recfx.runtime.base import FxLeaf
 
 
@@ -46,13 +44,6 @@ class RawIdCollection(nn.Module):
 
     def weight(self, table: str) -> Any:
         return self._embedding_module.weight(table)
-
-    def knows_ids_of(self, managed: ManagedCollisionCollection, table: str) -> bool:
-        """Whether the index of a table has the ids that an MCH module knows, in the same rows, and no others."""
-        learned = learned_by_mch(managed._managed_collision_modules[table])
-        ids, rows = (part.cpu() for part in self.index(table).items())
-        ids, order = ids.sort()
-        return torch.equal(ids, learned.ids) and torch.equal(rows[order], learned.rows_of_ids)
 
     @property
     def _embedding_collection(self) -> Any:

@@ -16,7 +16,7 @@ from recfx.collections.collection import unsharded_collections
 from recfx.collections.converted_collection import converted_collections
 from recfx.collections.copy_modules import copy_with_tensors
 from recfx.collections.kinds import kind_of, standard_kind
-from recfx.collections.replaced import REPLACED
+from recfx.collections.replaced import REPLACED, calls_refused, refuse_calls
 from recfx.collections.wrappers import unwrap
 from recfx.discovery.sample import Sample, fixed_randomness
 from recfx.errors import ConversionError, RecfxError, told_by
@@ -24,10 +24,8 @@ from recfx.runtime.training_checks import on_a_copy
 from recfx.verification.checks import Checker
 from recfx.verification.compare_models import batch_sizes
 from recfx.verification.reference_model import (
-    answer_unknown_ids_otherwise,
     attach_optimizers,
     copy_fused_state,
-    learned_otherwise,
     reference_of,
 )
 from recfx.verification.run_step import Run, run_step
@@ -80,28 +78,12 @@ class Comparison:
                     where = f"{path + '.' if path else ''}{table}"
                     self.checks.append(Check("", "", "index", where, DIFFERENT, float("inf"), message))
 
-    def name_learned_otherwise(self) -> None:
-        """If eval modes differ: name tables that know different ids in both models, because one of them was trained."""
-        if not any(check.mode == "eval" and check.status == DIFFERENT for check in self.checks):
-            return
-        message = (
-            "one of the models was trained since the conversion: TorchRec's module and the index know different ids"
-        )
-        advice = "verify before either is trained; recfx.convert does so by itself if it is given a sample."
-        self.checks[:0] = [
-            Check("", "", "index", where, DIFFERENT, float("inf"), message, advice)
-            for where in learned_otherwise(self.original, self.converted)
-        ]
-
     def skip(self, mode: str, batch: str, where: str, message: str, what_to_do: str = "") -> None:
         self.checks.append(Check(mode, batch, "run", where, SKIPPED, message=message, what_to_do=what_to_do))
 
     def compare(self, mode: str, batch: str, call: Sample) -> None:
         """Run the reference model and the converted model, each on copies, and compare."""
         training = mode == "train"
-        for path in () if training else answer_unknown_ids_otherwise(self.original, self.converted):
-            message = "ids that the managed collisions have not learned are not compared: their answers differ by rule"
-            self.checks.append(Check(mode, batch, "unknown ids", path, SKIPPED, message=message))
         try:
             subject = copy_with_tensors(self.converted).train(training)
             attach_optimizers(self.converted, subject, skip=self.fused)
@@ -148,10 +130,12 @@ class Comparison:
         hashed = copy_with_tensors(self.converted).train()
         hashed_call = call.clone()
         try:
-            with fixed_randomness(), torch.no_grad(), on_a_copy():
+            with fixed_randomness(), torch.no_grad(), on_a_copy(), calls_refused(self.originals):
                 hashed(*hashed_call.args, **hashed_call.kwargs)
         except Exception as error:  # the caller compares it with what the original does
             return self.converted, error
+        for path in self.collections:
+            refuse_calls(hashed.get_submodule(path), path)  # in case that code keeps it
         return hashed, None
 
     def _admits_between_calls(self) -> bool:
@@ -177,7 +161,7 @@ class Comparison:
 
     def _run_reference(self, subject: nn.Module, call: Sample, training: bool) -> Run:
         """One step of the original; with an index, over copies of the tables of ``subject``, which stays as it is."""
-        reference = reference_of(self.original, subject, training)
+        reference = reference_of(self.original, subject)
         attach_optimizers(self.original, reference, skip=set())
         if self._has_index():
             copy_fused_state(subject, reference)
@@ -270,7 +254,6 @@ def _verify(original: nn.Module, converted: nn.Module, call: Sample, rtol: float
             else:
                 with _nothing_collected():
                     comparison.compare(mode, batch, sized)
-    comparison.name_learned_otherwise()
     return comparison.report()
 
 
