@@ -40,7 +40,8 @@ def map_collection(standard: Any, hashed: UnshardedCollection) -> None:
             holder.__dict__["forward"] = partial(_look_up, weakref.ref(holder), reads_copies)
     # Each table maps the ids of a feature differently, so the collection reads one key for each of its outputs.
     standard._feature_names = [list(table.embedding_names) for table in hashed.tables]
-    standard.__dict__["forward"] = partial(_answer, weakref.ref(standard), hashed)
+    standard.__dict__["hashed"] = hashed  # no child
+    standard.__dict__["forward"] = partial(_answer, weakref.ref(standard))
 
 
 def _look_up(
@@ -69,9 +70,10 @@ def _look_up(
     )
 
 
-def _answer(of: Callable[[], Any], hashed: UnshardedCollection, features: KeyedJaggedTensor) -> Any:
+def _answer(of: Callable[[], Any], features: KeyedJaggedTensor) -> Any:
     """What the standard collection answers to the rows of the ids; its indices are the ids."""
-    standard, kind = of(), kind_of(hashed)
+    standard = of()
+    hashed, kind = standard.hashed, kind_of(standard)
     features = maybe_td_to_kjt(features, None)
     output = kind.standard.forward(standard, _rows_of(features, hashed))
     if kind is not SEQUENCE or not standard.need_indices():
