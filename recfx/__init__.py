@@ -69,7 +69,7 @@ def __dir__() -> list[str]:
 
 def _extend() -> None:
     """Let torch and TorchRec know about converted collections, and warn of what a conversion's report warns of."""
-    from recfx.collections.averaged_model import extend_averaging
+    from recfx.collections.averaged_model import refuse_averaging
     from recfx.collections.table_holder import guard_tables
     from recfx.conversion.convert import OBSERVERS
     from recfx.exporter.torch_entry import extend_torch
@@ -78,7 +78,7 @@ def _extend() -> None:
 
     extend_torchrec()  # DistributedModelParallel(recfx.convert(model)) shards what was converted, as it does without
     extend_torch()  # torch.jit.script compiles what was converted
-    extend_averaging()  # torch's AveragedModel follows the ids of hashed tables
+    refuse_averaging()  # torch's AveragedModel does not follow the ids of hashed tables
     guard_tables()  # torch's parametrizations leave converted tables as they are
     OBSERVERS.append(ConversionWarnings)
 

@@ -37,7 +37,6 @@ from recfx.collections.collection import UnshardedCollection
 from recfx.collections.converted_collection import collections_by_prefix
 from recfx.collections.fit_table import saved_shape
 from recfx.collections.kinds import kind_of
-from recfx.collections.shared_indexes import check_shared_indexes
 from recfx.collections.whole_tables import fit_state
 from recfx.hashing.index import HashIndex
 from recfx.hashing.row_move import RowMove
@@ -188,7 +187,6 @@ def _fit_indexes(model: nn.Module, saved: Mapping[str, Tensor]) -> tuple[dict[st
         fitted.update(state)
         kind = kind_of(collection)
         moves.update({prefix + kind.weight_name("", table): move for table, move in moved.items()})
-    check_shared_indexes(collections_by_prefix(model, UnshardedCollection), saved)
     return fitted, moves
 
 

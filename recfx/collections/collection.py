@@ -256,13 +256,6 @@ class UnshardedCollection(WholeTables):
         finally:
             self._store.graph_fits = False
 
-    def share_index(self, table: str, owner: UnshardedCollection, owners_table: str) -> None:
-        """Let ``table`` have the index of a table of another collection, which has the same weight, from now on."""
-        self.hash_indexes[table] = index = owner.index(owners_table)
-        index.shared_by += 1
-        for collection in (self, owner):
-            collection.store.shares_indexes = True
-
     def init_fn(self, table: str) -> Callable[[torch.Tensor], object] | None:
         """The function that fills the rows of ``table``; None if it does not have its own."""
         return self._store.init_fns[table]

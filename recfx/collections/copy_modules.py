@@ -95,10 +95,10 @@ def _empty_copy(module: nn.Module) -> nn.Module:
 
 def _fill(duplicate: nn.Module, module: nn.Module, memo: dict[int, Any]) -> None:
     for name, value in module.__dict__.items():
+        if name == "_compiled_call_impl":
+            continue  # Module.compile() bound it to the original; see `compiled_in_place`
         if name == "_modules":
             value = {key: None if child is None else memo[id(child)] for key, child in value.items()}
-        elif name == "_compiled_call_impl":
-            value = None  # Module.compile() bound it to the original; see `compiled_in_place`
         elif name in _REGISTRIES or (holds_hooks(name) and isinstance(value, dict)):
             value = value.copy()
         elif name not in MODULE_HOOKS and not isinstance(module, OptimizedModule):
@@ -108,16 +108,19 @@ def _fill(duplicate: nn.Module, module: nn.Module, memo: dict[int, Any]) -> None
 
 def _known_of(module: nn.Module, copies: Mapping[int, nn.Module]) -> dict[int, Any]:
     """The tensors of a module and of its attributes, which stand for themselves, and bound methods, by ``id``."""
-    tensors: list[torch.Tensor | None] = [*module._parameters.values(), *module._buffers.values()]
+    tensors: list[torch.Tensor | None] = []
+    held = [module]
     methods: dict[int, Any] = {}
     for _, value in attributes(module):
         for leaf in tree_leaves(value) if isinstance(value, _CONTAINERS) and value else (value,):
             if isinstance(leaf, torch.Tensor):
                 tensors.append(leaf)
-            elif isinstance(leaf, nn.Module):
-                tensors += [*leaf.parameters(), *leaf.buffers()]
+            elif isinstance(leaf, nn.Module) and id(leaf) not in copies:
+                held += leaf.modules()
             elif isinstance(leaf, MethodType) and id(leaf.__self__) in copies:
                 methods[id(leaf)] = _bound(leaf, copies[id(leaf.__self__)])
+    for part in held:
+        tensors += [*part._parameters.values(), *part._buffers.values()]
     return {id(tensor): tensor for tensor in tensors if tensor is not None} | methods
 
 

@@ -13,7 +13,6 @@ from typing import Any
 from torch import nn
 
 from recfx.collections.converted_collection import ConvertedCollection, converted_collections
-from recfx.collections.shared_indexes import check_shared_indexes
 from recfx.runtime.hooks import load_hooks
 
 # The key among a module's hooks; torch's own keys are numbers. It is set once, and found again in copies and pickles.
@@ -50,7 +49,6 @@ def _check_indexes(module: nn.Module, state_dict: Mapping[str, Any], prefix: str
     }
     for start, saved in _by_collection(state_dict, prefix, collections).items():
         collections[start].check_state(saved, start)
-    check_shared_indexes(collections.items(), state_dict)
 
 
 def _by_collection(state_dict: Mapping[str, Any], prefix: str, starts: Collection[str]) -> dict[str, dict[str, Any]]:

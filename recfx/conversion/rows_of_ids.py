@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -63,18 +63,16 @@ class RowsOfIds(dict[str, _Items]):
     def __reduce__(self) -> Any:
         return _restored, (dict(self), self._readers)
 
-    def to_rows(self, features: _Batch, absent: int | Literal["leave_out"] | None = None) -> _Batch:
+    def to_rows(self, features: _Batch) -> _Batch:
         """The batch as the plain model takes it: rows in the place of raw ids. Features of other tables stay.
 
         With ``unseen="row"`` and one bucket, ids without a row of their own get the row that they read in eval mode.
         Otherwise, they are left out of sums, to which they add nothing. Of a sequence, where each id has its place,
-        and of a mean, which counts them, they cannot be left out without another result: there, they are refused unless
-        ``absent`` says what to do.
+        and of a mean, which counts them, they cannot be left out without another result: there, they are refused.
 
         Args:
             features: as the converted model takes them: a KJT, or a dict, list, tuple or dataclass with some, whose
                 other parts stay.
-            absent: the row that ids without one get, of every table, such as that of a padding id; or ``"leave_out"``.
 
         Example:
             >>> mapping = recfx.unconvert(recfx.convert(Model(), hashing=recfx.HashConfig.raw_ids()), True)[1]
@@ -82,24 +80,18 @@ class RowsOfIds(dict[str, _Items]):
             tensor([], dtype=torch.int64)
 
         Raises:
-            InputError: ``invalid_argument``: it is no batch, or ``absent`` is neither a row nor ``"leave_out"``.
+            InputError: ``invalid_argument``: it is no batch.
             ConversionError: ``several_rows``: a feature is read by tables that have different rows for its ids.
                 ``shared_rows_unknown``: an id has no row, and its hash would say which it reads (``unseen=``).
                 ``id_without_row``: an id of a sequence or of a mean has no row.
         """
-        if not (absent in (None, "leave_out") or (type(absent) is int and absent >= 0)):
-            raise InputError(
-                f"absent is {absent!r}.",
-                reason="invalid_argument",
-                what_to_do="pass the number of a row, 'leave_out', or None.",
-            )
         mapped: list[KeyedJaggedTensor] = []
 
         def change(part: Any) -> Any:
             if not isinstance(part, KeyedJaggedTensor):
                 return part
             mapped.append(part)
-            return self._batch_of_rows(part, absent)
+            return self._batch_of_rows(part)
 
         changed: _Batch = change_leaves(features, change)
         if not mapped:
@@ -110,9 +102,9 @@ class RowsOfIds(dict[str, _Items]):
             )
         return changed
 
-    def _batch_of_rows(self, features: KeyedJaggedTensor, absent: int | str | None) -> KeyedJaggedTensor:
+    def _batch_of_rows(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         by_key = features.values().split(features.length_per_key())
-        rows_of_keys = [self._rows(feature, ids, absent) for feature, ids in zip(features.keys(), by_key, strict=True)]
+        rows_of_keys = [self._rows(feature, ids) for feature, ids in zip(features.keys(), by_key, strict=True)]
         rows = torch.cat([features.values()[:0].long(), *rows_of_keys])
         kept, offsets, weights = rows >= 0, features.offsets(), features.weights_or_none()
         before = torch.cat([kept.new_zeros(1, dtype=torch.int64), kept.cumsum(0)])
@@ -127,12 +119,12 @@ class RowsOfIds(dict[str, _Items]):
             inverse_indices=features.inverse_indices_or_none(),
         )
 
-    def _rows(self, feature: str, ids: Tensor, absent: int | str | None) -> Tensor:
+    def _rows(self, feature: str, ids: Tensor) -> Tensor:
         """int64 ``[n]``, -1 for an id without a row."""
         readers = self._readers.get(feature, [])
         if not any(reader.table for reader in readers):
             return ids.long()
-        answers = [self._rows_in(reader, ids.long(), absent) if reader.table else ids.long() for reader in readers]
+        answers = [self._rows_in(reader, ids.long()) if reader.table else ids.long() for reader in readers]
         if not all(torch.equal(rows, answers[0]) for rows in answers):
             raise ConversionError(
                 f"feature {feature!r} is read by {len(answers)} tables, which have different rows for its ids.",
@@ -141,20 +133,18 @@ class RowsOfIds(dict[str, _Items]):
             )
         missing = int((answers[0] < 0).sum())
         poolings = {reader.pooling for reader in readers} - {"SUM"}
-        if missing and poolings and absent is None:
+        if missing and poolings:
             counts = (
                 "each has its place in a sequence" if "NONE" in poolings else "the converted model's mean counts them"
             )
             raise ConversionError(
                 f"{missing} of {ids.numel()} ids of feature {feature!r} have no row, and {counts}.",
                 reason="id_without_row",
-                what_to_do="pass absent=, the row that such ids get, of a padding id for instance, or "
-                "absent='leave_out', which changes the result; or convert with unseen='row', which keeps a row for "
-                "them.",
+                what_to_do="leave them out of the batch, or convert with unseen='row', which keeps a row for them.",
             )
         return answers[0]
 
-    def _rows_in(self, reader: _Reader, ids: Tensor, absent: int | str | None) -> Tensor:
+    def _rows_in(self, reader: _Reader, ids: Tensor) -> Tensor:
         table, dense_rows, unseen, _ = reader
         if table not in self._sorted:
             known, order = self[table][0].sort()
@@ -165,15 +155,14 @@ class RowsOfIds(dict[str, _Items]):
             place = torch.searchsorted(known, ids).clamp_(max=known.numel() - 1)
             rows_of_ids = torch.where(known[place] == ids, rows[place], rows_of_ids)
         missing = rows_of_ids < 0
-        if absent is None and unseen == _BY_HASH and bool(missing.any()):
+        if unseen == _BY_HASH and bool(missing.any()):
             raise ConversionError(
                 f"table {table!r} has no row for {int(missing.sum())} of these ids, and the index, which is gone, "
                 "chose by their hash what they read.",
                 reason="shared_rows_unknown",
-                what_to_do="leave ids out that mapping does not have, or pass absent=, the row that they get.",
+                what_to_do="leave ids out that mapping does not have.",
             )
-        instead = absent if isinstance(absent, int) else _NONE if absent is not None else unseen
-        return torch.where(missing, instead, rows_of_ids)
+        return torch.where(missing, unseen, rows_of_ids)
 
 
 def _unseen(hashing: ResolvedHashConfig) -> int:

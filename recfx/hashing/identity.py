@@ -67,8 +67,7 @@ def _refuse_averaged(config: ResolvedHashConfig, name: str, saved: object) -> No
             "The state of the index was averaged with other states, like the weights; but ids are no numbers.",
             reason="averaged_index",
             module_path=name,
-            what_to_do="average with torch.optim.swa_utils.AveragedModel, which follows the ids; or average only the "
-            "floating-point tensors of a state, and copy the others.",
+            what_to_do="average only the floating-point tensors of a state, and copy the others.",
         )
 
 

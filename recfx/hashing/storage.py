@@ -68,8 +68,6 @@ class IndexStorage(nn.Module):
     _leader: IndexStorage | None
     adopted: Adopted
     """Since when, and from which counts on, the index has counted without a break."""
-    shared_by: int = 1
-    """How many tables of one weight look their ids up in it: it counts a batch for each of them."""
     full_at: tuple[int, int, int] | None = None
     """When a batch last met a full bucket, which was an error: ``adopted.times``, batches of training, the bucket."""
     state_number: int

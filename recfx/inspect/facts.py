@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -70,10 +70,6 @@ class IndexFacts:
         candidates = _candidates(buffers, begins, own.start) if config.admits else None
         full = index.full_at
         is_full = full is not None and full[:2] == (index.adopted.times, trained["batches"])
-        if index.shared_by > 1:
-            for counts in (counters, trained):
-                counts["batches"] //= index.shared_by
-            candidates = candidates and replace(candidates, batches=candidates.batches // index.shared_by)
         return cls(
             config=config,
             rows=policy.own_rows,

@@ -54,7 +54,7 @@ def replace_collections(
         before = resizing.mark()
         try:
             converted = _replace_collection(finding, hashing, backend, resizing, passes, dedup)
-            tied.tie(converted, finding)
+            tied.check(converted, finding.path)
         except ConversionError as error:
             if not keep_refused:
                 raise

@@ -1,9 +1,8 @@
-"""Tables of several collections that share one weight: if their ids are raw, they share one index as well."""
+"""Tables, and other modules, that share one weight."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from torch import nn
 
@@ -14,67 +13,27 @@ from recfx.errors import ConversionError, Diagnostic
 from recfx.ir.tables import TableSpec
 
 
-@dataclass(frozen=True)
-class _Owner:
-    """The first table of a weight."""
-
-    collection: UnshardedCollection
-    spec: TableSpec
-    weight_name: str
-    is_learned: bool
-
-
 class TiedTables:
-    """Lets tables of one weight share one index; every converted collection is shown to it."""
+    """Refuses tables of one weight if one of them has an index; every converted collection is shown to it."""
 
     def __init__(self) -> None:
-        self._owners: dict[int, _Owner] = {}
+        self._owners: dict[int, tuple[str, TableSpec]] = {}  # the first table of each weight, and the weight's name
 
-    def tie(self, converted: UnshardedCollection, finding: Finding) -> None:
-        """Give the tables of a collection that nothing has trained yet the indexes of tables of the same weights.
-
-        Raises:
-            ConversionError: ``tied_tables``, if one of two tables has an index and they cannot share it.
-        """
-        shared, owners = [], {**self._owners}
+    def check(self, converted: UnshardedCollection, path: str) -> None:
+        """Raise a ``ConversionError``, ``tied_tables``, if two tables share a weight, and one of them has an index."""
+        owners = {**self._owners}
         for spec in converted.tables:
-            weight_name = kind_of(converted).weight_name(finding.path, spec.name)
-            mine = _Owner(converted, spec, weight_name, spec.name in finding.learned)
-            owner = owners.setdefault(id(converted.weight(spec.name)), mine)
-            if owner is mine or not (spec.has_index or owner.spec.has_index):
-                continue
-            if (why := _why_not(owner, mine)) is not None:
+            mine = kind_of(converted).weight_name(path, spec.name), spec
+            name, other = owners.setdefault(id(converted.weight(spec.name)), mine)
+            if other is not spec and (spec.has_index or other.has_index):
                 raise ConversionError(
-                    f"table {spec.name!r} shares its weight with {owner.weight_name}, and {why}.",
+                    f"table {spec.name!r} shares its weight with {name}, and each index would give its rows to other "
+                    "ids.",
                     reason="tied_tables",
-                    module_path=finding.path,
-                    what_to_do="give both tables the same HashConfig, without eviction, and initial weights; or use "
-                    "one table for both features; or leave the ids of both dense.",
+                    module_path=path,
+                    what_to_do="use one table for both features, or leave the ids of both dense.",
                 )
-            shared.append((spec.name, owner))
-        self._owners = owners  # nobody ties tables to those of a collection that is refused
-        for table, owner in shared:
-            converted.share_index(table, owner.collection, owner.spec.name)
-
-
-def _why_not(owner: _Owner, other: _Owner) -> str | None:
-    """Why two tables of one weight cannot share an index."""
-    if owner.collection is other.collection:
-        return "a collection looks the ids of its tables up at the same time, each table in an index of its own"
-    if owner.spec.hashing != other.spec.hashing:
-        return "they have different hashing, which one index cannot follow"
-    if owner.is_learned or other.is_learned:
-        return "a managed-collision module has learned which rows its ids have"
-    if owner.spec.evicts:
-        return "one collection could evict ids whose rows a batch of the other has yet to train"
-    if _initial_weights(owner) != _initial_weights(other):
-        return "they give new rows different initial weights"
-    return None
-
-
-def _initial_weights(table: _Owner) -> tuple[object, ...]:
-    own = table.collection.init_fn(table.spec.name) if table.spec.custom_init_fn else None
-    return table.spec.weight_init_min, table.spec.weight_init_max, own
+        self._owners = owners  # not those of a collection that is refused
 
 
 def mark_shared_weights(model: nn.Module) -> None:
@@ -94,8 +53,8 @@ def mark_shared_weights(model: nn.Module) -> None:
 
 
 def notes_on_tied(model: nn.Module, collections: Iterable[tuple[Finding, nn.Module]]) -> list[Diagnostic]:
-    """What is worth saying about weights of tables with an index that other tables or modules of ``model`` have too."""
-    names: dict[int, list[str]] = {}
+    """What is worth saying about weights of tables with an index that other modules of ``model`` have too."""
+    names: dict[int, str] = {}
     of_tables: set[str] = set()
     for finding, converted in collections:
         if not isinstance(converted, UnshardedCollection):
@@ -104,20 +63,11 @@ def notes_on_tied(model: nn.Module, collections: Iterable[tuple[Finding, nn.Modu
         of_tables |= {kind.weight_name(path, spec.name) for path in finding.paths for spec in converted.tables}
         for spec in converted.tables:
             if spec.has_index:
-                names.setdefault(id(converted.weight(spec.name)), []).append(kind.weight_name(finding.path, spec.name))
-    notes = [
-        Diagnostic(
-            "tied_index",
-            tables[0].removesuffix(".weight"),
-            f"{', '.join(tables)} are one weight, so they share one index: an id has the same row in each.",
-            "nothing; states have the index under each name.",
-        )
-        for tables in names.values()
-        if len(tables) > 1
-    ]
+                names[id(converted.weight(spec.name))] = kind.weight_name(finding.path, spec.name)
+    notes = []
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if id(parameter) in names and name not in of_tables:
-            table = names[id(parameter)][0].removesuffix(".weight")
+            table = names[id(parameter)].removesuffix(".weight")
             message = f"{name} is the weight of {table}: what it computes is by row, and rows are not ids there."
             advice = "find the rows of ids with index(table).find(ids), and the ids of rows with index(table).items()."
             notes.append(Diagnostic("rows_read_elsewhere", table, message, advice))

@@ -23,10 +23,6 @@ from recfx.runtime.forwards import Forwards
 from recfx.runtime.in_flight import BatchesInFlight
 from recfx.runtime.ordinary_optimizers import OrdinaryOptimizers
 
-# One lock for all stores that share indexes: which stores share one may be different in copies.
-_LOCK_OF_SHARED = threading.RLock()
-os.register_at_fork(after_in_child=lambda: globals().update(_LOCK_OF_SHARED=threading.RLock()))
-
 
 class TableStore:
     """Weights, indexes and fused optimizers of one collection, by table name.
@@ -40,7 +36,6 @@ class TableStore:
 
     Attributes:
         in_flight: the batches whose rows must keep their ids.
-        shares_indexes: whether stores of other collections have some of the indexes as well.
         shared_weights: for every table whose weight other tables or modules have as well, the names of these.
         forwards: what the forward under way has changed, in the collections of one model together.
         graph_fits: whether the forward under way has compared the tables with what its graph was made for. Then no
@@ -64,7 +59,6 @@ class TableStore:
         self._ordinary: dict[str, OrdinaryOptimizers] = {}
         self._given: dict[str, tuple[torch.Tensor | None, int, bool]] = {}  # in a copy: what it copies of ``_ordinary``
         self._lock, self._process = threading.RLock(), os.getpid()
-        self.shares_indexes = False
         self.shared_weights: dict[str, list[str]] = {}
         self.forwards = Forwards()
         self.graph_fits = False
@@ -73,8 +67,6 @@ class TableStore:
     @property
     def new_rows_lock(self) -> Any:  # threading.RLock, which is not a type
         """A lock to hold while rows are given out and initialised, lest another thread initialise them as well."""
-        if self.shares_indexes:
-            return _LOCK_OF_SHARED
         if self._process != os.getpid():  # in a forked child, the thread that held it does not exist
             self._lock, self._process = threading.RLock(), os.getpid()
         return self._lock

@@ -98,16 +98,10 @@ def test_every_part_of_a_batch_is_mapped() -> None:
 
 def test_ids_of_a_sequence_keep_their_places() -> None:
     """Left out, they would move all that come after them, beside other features of the same sequence."""
-    model, plain, mapping = unconverted(Both())
+    _, _, mapping = unconverted(Both())
     features = batch([[7], []], [[-1], [98]], [[3], [6]], [[97, 7], [96, 10**12]], [[8], []])
     with refused("id_without_row", match="2 of 4 ids of feature 'seen' have no row, and each has its place"):
         mapping.to_rows(features)
-    rows = mapping.to_rows(features, absent=29)
-    assert torch.equal(rows.lengths(), features.lengths())
-    sequence, expected = plain(rows)[1], model(features)[1]
-    assert torch.equal(sequence[[1, 3]], expected[[1, 3]])
-    assert torch.equal(sequence[0], plain.ec.embeddings["goods"].weight[29])
-    assert mapping.to_rows(features, absent="leave_out").lengths()[6:8].tolist() == [1, 1]
 
 
 def test_a_mean_counts_ids_without_a_row() -> None:
@@ -122,8 +116,6 @@ def test_a_mean_counts_ids_without_a_row() -> None:
         "id_without_row", match="1 of 2 ids of feature 'f' have no row, and the converted model's mean counts"
     ):
         mapping.to_rows(unknown)
-    pooled = plain["ebc"](mapping.to_rows(unknown, absent="leave_out")).values()
-    assert torch.equal(pooled, 2 * model["ebc"](unknown).values())
 
 
 def test_ids_without_a_row_read_the_one_that_they_share() -> None:
@@ -160,6 +152,3 @@ def test_a_feature_of_two_tables_needs_the_same_rows_in_both() -> None:
     assert mapping.to_rows(batch([[7]], [[]], [[]], [[]], [[]])).values().tolist() == [0]
     with refused("invalid_argument", error=recfx.InputError):
         mapping.to_rows({"user": torch.tensor([1])})
-    for absent in (-1, True, 1.5, "leave out"):
-        with refused("invalid_argument", match="absent is ", error=recfx.InputError):
-            mapping.to_rows(SEEN, absent=absent)

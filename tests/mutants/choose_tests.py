@@ -125,7 +125,7 @@ _CHECKPOINT = {
     **{name: ["sharding/test_checkpoint"] for name in ("sharded", "table_names", "peers")},
     "storage": ["checkpoint/test_storage", "sharding/test_checkpoint"],
     "load": ["sharding/test_checkpoint_optimizers", "checkpoint/test_refusals"],
-    "model_plan": ["checkpoint/test_model_plan", "conversion/test_tied_indexes"],
+    "model_plan": ["checkpoint/test_model_plan", "conversion/test_tied_tables"],
     "ordinary": ["checkpoint/test_ordinary", "checkpoint/test_saved_optimizers", "sharding/test_checkpoint_optimizers"],
     "save": [f"checkpoint/test_{name}" for name in ("crash", "directory", "refusals")],
 }

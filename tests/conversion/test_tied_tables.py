@@ -1,0 +1,106 @@
+"""Tables, and other modules, of one weight."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import nn
+from torchrec import EmbeddingBagCollection, EmbeddingCollection, KeyedJaggedTensor
+
+import recfx
+from recfx.collections.sharding.collection import shard_collection
+from tests.builders.collections import sequence_table, table, tables_named
+from tests.builders.optimizers import attach
+from tests.support.refusals import refused
+
+ROWS, DIM = 40, 4
+RAW = recfx.HashConfig(dense_rows=0, buckets=1)
+POOLED, SEQUENCE = "ebc.embedding_bags.goods", "ec.embeddings.history"
+
+
+class Tied(nn.Module):
+    """``goods`` and ``history`` are one weight; the pooled one, or the other one, is looked up first."""
+
+    def __init__(self, pooled_first: bool = True, **of_history: Any) -> None:
+        super().__init__()
+        self.pooled_first = pooled_first
+        self.ebc = EmbeddingBagCollection(
+            [table("goods", ["item"], rows=ROWS, dim=DIM), table("users", ["user"], rows=ROWS, dim=DIM)]
+        )
+        self.ec = EmbeddingCollection([sequence_table("history", ["seen"], rows=ROWS, dim=DIM, **of_history)])
+        self.ec.embeddings["history"].weight = self.ebc.embedding_bags["goods"].weight
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        if self.pooled_first:
+            pooled, rows = self.ebc(features).values(), self.ec(features)["seen"].values()
+        else:
+            rows, pooled = self.ec(features)["seen"].values(), self.ebc(features).values()
+        scale = torch.ones_like(rows).flatten().cumsum(0).view_as(rows) / 8 - 1
+        return pooled.square().sum() + (rows * scale).sum() + (pooled[:, :DIM].sum() * rows.sum())
+
+
+def built(optimizer: str | None = "adagrad", **options: Any) -> nn.Module:
+    torch.manual_seed(0)
+    model = Tied(**options)
+    if optimizer is not None:
+        attach(model, optimizer)
+    return model
+
+
+def tied(optimizer: str | None = "adagrad", hashing: Any = RAW, **options: Any) -> Any:
+    return recfx.convert(built(optimizer, **options), hashing=hashing)
+
+
+def test_rows_that_an_output_layer_reads_are_pointed_out() -> None:
+    model = built(None)
+    del model.ec
+    model.head = nn.Linear(DIM, ROWS, bias=False)
+    model.head.weight = model.ebc.embedding_bags["users"].weight
+    (note,) = [
+        reason
+        for reason in recfx.explain(recfx.convert(model, hashing=RAW)).reasons
+        if reason.code == "rows_read_elsewhere"
+    ]
+    assert note.message.startswith("head.weight is the weight of ebc.embedding_bags.users")
+    adopted = recfx.explain(recfx.convert(model)).reasons
+    assert "rows_read_elsewhere" not in {reason.code for reason in adopted}
+
+
+@pytest.mark.parametrize("hashing", [RAW, {"goods": RAW, "users": RAW, "history": None}], ids=["both", "one"])
+def test_tables_of_one_weight_have_no_index(hashing: Any) -> None:
+    with refused("tied_tables", "ec"):
+        tied(hashing=hashing)
+    plain = recfx.unconvert(tied(hashing=None))
+    assert plain.ebc.embedding_bags["goods"].weight is plain.ec.embeddings["history"].weight
+
+
+def test_nothing_is_tied_to_the_tables_of_a_collection_that_is_kept() -> None:
+    """``b`` has the weight of ``c`` as well, and another hashing, which does not matter: ``a2`` does not fit ``a``."""
+    model = nn.ModuleList(tables_named(*names) for names in (["a"], ["b", "a2"], ["c"]))
+    model[1].embedding_bags["a2"].weight = model[0].embedding_bags["a"].weight
+    model[2].embedding_bags["c"].weight = model[1].embedding_bags["b"].weight
+    hashing = {name: dataclasses.replace(RAW, seed=seed) for name, seed in (("a", 0), ("b", 0), ("a2", 1), ("c", 2))}
+    converted = recfx.convert(model, hashing=hashing, on_unsupported="keep")
+    assert [hasattr(each, "hash_indexes") for each in converted] == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("collection", "says"), [("ec", f"'history' is also {POOLED}"), ("ebc", f"'goods' is also {SEQUENCE}")]
+)
+def test_shards_do_not_share_a_weight(collection: str, says: str) -> None:
+    nothing: Any = None
+    with refused("tied_tables", collection, match=says):
+        shard_collection(tied(hashing=None).get_submodule(collection), {}, nothing)
+
+
+def test_shards_do_not_share_the_weight_of_another_module() -> None:
+    model, nothing = built(), cast(Any, None)
+    model.output = nn.Linear(DIM, ROWS, bias=False)
+    model.output.weight = model.get_parameter(f"{SEQUENCE}.weight")
+    del model.ebc
+    model = recfx.convert(model)
+    with refused("tied_tables", "ec", match="'history' is also output.weight,"):
+        shard_collection(cast(Any, model.ec), {}, nothing)
