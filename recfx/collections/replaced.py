@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Iterator, Mapping
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from functools import partial
 from typing import Any, NoReturn
 
@@ -18,7 +18,7 @@ from torch import nn
 from recfx.errors import ConversionError
 
 REPLACED = "replaced_collection_called"
-_REFUSED: ContextVar[frozenset[int]] = ContextVar("_REFUSED", default=frozenset())
+_REFUSED: ContextVar[tuple[Any, ...]] = ContextVar("_REFUSED", default=())
 
 
 def refuse_calls(original: nn.Module, path: str) -> None:
@@ -39,16 +39,11 @@ def calls_refused(originals: Mapping[str, nn.Module]) -> Iterator[None]:
     Raises:
         ConversionError: ``replaced_collection_called``, where one is called.
     """
-    before = _REFUSED.set(_REFUSED.get() | {id(original) for original in originals.values()})
-    for path, original in originals.items():
-        original.__dict__.setdefault("forward", _Caught(original, path))
+    entered = _enter([_Caught(original, path) for path, original in originals.items()])
     try:
         yield
     finally:
-        _REFUSED.reset(before)
-        for original in originals.values():
-            if isinstance(original.__dict__.get("forward"), _Caught):
-                del original.__dict__["forward"]
+        _leave(*entered)
 
 
 def catch_calls(copy: nn.Module, originals: Mapping[str, nn.Module]) -> None:
@@ -65,14 +60,17 @@ class CatchingCall:
 
     def __init__(self, model: nn.Module, originals: Mapping[str, nn.Module]) -> None:
         self._model = weakref.ref(model)
-        self._originals = weakref.WeakValueDictionary(originals)
+        self._caught = [_Caught(original, path) for path, original in originals.items()]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         model: Any = self._model()
         if torch.compiler.is_compiling():
             return model._call_impl(*args, **kwargs)
-        with calls_refused(dict(self._originals)):
+        entered = _enter(self._caught)
+        try:
             return model._call_impl(*args, **kwargs)
+        finally:
+            _leave(*entered)
 
     def __reduce__(self) -> Any:
         return type(None), ()
@@ -82,12 +80,28 @@ class _Caught:
     """The ``forward`` of an original while a copy of its model runs; other threads call it as before."""
 
     def __init__(self, original: nn.Module, path: str) -> None:
-        self._original, self._path = original, path
+        self.original, self.path = weakref.ref(original), path
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if id(self._original) in _REFUSED.get():
-            _refuse(self._path)
-        return type(self._original).forward(self._original, *args, **kwargs)
+        if self.original in _REFUSED.get():
+            _refuse(self.path)
+        original: Any = self.original()
+        return type(original).forward(original, *args, **kwargs)
+
+
+def _enter(caught: list[_Caught]) -> tuple[list[nn.Module], Token[tuple[Any, ...]]]:
+    alive = [(forward, original) for forward in caught if (original := forward.original()) is not None]
+    for forward, original in alive:
+        original.__dict__.setdefault("forward", forward)
+    refused = (*_REFUSED.get(), *(forward.original for forward, _ in alive))
+    return [original for _, original in alive], _REFUSED.set(refused)
+
+
+def _leave(originals: list[nn.Module], before: Token[tuple[Any, ...]]) -> None:
+    _REFUSED.reset(before)
+    for original in originals:
+        if type(original.__dict__.get("forward")) is _Caught:
+            del original.__dict__["forward"]
 
 
 def _refuse(path: str, *args: Any, **kwargs: Any) -> NoReturn:

@@ -182,7 +182,6 @@ _POOLED_NAMES = {
 _ABOUT_POOLED_ONES = {
     "collections/kinds/pooled.py": "the kind",
     "collections/pooled.py": "the class and the config that users build",
-    "verification/reference_model.py": "the reference of hashed ones",
     "discovery/classify.py": "the quantized one, which is refused",
     "inspect/sections.py": "the class that reports need not name",
     "doctor/training.py": "the model that is trained on a device",
