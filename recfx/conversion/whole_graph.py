@@ -30,7 +30,7 @@ from recfx.errors import ConversionError, Diagnostic, told_by
 from recfx.ir import verify_graph
 from recfx.ir.meta import annotate, node_meta
 from recfx.replacement.conversion_record import attach_conversion, conversion_of
-from recfx.runtime.hooks import has_forward_hooks
+from recfx.runtime.hooks import FORWARD_HOOKS, has_forward_hooks
 from recfx.verification.compare_models import Difference, compare_forward
 
 
@@ -169,9 +169,7 @@ def _trace(
     verify_graph(graph_module, after="whole_graph")
     graph_module.training = training  # not train(), because its children are the model's own
     graph_module.meta["recfx_training"] = training
-    constants = reads.values | {
-        (path, name): {} for path in inlined for name in ("_forward_hooks", "_forward_pre_hooks")
-    }
+    constants = reads.values | {(path, name): {} for path in inlined for name in FORWARD_HOOKS}
     return graph_module, tracer.rollbacks, entered, dict(sorted(constants.items()))  # module by module
 
 
