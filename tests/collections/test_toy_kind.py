@@ -184,7 +184,6 @@ _ABOUT_POOLED_ONES = {
     "collections/pooled.py": "the class and the config that users build",
     "discovery/classify.py": "the quantized one, which is refused",
     "inspect/sections.py": "the class that reports need not name",
-    "doctor/training.py": "the model that is trained on a device",
 }
 
 
