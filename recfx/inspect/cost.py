@@ -13,6 +13,7 @@ from torchrec.distributed.types import ShardingPlan
 from recfx.argument_types import typed
 from recfx.collections.collection import UnshardedCollection
 from recfx.collections.converted_collection import converted_collections
+from recfx.collections.sharding.optimizer_settings import check_optimizers
 from recfx.collections.sharding.whole_plan import (
     MOST_RANKS,
     check_plan,
@@ -22,7 +23,7 @@ from recfx.collections.sharding.whole_plan import (
 from recfx.collections.whole_graph import WholeGraph
 from recfx.collections.wrappers import unwrap
 from recfx.discovery.sample import Sample
-from recfx.errors import ConversionError, did_you_mean, few, plural, type_of, with_article
+from recfx.errors import ConversionError, did_you_mean, type_of
 from recfx.ir.context import CollectionContext
 from recfx.ir.operator_graph import lowered_from
 from recfx.passes import Rewriting
@@ -31,13 +32,7 @@ from recfx.planner.priced_plan import topology_of, world_size_of
 from recfx.planner.pricing.cost import COST_VERSION, Cost, PlanComparison, PlanRow, features_of
 from recfx.planner.pricing.graph_prices import ModelPrices, price_graph
 from recfx.planner.pricing.hardware import CPU_HOST, NAMED, TYPICAL, Hardware, HardwareName
-from recfx.planner.pricing.planned_collection import (
-    PlannedCollection,
-    graph_on,
-    planned_as_sharded,
-    planned_by,
-    planned_graph,
-)
+from recfx.planner.pricing.planned_collection import PlannedCollection, graph_on, planned_as_sharded, planned_by
 from recfx.planner.pricing.residents import rule_of
 from recfx.planner.pricing.values import KnownBatch, whole_number
 from recfx.planner.pricing.work import NodeCost
@@ -100,7 +95,7 @@ def cost(
             sharding.
         InputError: ``invalid_argument``: ``world_size`` is no number of ranks.
     """
-    priced = _priced(model_or_graph, checked_topology(topology), plan, world_size, sample)
+    priced, _ = priced_with_graphs(model_or_graph, checked_topology(topology), plan, world_size, sample)
     return priced if sample is None else replace(priced, known=batch_of(sample))
 
 
@@ -109,13 +104,16 @@ def batch_of(sample: Any) -> KnownBatch:
     return KnownBatch() if sample is None else KnownBatch(*Sample.of(sample).sizes())
 
 
-def _priced(
+def priced_with_graphs(
     model_or_graph: nn.Module,
     topology: AnyTopology | Hardware | None,
     plan: ShardingPlan | None,
     world_size: int | None,
-    sample: Any,
-) -> Cost:
+    sample: Any = None,
+) -> tuple[Cost, dict[str, Rewriting]]:
+    """What ``cost`` returns; and, of a model as a plan would shard it, what the passes make of each collection on rank
+    0, by the first of its paths.
+    """
     if world_size is not None:
         world_size = whole_number(world_size, "world_size", most=MOST_RANKS)
         if plan is None and world_size != getattr(topology, "world_size", None):
@@ -144,7 +142,7 @@ def _priced(
                 what_to_do="pass the model instead of its graph; or a topology of one rank, or one of "
                 "recfx.planner.pricing.hardware, for the times of the graph as it is.",
             )
-        return _as_it_is(model, collections, topology)
+        return _as_it_is(model, collections, topology), {}
     converted = as_converted(model)
     if not converted:
         raise _no_collection()
@@ -162,8 +160,8 @@ def _priced(
         distinct = {id(collection): collection for collection in converted.values()}
         for collection in distinct.values():
             collection.fused_optimizers()  # makes the graph for what the tables are now
-        return _as_it_is(model, list(distinct.values()), topology, again)
-    return price_planned(model, converted, plan, world_size, topology, again)[0]
+        return _as_it_is(model, list(distinct.values()), topology, again), {}
+    return _as_planned(model, converted, plan, world_size, topology, again)
 
 
 def _as_it_is(
@@ -197,32 +195,27 @@ def _as_it_is(
     return _cost(nodes, model, topology, device, planned, rank, world_size, again, prices.contexts.values())
 
 
-def price_planned(
+def _as_planned(
     model: nn.Module,
     converted: Mapping[str, UnshardedCollection],
     plan: ShardingPlan,
     world_size: int,
     topology: AnyTopology | Hardware | None,
-    again: Callable[[int], Cost] | None = None,
+    again: Callable[[int], Cost] | None,
 ) -> tuple[Cost, dict[str, Rewriting]]:
-    """The cost of a model as a plan would shard it, seen from rank 0; ``converted`` has its collections by every path.
-
-    Also returns what the passes make of each collection, by the first of its paths. ``again`` gives the cost on another
-    number of ranks.
-
-    Raises:
-        ConversionError: ``plan_unknown_collection``, ``plan_missing_collection``, and those of ``read_plan``.
-    """
+    """``converted`` has the collections of the model by every path."""
     prices, trains, device = ModelPrices(model.training), model.training, _device_of(topology, model)
     refuse_unknown_collections(plan, converted)
     aliases: dict[int, list[str]] = {}
     for path, collection in converted.items():
         aliases.setdefault(id(collection), []).append(path)
+        check_optimizers(collection)
+    chip = chip_of(topology, device)
     planned = tuple(
-        planned_by(converted[paths[0]], plan_of_collection(plan, paths), world_size, device, paths[0])
+        planned_by(converted[paths[0]], plan_of_collection(plan, paths), world_size, device, paths[0], chip)
         for paths in aliases.values()
     )
-    graphs = {part.name: planned_graph(part, 0, chip_of(topology, device)) for part in planned}
+    graphs = {part.name: part.rewriting(rank=0) for part in planned}
     nodes = [node for part in planned for node in price_graph(graphs[part.name].graph, trains, part.calls)]
     collections = list(converted.values())
     for collection in collections:
@@ -352,56 +345,33 @@ def compare_plans(
         ConversionError: as ``recfx.cost`` does; ``invalid_argument`` without plans.
         InputError: ``invalid_argument``, ``unknown_feature``.
     """
-    if not isinstance(plans, (Mapping, list, tuple)) or not plans:
+    named = dict(enumerate(plans)) if isinstance(plans, (list, tuple)) else plans
+    if (
+        not isinstance(named, Mapping)
+        or not named
+        or not all(isinstance(plan, ShardingPlan) for plan in named.values())
+    ):
         raise ConversionError(
-            f"plans is {'empty' if isinstance(plans, (Mapping, list, tuple)) else type_of(plans)}.",
+            f"plans are {plans!r}.",
             reason="invalid_argument",
-            what_to_do="pass a list of plans, or a mapping from names to plans.",
+            what_to_do="pass a list of plans, such as those of recfx.plan, or a mapping from names to plans.",
         )
-    named = plans if isinstance(plans, Mapping) else {f"plan {number}": plan for number, plan in enumerate(plans)}
-    named = {str(name): plan for name, plan in named.items()}
+    named = {f"plan {name}" if isinstance(name, int) else str(name): plan for name, plan in named.items()}
     rows = []
     for name, plan in named.items():
-        if plan is None:
-            raise ConversionError(
-                f"{name} is None.", reason="invalid_argument", what_to_do="pass plans, such as those of recfx.plan."
-            )
         try:
             priced = cost(model, topology, plan=plan, world_size=world_size, sample=sample).at(B, L=L)
         except ConversionError as error:
             raise ConversionError.of(replace(error.diagnostic, message=f"{name}: {error.message}")) from error
         rows.append(PlanRow(name, _types(plan), priced))
-    different = next((row for row in rows if row.cost.hardware != rows[0].cost.hardware), None)
-    if different is not None:
-        one, other = rows[0].cost.hardware, different.cost.hardware
+    if different := [row for row in rows if row.cost.hardware != rows[0].cost.hardware]:
         raise ConversionError(
-            f"{_priced_for(rows[0], named, other)}, but {_priced_for(different, named, one)}: their times say nothing "
-            "about each other.",
+            f"{rows[0].name} and {different[0].name} are priced for different hardware ({rows[0].cost.hardware.name}, "
+            f"{different[0].cost.hardware.name}) or hosts: their times say nothing about each other.",
             reason="invalid_argument",
-            what_to_do="pass topology=, the hardware to compare them on, such as "
-            f"topology={_name_of(one)!r} (in a shell, --hardware {_name_of(one)}).",
+            what_to_do=f"pass topology=, the hardware to compare them on: one of {', '.join(NAMED)}, or your own.",
         )
     return PlanComparison(tuple(rows))
-
-
-def _priced_for(row: PlanRow, plans: Mapping[str, ShardingPlan], other: Hardware) -> str:
-    """What a plan is priced for, how that differs from the other's, and whether it was made for that."""
-    own = row.cost.hardware
-    others = {name: constant.value for name, constant in other.constants().items()}
-    own_values = {name: constant.value for name, constant in own.constants().items()}
-    differing = [
-        f"{with_article(name)} of {value:.3g}" for name, value in own_values.items() if value != others.get(name)
-    ]
-    if own.ranks_per_host != other.ranks_per_host:
-        differing.insert(0, f"{plural(own.ranks_per_host, 'rank')} per host")
-    name = f"{own.name} with {few(differing, 2)}" if own.name == other.name and differing else own.name
-    if topology_of(plans[row.name]) is not None:
-        return f"{row.name} was made for {name}"
-    return f"{row.name} does not know what it was made for and is priced for {name}"
-
-
-def _name_of(hardware: Hardware) -> str:
-    return next((name for name, named in NAMED.items() if named.device == hardware.device), "cpu")
 
 
 def _types(plan: ShardingPlan) -> dict[str, str]:

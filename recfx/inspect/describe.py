@@ -39,7 +39,7 @@ from recfx.ir.shards import CollectionSharding, ShardedTable
 from recfx.ir.snapshot import PassRecord
 from recfx.ir.tables import TableSpec
 from recfx.optim.fused_optimizer import FusedOptimizer
-from recfx.planner.pricing.planned_collection import planned_facts, planned_graph, planned_with
+from recfx.planner.pricing.planned_collection import planned_with
 from recfx.planner.topology import AnyTopology, chip_of, device_of, device_of_tables
 
 
@@ -305,8 +305,7 @@ def with_plan(
         for report, table in zip(described.tables, sharding.tables, strict=True)
     )
     device = device_of_tables(collection) if topology is None else device_of(topology)
-    planned = planned_with(collection, path, sharding, planned_facts(collection, sharding, device))
-    rewriting = planned_graph(planned, rank, chip_of(topology, device))
+    rewriting = planned_with(collection, path, sharding, device, chip_of(topology, device)).rewriting(rank)
     described = with_nodes(described, rewriting.metas, rewriting.records)
     if device != device_of_tables(collection):  # what serves them now is for where they are now
         kernels = {name: meta.kernel for meta in rewriting.metas.values() if meta.kernel for name in meta.tables}

@@ -93,7 +93,7 @@ class CollectionContext:
     @cached_property
     def sent_keys(self) -> tuple[str, ...]:
         """The keys that a rank sends, in order: the keys of the shards of all ranks, rank by rank."""
-        return KeyOrder.of(embedding_names(tuple(shard.spec for shard in self._sharding.by_rank())))
+        return KeyOrder.of(key for shard in self._sharding.by_rank() for key in shard.keys)
 
     def by_name(self, local: bool) -> Mapping[str, TableSpec]:
         """Tables by name: a shard may have the name of its table, so kinds of nodes declare which they mean."""

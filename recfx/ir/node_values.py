@@ -21,27 +21,16 @@ from recfx.ir.node_kinds import (
 )
 from recfx.ir.operator_graph import OperatorGraph, hop_of, source_of
 from recfx.ir.shard import Shard
+from recfx.ir.shards import CollectionSharding
 from recfx.ir.tables import TableSpec, output_dtype, total_dim
 
 _INT64, _FLOAT32 = 8, 4
 
 
-def sent_ids(shards: list[Shard]) -> sympy.Expr:
-    """The ids that a rank sends to these shards. Cutting a table's rows into pieces does not change their number."""
-    lengths = [name for shard in _whole(shards) for name in shard.table.sent_lengths]
-    return BATCH * sympy.Add(*map(mean_length, lengths))
-
-
-def _whole(shards: list[Shard]) -> list[Shard]:
-    """One shard for every time that a table's ids are sent: the first of the pieces of each block of columns."""
-    seen: set[tuple[str, tuple[int, int]]] = set()
-    sent = []
-    for shard in shards:
-        block = (shard.table.name, shard.columns)
-        if shard.piece < 0 or block not in seen:
-            sent.append(shard)
-        seen.add(block)
-    return sent
+def sent_ids(sharding: CollectionSharding) -> sympy.Expr:
+    """The ids that a rank sends to all shards. Cutting a table's rows into pieces does not change their number."""
+    tables = [(table.table.sent_lengths, table.times_sent) for table in sharding.tables]
+    return BATCH * sympy.Add(*(times * mean_length(name) for names, times in tables for name in names))
 
 
 def arriving_ids(shards: list[Shard]) -> sympy.Expr:
@@ -56,16 +45,11 @@ def of_splits(world_size: int) -> tuple[Collective, ...]:
     return (Collective("all_to_all", sympy.Integer(5 * world_size * _INT64)),)
 
 
-def of_ids(shards: list[Shard], world_size: int, is_weighted: bool) -> tuple[Collective, ...]:
+def of_ids(sharding: CollectionSharding, is_weighted: bool) -> tuple[Collective, ...]:
     """``input_dist_wait`` sends lengths and ids, and weights if there are any."""
-    bags = sum(len(shard.table.feature_names) for shard in shards)
-    return of_sent(bags, sent_ids(shards), world_size, is_weighted)
-
-
-def of_sent(bags: int, ids: sympy.Expr, world_size: int, is_weighted: bool) -> tuple[Collective, ...]:
-    """The collectives that send ``bags`` bags per sample of this rank, and ``ids`` ids."""
-    if world_size == 1:
+    if sharding.world_size == 1:
         return ()
+    bags, ids = sum(len(table.filled) * len(table.table.feature_names) for table in sharding.tables), sent_ids(sharding)
     sizes = [BATCH * bags * _INT64, ids * _INT64] + ([ids * _FLOAT32] if is_weighted else [])
     return tuple(Collective("all_to_all", size) for size in sizes)
 
@@ -83,7 +67,7 @@ def size_of(graph: OperatorGraph, node: fx.Node) -> Size:
     if kind == "dedup_ids":
         return Size((_different_ids(tables),), dtype)
     if kind in ("bucketize", "input_dist_start"):
-        return Size((sent_ids(collection.sharding.by_rank()),), dtype)
+        return Size((sent_ids(collection.sharding),), dtype)
     if NODE_KINDS[kind].size is size_of_ids and graph.works_on_shards(node):
         return Size((arriving_ids(collection.sharding.local()),), dtype)
     if kind == "output_dist_start":
@@ -126,7 +110,7 @@ def collectives_of(graph: OperatorGraph, node: fx.Node) -> tuple[Collective, ...
     if kind == "input_dist_start":
         return of_splits(sharding.world_size)
     if kind == "input_dist_wait":
-        return of_ids(sharding.by_rank(), sharding.world_size, collection.is_weighted)
+        return of_ids(sharding, collection.is_weighted)
     if kind == "output_dist_start":
         return graph.hop(node).collectives
     return ()

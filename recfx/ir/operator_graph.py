@@ -104,7 +104,7 @@ class OperatorGraph:
             assert sharding is not None
             way = collection.way(str(start.kwargs["way"]))
             following = collection.hops(way.name)[hop_of(start) + 1 :]
-            return list(following[0].columns) if following else way.arriving(sharding.travelling(way), sharding.world)
+            return list(following[0].columns) if following else way.arriving(sharding.travelling(way))
         raise ValueError(f"{node.name}: a {kind} holds no pooled rows")
 
     def hop(self, start: fx.Node) -> Hop:

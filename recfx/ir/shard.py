@@ -12,7 +12,7 @@ from torch import Tensor
 
 from recfx.ir.dedup import Dedup
 from recfx.ir.meta import mean_length
-from recfx.ir.tables import Columns, TableSpec, columns_of
+from recfx.ir.tables import Columns, TableSpec
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,13 @@ class Shard:
     @cached_property
     def output_columns(self) -> list[Columns]:
         """The columns of the table's output keys that it holds."""
-        return columns_of((self.spec,))
+        first, dim, dtype = self.columns[0], self.num_columns, self.table.output_dtype
+        return [Columns(key, first, dim, dtype) for key in self.table.embedding_names]
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Its keys among those that are sent."""
+        return tuple(f"{name}{self.name.removeprefix(self.table.name)}" for name in self.table.embedding_names)
 
     def expected_ids(self, length: Callable[[str], Any] = mean_length) -> Any:
         """How many ids a sample sends to it, if all rows are equally likely and lengths are such: an expression, or a
@@ -69,11 +75,10 @@ class Shard:
     @cached_property
     def spec(self) -> TableSpec:
         """The shard as a table of its rank. What is pooled are sums; ``mean_divide`` divides them at the end."""
-        names = tuple(f"{name}{self.name.removeprefix(self.table.name)}" for name in self.table.embedding_names)
         return replace(
             self.table,
             name=self.name,
-            embedding_names=names,
+            embedding_names=self.keys,
             num_embeddings=self.num_rows,
             embedding_dim=self.num_columns,
             pooling="SUM" if self.table.is_pooled else self.table.pooling,

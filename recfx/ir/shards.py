@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from torchrec.distributed.types import ParameterSharding
 
 from recfx.ir.shard import Shard
 from recfx.ir.tables import TableSpec
-from recfx.ir.ways_back import WayBack, Wires, World
+from recfx.ir.ways_back import Travelling, WayBack, Wires, World
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,12 @@ class ShardedTable:
         return tuple(shard for shard in self.shards if not shard.is_empty)
 
     @cached_property
+    def times_sent(self) -> int:
+        """How often its ids are sent: to every shard, but only once for each block of columns whose rows are cut."""
+        pieces = [shard.columns for shard in self.filled if shard.piece >= 0]
+        return len(self.filled) - len(pieces) + len(set(pieces))
+
+    @cached_property
     def saved(self) -> tuple[Shard, ...]:
         """The shards that are saved and gathered; they contain each element of the table once."""
         return tuple(shard for shard in self.filled if shard.rank == 0) if self.is_replicated else self.filled
@@ -198,7 +205,7 @@ class CollectionSharding:
     def _on_ranks(self) -> tuple[list[Shard], ...]:
         on_ranks: tuple[list[Shard], ...] = tuple([] for _ in range(self.world_size))
         for way in self.ways_back:
-            for shard in self.travelling(way):
+            for shard in self.travelling(way).shards:
                 on_ranks[shard.rank].append(shard)
         return on_ranks
 
@@ -212,9 +219,23 @@ class CollectionSharding:
         """The whole tables whose pooled rows travel back this way."""
         return tuple(table.table for table in self.tables if table.way_back == way)
 
-    def travelling(self, way: WayBack) -> list[Shard]:
+    def travelling(self, way: WayBack) -> Travelling:
         """The shards of all ranks that have rows and travel back this way, table by table."""
-        return [shard for table in self.tables if table.way_back == way for shard in table.filled]
+        return self._travelling[way]
+
+    @cached_property
+    def _travelling(self) -> dict[WayBack, Travelling]:
+        shards: dict[WayBack, list[Shard]] = {way: [] for way in self.ways_back}
+        for table in self.tables:
+            shards[table.way_back].extend(table.filled)
+        return {way: Travelling(way, on_way, self.world_size) for way, on_way in shards.items()}
+
+    def seen_from(self, rank: int) -> CollectionSharding:
+        """The same shards, seen from another rank, with what is known of them already."""
+        self.local()  # known once for all ranks
+        other = copy.copy(self)
+        object.__setattr__(other, "rank", rank)
+        return other
 
     def named(self, table: str) -> ShardedTable:
         return self._by_name[table]

@@ -225,7 +225,8 @@ def _check_way_back(graph: OperatorGraph, started: fx.Node, fail: Fail) -> None:
     collection, way, hop = graph.collection(started), str(started.kwargs["way"]), hop_of(started)
     sharding = collection.sharding
     assert sharding is not None  # its attributes have been checked
-    mine = [shard.spec for shard in sharding.travelling(collection.way(way)) if shard.rank == sharding.rank]
+    back = collection.way(way)
+    mine = [shard.spec for shard in sharding.local() if sharding.named(shard.table.name).way_back == back]
     expected = collection.hops(way)[hop].columns if hop else columns_of(tuple(mine))
     missing = Counter((part.key, part.first, part.dim) for part in expected)
     for node in started.args[:-1]:

@@ -11,15 +11,15 @@ alone: ``recfx.runtime.output_dist`` makes the modules.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
 
 import sympy
 from torchrec.distributed.types import CommOp
 
-from recfx.ir.meta import BATCH, WORLD, Collective, mean_length
+from recfx.ir.meta import BATCH, WORLD, Collective
 from recfx.ir.shard import Shard
 from recfx.ir.tables import Columns, columns_of, total_bytes, total_dim
 
@@ -53,37 +53,18 @@ class SentRows:
     once: RowSize
 
     @classmethod
-    def of(
-        cls,
-        shards: Sequence[Shard],
-        ranks_per_sender: int,
-        world_size: int,
-        length: Callable[[str], Any] = mean_length,
-    ) -> SentRows:
-        """The rows of ``shards``, which are the shards of all ranks; ``length`` as in ``Shard.expected_ids``."""
+    def of(cls, shards: Sequence[Shard], ranks_per_sender: int, world_size: int) -> SentRows:
+        """The rows of ``shards``, which are the shards of all ranks."""
         blocks: dict[Hashable, RowSize] = {}
         senders: list[dict[Hashable, RowSize]] = [{} for _ in range(world_size // ranks_per_sender)]
         for shard in shards:
             is_pooled = shard.table.is_pooled
             block = (shard.table.name, shard.columns, () if is_pooled else shard.rows)
             if block not in blocks:
-                in_rows = 0 if is_pooled else shard.num_columns * shard.expected_ids(length)
+                in_rows = 0 if is_pooled else shard.num_columns * shard.expected_ids()
                 blocks[block] = RowSize(total_dim(shard.output_columns), total_bytes(shard.output_columns), in_rows)
             senders[shard.rank // ranks_per_sender][block] = blocks[block]
-        return cls(tuple(_sum(sender.values()) if sender else _NO_ROWS for sender in senders), _sum(blocks.values()))
-
-    @classmethod
-    def together(cls, parts: Sequence[SentRows]) -> SentRows:
-        by_sender: list[list[RowSize]] = [[] for _ in parts[0].by_sender]
-        for part in parts:
-            for sender in part.senders:
-                by_sender[sender].append(part.by_sender[sender])
-        return cls(tuple(_sum(sizes) if sizes else _NO_ROWS for sizes in by_sender), _sum(part.once for part in parts))
-
-    @cached_property
-    def senders(self) -> list[int]:
-        """Those that have any rows: of thousands, one has a table that is not cut."""
-        return [sender for sender, size in enumerate(self.by_sender) if size is not _NO_ROWS]
+        return cls(tuple(_sum(sender.values()) for sender in senders), _sum(blocks.values()))
 
 
 def _sum(sizes: Iterable[RowSize]) -> RowSize:
@@ -97,7 +78,18 @@ def _sum(sizes: Iterable[RowSize]) -> RowSize:
     return RowSize(dims, row_bytes, sympy.Add(*in_rows) if is_symbolic else sum(in_rows))
 
 
-_NO_ROWS = _sum(())
+class Travelling:
+    """The shards on all ranks of the tables that travel back in one way, and what follows from them for every rank."""
+
+    def __init__(self, way: WayBack, shards: Sequence[Shard], world_size: int) -> None:
+        self.shards, ranks = shards, way.ranks_per_sender(world_size)
+        self.sent = SentRows.of(shards, ranks, world_size)
+        senders: list[dict[Columns, None]] = [{} for _ in range(world_size // ranks)]
+        for shard in shards:
+            senders[shard.rank // ranks].update(dict.fromkeys(shard.output_columns))
+        self.columns = [tuple(columns) for columns in senders]
+        """The columns of each sender; those that several of its ranks have are listed once."""
+        self.dims = tuple(map(total_dim, self.columns))
 
 
 class Precision(NamedTuple):
@@ -224,40 +216,25 @@ class WayBack(ABC):
     def hop_sizes(self, sent: SentRows, world: World) -> tuple[HopSize, ...]:
         """How much this rank sends, hop by hop, if rows are so wide; it can be asked for a thousand ranks."""
 
-    def hop_sizes_on(self, wires: Wires, sent: SentRows, world: World) -> tuple[HopSize, ...]:
-        """``hop_sizes``, in the precision in which rows are sent."""
-        sizes = zip(self.hop_sizes(sent, world), self.wires_of(wires), strict=True)
-        return tuple(size if wire is None else size.on(wire) for size, wire in sizes)
-
     def wires_of(self, wires: Wires) -> list[Wire | None]:
         """That of each hop."""
         return [wires.get(COMM_OPS.get(operation, "")) for operation, _ in self.steps]
 
-    def hops(self, shards: Sequence[Shard], world: World, wires: Wires) -> tuple[Hop, ...]:
+    def hops(self, travelling: Travelling, world: World, wires: Wires) -> tuple[Hop, ...]:
         """What a rank sends, hop by hop; the first one takes what the lookups have pooled.
 
         All ranks, even those without a shard, have the same number of hops, with their collectives in the same order.
-        ``shards`` are those on all ranks of the tables that travel back this way.
         """
-        ranks, senders = self.ranks_per_sender(world.size), self._columns_of_senders(shards, world)
-        columns, dims = tuple(senders[world.rank // ranks]), tuple(map(total_dim, senders))
-        sizes = self.hop_sizes_on(wires, SentRows.of(shards, ranks, world.size), world)
-        return tuple(
-            Hop(operation, group, columns, dims, *size)
-            for (operation, group), size in zip(self.steps, sizes, strict=True)
-        )
+        columns, hops = travelling.columns[world.rank // self.ranks_per_sender(world.size)], []
+        sizes = zip(self.steps, self.hop_sizes(travelling.sent, world), self.wires_of(wires), strict=True)
+        for (operation, group), size, wire in sizes:
+            sent = size if wire is None else size.on(wire)
+            hops.append(Hop(operation, group, columns, travelling.dims, *sent))
+        return tuple(hops)
 
-    def arriving(self, shards: Sequence[Shard], world: World) -> list[Columns]:
+    def arriving(self, travelling: Travelling) -> list[Columns]:
         """The columns that a rank gets for its own samples, after the last hop: one sender after the other."""
-        return [column for columns in self._columns_of_senders(shards, world) for column in columns]
-
-    def _columns_of_senders(self, shards: Sequence[Shard], world: World) -> list[list[Columns]]:
-        """The columns of each sender; those that several of its ranks have are listed once."""
-        ranks = self.ranks_per_sender(world.size)
-        senders: list[dict[Columns, None]] = [{} for _ in range(world.size // ranks)]
-        for shard in shards:
-            senders[shard.rank // ranks].update(dict.fromkeys(shard.output_columns))
-        return [list(columns) for columns in senders]
+        return [column for columns in travelling.columns for column in columns]
 
 
 _EVERYBODY: sympy.Expr = WORLD * BATCH
@@ -355,9 +332,9 @@ class RowsBack(WayBack):
         collectives = _all_to_all(_FLOAT32 * mine, _FLOAT32 * all_columns, world.size)
         return (HopSize(1, _EVERYBODY * mine, collectives),)
 
-    def arriving(self, shards: Sequence[Shard], world: World) -> list[Columns]:
+    def arriving(self, travelling: Travelling) -> list[Columns]:
         """All columns of the tables: what arrives is put together and into the order of the ids."""
-        return columns_of(tuple({shard.table.name: shard.table for shard in shards}.values()))
+        return columns_of(tuple({shard.table.name: shard.table for shard in travelling.shards}.values()))
 
 
 @dataclass(frozen=True)

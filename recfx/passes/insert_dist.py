@@ -83,7 +83,7 @@ class _Distribution:
 
     def look_up(self, way: WayBack, ids: fx.Node, context: fx.Node) -> fx.Node:
         """Add the lookups of this rank's shards with this way back, and the node that sends their rows off."""
-        mine = [shard for shard in self.sharding.travelling(way) if shard.rank == self.sharding.rank]
+        mine = [shard for shard in self.sharding.local() if self.sharding.named(shard.table.name).way_back == way]
         combine = "SUM" if self.is_pooled else NOT_COMBINED
         kernels = [self.lookup_of[shard.table.name].kwargs.get("kernel") for shard in mine]
         lookups = [

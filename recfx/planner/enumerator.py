@@ -1,22 +1,18 @@
-"""TorchRec's search space, plus what it lacks: the memory of indexes, and a fixed order."""
+"""TorchRec's search space, in a fixed order, without what its planner would refuse."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 from torch import nn
 from torchrec.distributed.planner import Topology
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
-from torchrec.distributed.planner.shard_estimators import EmbeddingPerfEstimator, EmbeddingStorageEstimator
 from torchrec.distributed.planner.types import (
     ParameterConstraints,
     PartitionByType,
     Shard,
     ShardingOption,
-    Storage,
 )
 from torchrec.distributed.types import ModuleSharder
 
@@ -24,28 +20,8 @@ from recfx.collections.converted_collection import ConvertedCollection, index_of
 from recfx.collections.sharding.types import type_named, type_names
 from recfx.errors import ConversionError
 from recfx.hashing import HashConfig, row_cuts
+from recfx.planner.estimates import IndexStorageEstimator, ShardTimes
 from recfx.planner.planned_option import PlannedOption
-
-
-class IndexStorageEstimator(EmbeddingStorageEstimator):
-    """TorchRec's estimate of storage, plus the host memory of each shard's part of the table's index.
-
-    TorchRec's planner does not ask the sharder (it does not call ``storage_usage``), so the index is counted here.
-    """
-
-    def estimate(self, sharding_options: list[ShardingOption], sharder_data_map: Any) -> None:
-        super().estimate(sharding_options, sharder_data_map)
-        for option in sharding_options:
-            index = index_bytes(option.module[1], option.name)
-            for shard in option.shards if index else ():
-                rows = shard.size[0]
-                shard.storage += Storage(hbm=0, ddr=math.ceil(index * rows / option.tensor.shape[0]))
-
-
-def index_bytes(module: nn.Module, table: str) -> int:
-    """Bytes of host memory that the index of a table takes, 0 without one; also known on the meta device."""
-    index = index_of(module, table)
-    return 0 if index is None else sum(buffer.nbytes for buffer in index.buffers())
 
 
 class OrderedEnumerator(EmbeddingEnumerator):
@@ -61,12 +37,13 @@ class OrderedEnumerator(EmbeddingEnumerator):
         topology: Topology,
         batch_size: int,
         constraints: dict[str, ParameterConstraints] | None,
+        times: ShardTimes,
         *,
         empty_ranks: bool = False,
     ) -> None:
         self._empty_ranks = empty_ranks
         self._has_whole_hosts = topology.world_size % topology.local_world_size == 0
-        estimators = [EmbeddingPerfEstimator(topology, constraints), IndexStorageEstimator(topology, constraints)]
+        estimators = [times, IndexStorageEstimator(topology, constraints)]
         super().__init__(topology, batch_size, constraints, estimators)
 
     def enumerate(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> list[ShardingOption]:
@@ -81,7 +58,7 @@ class OrderedEnumerator(EmbeddingEnumerator):
         filled = {option.fqn for option in options if not _has_empty_shard(option)}
         for option in options:
             if option.fqn not in filled and not self._empty_ranks:
-                raise _no_option(option)
+                raise _only_empty(option)
         order = type_names()
         return sorted(
             (option for option in options if option.fqn not in filled or not _has_empty_shard(option)),
@@ -113,13 +90,8 @@ def _not_by_host(options: list[ShardingOption]) -> list[ShardingOption]:
     others = {option.fqn for option in left}
     for option in options:
         if option.fqn not in others:
-            raise ConversionError(
-                f"table {option.name!r} cannot be sharded {option.sharding_type} as its constraints say: the hosts do "
-                "not have equally many ranks.",
-                reason="no_sharding_option",
-                module_path=option.path,
-                what_to_do="pass a topology whose local_world_size divides its world_size, or allow other types.",
-            )
+            advice = "pass a topology whose local_world_size divides its world_size, or allow other types."
+            raise _no_option(option, "the hosts do not have equally many ranks", advice)
     return left
 
 
@@ -141,25 +113,25 @@ def _has_empty_shard(option: PlannedOption) -> bool:
     return any(shard.size[0] == 0 for shard in option.kinds)
 
 
-def _no_option(option: ShardingOption) -> ConversionError:
+def _only_empty(option: ShardingOption) -> ConversionError:
     module, filled = option.module[1], sum(shard.size[0] > 0 for shard in option.shards)
     pieces = sum(shard.offset[1] == 0 for shard in option.shards)
     index = index_of(module, option.name)
+    problem = f"only {filled} of {len(option.shards)} shards would have any rows"
     if index is None or index.config.index_rows < pieces:
-        problem = f"it has {option.tensor.shape[0]} rows"
         advice = "allow table_wise or data_parallel for so small a table, or pass empty_ranks=True."
-    else:
-        assert isinstance(module, ConvertedCollection)
-        config = replace(module.requested.get(option.name) or HashConfig(), buckets=pieces)
-        problem = f"its rows are cut between its buckets, and it has only {index.config.buckets}"
-        advice = (
-            f"convert it with hashing={{{option.name!r}: recfx.{config!r}}}, or a multiple of so many buckets; allow "
-        )
-        advice += "table_wise; or pass empty_ranks=True."
+        return _no_option(option, f"it has {option.tensor.shape[0]} rows, so {problem}", advice)
+    assert isinstance(module, ConvertedCollection)
+    config = replace(module.requested.get(option.name) or HashConfig(), buckets=pieces)
+    advice = f"convert it with hashing={{{option.name!r}: recfx.{config!r}}}, or a multiple of so many buckets; allow "
+    advice += "table_wise; or pass empty_ranks=True."
+    return _no_option(option, f"it is cut between its {index.config.buckets} buckets, so {problem}", advice)
+
+
+def _no_option(option: ShardingOption, why: str, what_to_do: str) -> ConversionError:
     return ConversionError(
-        f"table {option.name!r} cannot be sharded {option.sharding_type} as its constraints say: {problem}, so only "
-        f"{filled} of {len(option.shards)} shards would have any rows.",
+        f"table {option.name!r} cannot be sharded {option.sharding_type} as its constraints say: {why}.",
         reason="no_sharding_option",
         module_path=option.path,
-        what_to_do=advice,
+        what_to_do=what_to_do,
     )

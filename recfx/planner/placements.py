@@ -50,8 +50,7 @@ def _on_device(parameter: ParameterSharding, device: str, local_world_size: int 
     if spec is None:  # data parallel: the table is on every rank
         return replace(parameter)
     if not isinstance(spec, EnumerableShardingSpec):
-        how = "pass a plan that lists its shards (EnumerableShardingSpec), as TorchRec's planners make it."
-        raise _unsupported(f"its sharding_spec is {type_of(spec)}.", path, how)
+        raise _unsupported(f"its sharding_spec is {type_of(spec)}", path)
     shards = [
         ShardMetadata(
             shard_offsets=list(shard.shard_offsets),
@@ -64,15 +63,13 @@ def _on_device(parameter: ParameterSharding, device: str, local_world_size: int 
 
 
 def _placement(shard: ShardMetadata, device: str, local_world_size: int | None, path: str) -> str:
-    rank, where = rank_of(shard), f"a shard is placed on {shard.placement}"
-    if rank is None:
-        raise _unsupported(f"{where}, which does not name a rank.", path, "place shards on rank:<rank>/<device>.")
-    if device == "cpu":
+    rank = rank_of(shard)
+    if rank is not None and device == "cpu":
         return f"rank:{rank}/cpu"
-    index = shard.placement.device().index if local_world_size is None else rank % local_world_size  # type: ignore[union-attr]
-    if index is None:
-        how = "pass local_world_size, the number of devices per host."
-        raise _unsupported(f"{where}, which names no device of the host.", path, how)
+    if rank is not None and local_world_size is not None:
+        return f"rank:{rank}/{device}:{rank % local_world_size}"
+    if rank is None or (index := shard.placement.device().index) is None:  # type: ignore[union-attr]
+        raise _unsupported(f"a shard is placed on {shard.placement}", path)
     return f"rank:{rank}/{device}:{index}"
 
 
@@ -82,8 +79,13 @@ def _device_named(placement: str) -> _remote_device:
     return _remote_device(placement)
 
 
-def _unsupported(message: str, path: str, what_to_do: str) -> ConversionError:
-    return ConversionError(message, reason="unsupported_placement", module_path=path, what_to_do=what_to_do)
+def _unsupported(what: str, path: str) -> ConversionError:
+    return ConversionError(
+        f"{what}.",
+        reason="unsupported_placement",
+        module_path=path,
+        what_to_do="place shards on rank:<rank>/<device>:<index>, as TorchRec's planners do, or pass local_world_size.",
+    )
 
 
 def _known(device_type: str) -> str:

@@ -11,22 +11,30 @@ from collections.abc import Iterable, Iterator, Mapping
 from torch import nn
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.planner.constants import BATCH_SIZE
-from torchrec.distributed.planner.types import ParameterConstraints, PlannerError, PlannerErrorType, Proposer
+from torchrec.distributed.planner.planners import to_sharding_plan
+from torchrec.distributed.planner.types import (
+    ParameterConstraints,
+    PlannerError,
+    PlannerErrorType,
+    Proposer,
+    ShardingOption,
+)
 from torchrec.distributed.types import ModuleSharder, ShardingPlan
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
 from recfx.argument_types import typed
 from recfx.collections.sharding.collection import sharded_collections
 from recfx.errors import ConversionError, did_you_mean
+from recfx.planner.candidates import Candidates
 from recfx.planner.constraints import checked_constraints
 from recfx.planner.enumerator import OrderedEnumerator, is_plannable
+from recfx.planner.estimates import ShardTimes
 from recfx.planner.partitioner import QuickPartitioner
 from recfx.planner.placements import replace_placements
+from recfx.planner.plan_prices import PlanPrices
 from recfx.planner.priced_plan import PricedPlan
-from recfx.planner.priced_proposals import PricedProposals
-from recfx.planner.pricing.graph_prices import ModelPrices
 from recfx.planner.pricing.values import whole_number
-from recfx.planner.proposers import MOST_TABLES_THAT_FIT, left_out, proposers
+from recfx.planner.proposers import left_out, proposers
 from recfx.planner.sharder import HashEmbeddingBagCollectionSharder, planned_types, torchrec_sharders
 from recfx.planner.topology import NpuTopology, check_topology, device_of, hardware_of
 from recfx.replacement.replace_collections import as_converted
@@ -78,10 +86,10 @@ def plan(
 ) -> ShardingPlan:
     """How to shard the collections of ``model``; the same arguments give the same plan in every process.
 
-    TorchRec's proposers, and one of recfx, propose plans, each of which is priced as ``recfx.cost`` prices it, with the
-    constants of the topology; the plan is the cheapest of those that fit. It is a
-    :class:`recfx.planner.priced_plan.PricedPlan`, whose ``pricing`` also names the runner-up; ``recfx.explain(model,
-    plan=plan)`` shows both. For hundreds of tables, some proposals are not priced, and it says how many.
+    TorchRec's planner proposes plans and places their shards by recfx's estimates; the best few of those that fit, each
+    with other sharding types, are priced as ``recfx.cost`` prices them, with the constants of the topology. The plan is
+    the cheapest. It is a :class:`recfx.planner.priced_plan.PricedPlan`, whose ``pricing`` also names the runner-up;
+    ``recfx.explain(model, plan=plan)`` shows both. For hundreds of tables, only some of TorchRec's proposals are tried.
 
     No process group is needed, and the model is not changed. It may be on the meta device, and converted or not (recfx
     shards collections after conversion, pooled ones and those of sequences, so the plan may use everything that
@@ -147,39 +155,44 @@ def _plan(
     limits = checked_constraints(constraints)
     _check(model, sharders, pod.compute_device, limits)
     hardware, device = hardware_of(topology), device_of(topology)
-    rest = ModelPrices(model.training).rest(model, list(collections.values()), topology.world_size)
-    prices = PricedProposals(pod, collections, hardware, device, batch_size, model.training, rest)
+    times = ShardTimes(pod, limits, collections, hardware, device, model.training)
+    tables = sum(len(collection.tables) for collection in collections.values())
+
+    bound = {table for table, limit in limits.items() if len(limit.sharding_types or ()) == 1}
 
     @without_noise()
-    def propose(proposing: list[Proposer]) -> ShardingPlan:
+    def search(proposing: list[Proposer]) -> tuple[int, list[list[ShardingOption]]]:
+        """How many plans were tried, and those to price."""
+        candidates, partitioner = Candidates(pod, bound), QuickPartitioner()
         planner = EmbeddingShardingPlanner(
             topology=pod,
             batch_size=batch_size,
-            enumerator=OrderedEnumerator(pod, batch_size, limits, empty_ranks=empty_ranks),
+            enumerator=OrderedEnumerator(pod, batch_size, limits, times, empty_ranks=empty_ranks),
             proposer=proposing,
-            partitioner=QuickPartitioner(),
-            performance_model=prices,
+            partitioner=partitioner,
+            performance_model=candidates,
             constraints=limits,
             stats=[],
             debug=False,
         )
-        proposed: ShardingPlan = planner.plan(model, sharders)
-        return proposed
+        planner.plan(model, sharders)
+        return candidates.tried, candidates.chosen(partitioner.capacity)
 
-    proposing = proposers(pod)
     try:
+        proposing = proposers(pod, tables)
         try:
-            best = propose(proposing)
+            tried, plans = search(proposing)
         except PlannerError:
             if not left_out(proposing):
                 raise
-            proposing = proposers(pod, MOST_TABLES_THAT_FIT)  # one of those that were left out may fit
-            best = propose(proposing)
+            tried, plans = search(proposers(pod, tables, times=10))  # one of those that were left out may fit
     except PlannerError as error:
         raise _refusal(error) from error
+    chosen, pricing = PlanPrices(model, collections, topology, pod, batch_size).pricing(plans, tried)
+    best = to_sharding_plan(plans[chosen], pod)
     if pod is not topology:
         best = replace_placements(best, "npu", pod.local_world_size)
-    return PricedPlan(best.plan, topology, prices.pricing(left_out(proposing)))
+    return PricedPlan(best.plan, topology, pricing)
 
 
 def planning_sharders(

@@ -36,46 +36,36 @@ class PlannedOption(ShardingOption):
     """
 
     shards: Sequence[Shard]
-
-    @classmethod
-    def of(cls, option: ShardingOption, shards: Sequence[Shard]) -> PlannedOption:
-        """``option`` with its estimates of one shard of each size; ``shards`` are all its shards, without estimates."""
-        planned = cls.__new__(cls)
-        planned.__dict__.update(vars(option))
-        known = {tuple(shard.size): (number, shard) for number, shard in enumerate(option.shards)}
-        estimates = [known[tuple(shard.size)] for shard in shards]
-        planned.kinds, planned.kind_of_shard = list(option.shards), [number for number, _ in estimates]
-        planned.is_on_all_ranks = option.partition_by == PartitionByType.UNIFORM.value
-        planned.shards = [
-            PlacedShard(shard.size, shard.offset, like.storage, like.perf, rank)
-            if planned.is_on_all_ranks
-            else CopiedShard(shard.size, shard.offset, like.storage, like.perf)
-            for rank, (shard, (_, like)) in enumerate(zip(shards, estimates, strict=True))
-        ]
-        return planned
-
     kinds: list[Shard]
     """A shard of each size, in the order in which they come first."""
     kind_of_shard: list[int]
     """For each shard, the place of its size in ``kinds``."""
     is_on_all_ranks: bool
     """Whether shard ``n`` is on rank ``n``."""
-    keeps_order: bool = False
-    """Whether it is put on the rank of the table before it, or on a later one."""
 
-    def in_order(self) -> PlannedOption:
-        """A copy that is put on the rank of the table before it, or on a later one."""
-        copied = self.__deepcopy__({})
-        copied.__dict__.pop("_hash", None)
-        copied.keeps_order = True
-        return copied
+    @classmethod
+    def of(cls, option: ShardingOption, shards: Sequence[Shard]) -> PlannedOption:
+        """``option`` with its estimates of one shard of each size; ``shards`` are all its shards, without estimates."""
+        planned = cls.__new__(cls)
+        planned.__dict__.update(vars(option))
+        known = {tuple(shard.size): number for number, shard in enumerate(option.shards)}
+        planned.kinds, planned.kind_of_shard = list(option.shards), [known[tuple(shard.size)] for shard in shards]
+        planned.is_on_all_ranks = option.partition_by == PartitionByType.UNIFORM.value
+        estimates = [planned.kinds[number] for number in planned.kind_of_shard]
+        planned.shards = [
+            PlacedShard(shard.size, shard.offset, like.storage, like.perf, rank)
+            if planned.is_on_all_ranks
+            else CopiedShard(shard.size, shard.offset, like.storage, like.perf)
+            for rank, (shard, like) in enumerate(zip(shards, estimates, strict=True))
+        ]
+        return planned
 
     def __hash__(self) -> int:
         return self._hash
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.fqn, self.sharding_type, self.compute_kernel, self.keeps_order))
+        return hash((self.fqn, self.sharding_type, self.compute_kernel))
 
     def __eq__(self, other: object) -> bool:
         return self is other
@@ -83,15 +73,6 @@ class PlannedOption(ShardingOption):
     @cached_property
     def total_storage(self) -> Storage:
         return ShardingOption.total_storage.fget(self)
-
-    @cached_property
-    def cut(self) -> str:
-        """The offsets and sizes of all shards: a text, because its hash is computed once."""
-        return str([(*shard.offset, *shard.size) for shard in self.shards])
-
-    @property
-    def ranks(self) -> tuple[int | None, ...]:
-        return tuple(shard.rank for shard in self.shards)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PlannedOption:
         copied = type(self).__new__(type(self))

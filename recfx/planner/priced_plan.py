@@ -42,10 +42,10 @@ class Pricing:
     Args:
         hardware, batch_size, lengths, trains, world_size: the step that times were predicted for: its hardware,
             the samples of each rank, the mean number of ids of each feature, and whether it has a backward.
-        tried: the number of different plans that were priced.
+        tried: the number of plans that fit.
+        priced: how many of them, the best by estimates, were priced.
         chosen: the cheapest.
         runner_up: the cheapest of the others; None if there was no other.
-        left_out: how many more TorchRec's proposers had, which were not priced because the model has so many tables.
     """
 
     hardware: str
@@ -54,60 +54,25 @@ class Pricing:
     trains: bool
     world_size: int
     tried: int
+    priced: int
     chosen: PlanPrice
     runner_up: PlanPrice | None = None
-    left_out: int = 0
 
     def __str__(self) -> str:
-        runner_up = self.runner_up
-        why_only = "that TorchRec's planner found within the constraints and the memory of the ranks"
-        only = f"the only one {'that was priced' if self.left_out else why_only}"
-        skipped = f" ({self.left_out:,} similar ones were left out to save time)" if self.left_out else ""
-        text = (
-            f"{only if runner_up is None else f'the cheapest of {self.tried} plans'}{skipped}: {self.chosen}, "
-            f"{self.step_text}"
+        text = f"{self.chosen}, {self.step_text}"
+        if self.runner_up is None:
+            only = "the only one that TorchRec's planner found within the constraints and the memory of the ranks"
+            return f"{only if self.tried == 1 else f'the best of {self.tried:,}'}: {text}."
+        return (
+            f"the cheapest of the {self.priced} best of {self.tried:,} plans: {text}; the runner-up "
+            f"({self.runner_up}) takes {in_time(self.runner_up.seconds)}."
         )
-        if runner_up is None:
-            return f"{text}."
-        return f"{text}; the runner-up ({runner_up}) takes {in_time(runner_up.seconds)}: {self.why_it_lost()}."
 
     @property
     def step_text(self) -> str:
         """The predicted time of the plan, and the step that it is predicted for."""
         step = step_text(self.trains, self.hardware, self.batch_size, self.lengths, self.world_size)
         return f"{in_time(self.chosen.seconds)} predicted for a {step}"
-
-    def why_it_lost(self) -> str:
-        """What the runner-up does in more time, the largest part first."""
-        runner_up = self.runner_up
-        if runner_up is None:
-            return ""
-        more = {part: seconds - self.chosen.parts.get(part, 0.0) for part, seconds in runner_up.parts.items()}
-        listed = sorted(more.items(), key=lambda item: -abs(item[1]))
-        shown = [f"{_WORDS[part]} {_signed(seconds)}" for part, seconds in listed if abs(seconds) > 1e-9]
-        moved = [name for name, kind in runner_up.types.items() if self.chosen.types.get(name) != kind]
-        if not shown:
-            return "it is as fast, and was proposed later"
-        where = (
-            f"{len(moved)} table{'s' if len(moved) > 1 else ''} sharded otherwise"
-            if moved
-            else "the same shards on other ranks"
-        )
-        return f"{', '.join(shown)}, with {where}"
-
-
-_WORDS = {
-    "ids": "preparing ids",
-    "tables": "hashing and lookups on the slowest rank",
-    "output": "assembling the output",
-    "wire": "collectives",
-    "dense": "the rest of the model",
-    "others": "modules that recfx does not shard",
-}
-
-
-def _signed(seconds: float) -> str:
-    return ("+" if seconds >= 0 else "-") + in_time(abs(seconds))
 
 
 class PlanForRanks(ShardingPlan):

@@ -89,17 +89,7 @@ class NpuTopology:
         )
 
 
-def npu_topology(
-    world_size: int,
-    local_world_size: int = DEVICES_A_SERVER,
-    *,
-    hbm_cap: int = HBM_BYTES,
-    ddr_cap: int = DDR_BYTES,
-    hbm_bandwidth: float = NpuTopology.hbm_bandwidth,
-    ddr_bandwidth: float = NpuTopology.ddr_bandwidth,
-    intra_host_bandwidth: float = HCCS_BANDWIDTH,
-    inter_host_bandwidth: float = NpuTopology.inter_host_bandwidth,
-) -> NpuTopology:
+def npu_topology(world_size: int, local_world_size: int = DEVICES_A_SERVER, **settings: Any) -> NpuTopology:
     """A pod of ``world_size`` NPUs; if a server has more than that, they are all in one server.
 
     The other arguments are as for :class:`NpuTopology`; their defaults describe Atlas 800T A2 servers.
@@ -112,10 +102,7 @@ def npu_topology(
     """
     _check_number("world_size", world_size)
     _check_number("local_world_size", local_world_size)
-    memory = (hbm_cap, ddr_cap, hbm_bandwidth, ddr_bandwidth)
-    return NpuTopology(
-        world_size, min(world_size, local_world_size), *memory, intra_host_bandwidth, inter_host_bandwidth
-    )
+    return NpuTopology(world_size, min(world_size, local_world_size), **settings)
 
 
 _BANDWIDTHS = {
@@ -223,12 +210,7 @@ def settings_of(topology: AnyTopology) -> dict[str, Any]:
     }
 
 
-def names_of_settings(device: str) -> tuple[str, ...]:
-    """The keys of ``settings_of`` for a type of device."""
-    return tuple(settings_of(plain_topology(1, device)))
-
-
-def topology_of_settings(settings: Mapping[str, Any], world_size: int) -> AnyTopology:
+def topology_of_settings(settings: Mapping[str, Any], world_size: Any) -> AnyTopology:
     """The topology of so many ranks of which :func:`settings_of` says this."""
     settings = {**settings, "world_size": world_size}
     device = settings.pop("device")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import operator
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -168,11 +167,6 @@ def pt2_reader() -> Callable[..., Any] | None:
     return load_pt2
 
 
-ranks_of_host: Callable[[Topology], int] = operator.attrgetter(
-    "intra_group_size" if hasattr(Topology, "intra_group_size") else "local_world_size"
-)
-"""How many ranks TorchRec's planner counts as one host; older versions know no pods of several hosts."""
-
 __all__ = [
     "CHECKPOINT_WITHOUT_REENTRY",
     "SEQUENCE_SETTINGS",
@@ -198,6 +192,5 @@ __all__ = [
     "preprocess_input",
     "programs_without_stacks",
     "pt2_reader",
-    "ranks_of_host",
     "strict_export_runs_hooks",
 ]

@@ -1,6 +1,6 @@
 """``python -m tests.ascend.model``: times of the README's workload on an Ascend chip, by a model; nothing was timed.
 
-It is ``recfx.kernels.build.chip_model``, for the kernels alone: not for what sorts their ids, or for other operators.
+It is ``tests.ascend.chip_model``, for the kernels alone: not for what sorts their ids, or for other operators.
 With ``--write``, the table goes into ``kernels/README.md``.
 """
 
@@ -11,9 +11,9 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from recfx.kernels.build.chip_model import ASSUMPTIONS, MIDDLE, Assumptions, Modelled, modelled_form
-from recfx.kernels.build.row_work import Form, FormWork, row_work
 from recfx.kernels.build.tiling import ASCEND_910B
+from tests.ascend.chip_model import ASSUMPTIONS, MIDDLE, Assumptions, Modelled, modelled_form
+from tests.ascend.per_row import Form, FormWork, row_work
 
 COMMAND = "python -m tests.ascend.model"
 README = Path(__file__).resolve().parents[2] / "kernels/README.md"

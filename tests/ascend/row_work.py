@@ -2,7 +2,7 @@
 
 A compiled form is followed over batches of two sizes; the difference is what the additional rows, bags or steps take.
 What a batch looks like is known by the names of a kernel's parameters. The figures are written to
-``kernels/build/row_work.txt`` by ``python -m tests.ascend.bounds``, with the bounds of the unified buffer.
+``tests/ascend/row_work.txt`` by ``python -m tests.ascend.bounds``, with the bounds of the unified buffer.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
 from typing import Any
 
-from recfx.kernels.build.chip_model import Assumptions
-from recfx.kernels.build.row_work import FIGURES, FILE, Form, FormWork, RowWork, row_work
 from tests.ascend import tools
 from tests.ascend.bounds import subject_of
+from tests.ascend.chip_model import Assumptions
 from tests.ascend.hivm import compile_to_hivm
 from tests.ascend.hivm_program import Core, Vector, program_of
 from tests.ascend.kernel_case import KernelCase
 from tests.ascend.lower import LoweringError, lower
+from tests.ascend.per_row import FIGURES, FILE, Form, FormWork, RowWork, row_work
 from tests.ascend.vector_core import ModelledCore
 
 Program = Callable[[Core, Sequence[Any]], None]
@@ -42,7 +42,7 @@ _FLAGS = {"WEIGHTED": "weighted", "MEAN": "mean", "DECAYS": "decays"}
 _HEADER = """\
 # What kernels that read rows of tables do per row, and beyond their rows per bag of ten ids or per row that is stepped:
 # counted in what Ascend's compilers make of each form for rows as wide as the block, with every id present. What the
-# columns mean is in row_work.py. Nothing was run on a chip. Written by `python -m tests.ascend.bounds`.
+# columns mean is in per_row.py. Nothing was run on a chip. Written by `python -m tests.ascend.bounds`.
 """
 _Batch = tuple[int, int, bool]
 """Bags, ids per bag, and whether each id is of a row of its own."""

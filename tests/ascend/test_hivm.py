@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 
-from recfx.kernels.build.row_work import row_work
 from recfx.kernels.build.tiling import CHIPS, step_rows
 from tests.ascend import bounds, tools
 from tests.ascend.bounds import Bound, misfit, subject_of
@@ -16,6 +15,7 @@ from tests.ascend.cases import BY_NAME, CASES
 from tests.ascend.hivm import CompileError, compile_to_hivm, hivm_of
 from tests.ascend.lower import Lowered, lower
 from tests.ascend.lowered import compiled, lowered
+from tests.ascend.per_row import row_work
 from tests.ascend.row_work import count, form_of
 from tests.ascend.row_work import misfit as miscounted
 

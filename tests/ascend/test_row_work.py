@@ -6,16 +6,16 @@ from functools import cache
 
 import pytest
 
-from recfx.kernels.build.chip_model import ASSUMPTIONS, parts_of
-from recfx.kernels.build.row_work import RowWork, row_work
 from tests.ascend import tools
 from tests.ascend.cases import BY_NAME, CASES
+from tests.ascend.chip_model import ASSUMPTIONS, parts_of
 from tests.ascend.hivm import compile_to_hivm
 from tests.ascend.hivm_program import UnknownOperation, program_of
 from tests.ascend.kernel_case import KernelCase
 from tests.ascend.lower import Lowered, lower
 from tests.ascend.lowered import compiled
 from tests.ascend.model import COMMAND, README, table, with_table
+from tests.ascend.per_row import RowWork, row_work
 from tests.ascend.row_work import IDS_PER_BAG, count, follow, form_of, misfit
 
 each_version = pytest.mark.parametrize("version", tools.ASCENDNPU_IR)

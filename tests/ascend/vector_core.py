@@ -2,7 +2,7 @@
 
 Scalars are computed one after the other, and hand instructions to three pipes: copies in (MTE2), copies out (MTE3) and
 vectors (V). Each pipe begins its instructions in order, and waits where it is told to wait for another. What takes how
-long are the assumptions of ``recfx.kernels.build.chip_model``; nothing was timed on a chip.
+long are the assumptions of ``tests.ascend.chip_model``; nothing was timed on a chip.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from recfx.kernels.build.chip_model import Assumptions
+from tests.ascend.chip_model import Assumptions
 from tests.ascend.hivm import BYTES
 from tests.ascend.hivm_program import UnknownOperation, Vector
 

@@ -54,21 +54,9 @@ def machine_of(group: dist.ProcessGroup) -> Hardware:
     ranks = group.size()
     links = {operation: _link(operation, ranks, _speed_of_group(group, operation)) for operation in COLLECTIVES}
     measured = _measure(links, f"gloo, {ranks} processes")
-    of_ranks: list[Hardware] = [replace(measured, speed_alone=_speed_alone(group))]
+    of_ranks: list[Hardware] = [measured]
     dist.broadcast_object_list(of_ranks, dist.get_global_rank(group, 0), group=group)
     return of_ranks[0]
-
-
-def _speed_alone(group: dist.ProcessGroup) -> Constant:
-    """How much faster the first rank is while all others wait for it, in a lookup that is bound by memory."""
-    lookup = _Measured(HashConfig(dense_rows=_ROWS), "lookup")
-    dist.barrier(group)
-    together = lookup.seconds(_MANY)
-    dist.barrier(group)
-    alone = lookup.seconds(_MANY) if group.rank() == 0 else together
-    dist.barrier(group)
-    how = f"a lookup of {_MANY} ids in each of {_OF_TABLES}, by all ranks at once and by one while the others wait"
-    return Constant(max(1.0, together / alone), MEASURED_HERE + how)
 
 
 def _measure(links: Mapping[str, tuple[float, float]], over: str) -> Hardware:
@@ -255,7 +243,7 @@ class _Measured:
     def work(self, ids: int, backward: bool) -> Work:
         rule = rule_of_class(torch.optim.SGD)
         bags = ids // _LENGTH
-        symbols = Symbols(bags, 1, lambda _: _LENGTH, bags, lambda _: _LENGTH)
+        symbols = Symbols(bags, 1, lambda _: _LENGTH, float)
         loads = tuple(
             TableLoad.of(table, self.rows, 4 * self.floats, rule, True, symbols) for table in self.collection.tables
         )

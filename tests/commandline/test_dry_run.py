@@ -91,22 +91,18 @@ def test_a_plan_that_was_read_is_priced_for_what_it_was_made_for(topology: Any, 
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        ({"world_size": None}, "world_size is null, but there is a topology"),
-        ({"topology": {"device": "tpu"}}, "topology.device is 'tpu', neither cpu nor cuda nor npu"),
-        ({"topology": {"device": "npu"}}, "topology has no 'local_world_size'"),
-        ({"local_world_size": 3}, "topology cannot be: 4 devices are not a whole number of servers"),
-        ({"hbm_cap": "much"}, "topology.hbm_cap is a string, not an integer or a number"),
-    ],
-)
-def test_a_topology_in_a_file_that_is_none(change: dict[str, Any], told: str, tmp_path: Path) -> None:
+    "change",
+    [{"world_size": None}, {"topology": {"device": "tpu"}}, {"topology": {"device": "npu"}}, {"local_world_size": 3},
+     {"hbm_cap": "much"}],
+    ids=str,
+)  # fmt: skip
+def test_a_topology_in_a_file_that_is_none(change: dict[str, Any], tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
     plain = plain_plan(recfx.plan(dlrm()[0], npu_topology(4)))
     part = plain if change.keys() <= plain.keys() else plain["topology"]
     part.update(change)
     file.write_text(json.dumps(plain))
-    with refused("invalid_file", match=told):
+    with refused("invalid_file", match="topology cannot be"):
         read_plan(file)
 
 
@@ -115,20 +111,15 @@ def whole(table: str) -> EnumerableShardingSpec:
     return EnumerableShardingSpec([ShardMetadata([0, 0], [rows, 8], "rank:0/cpu")])
 
 
-@pytest.mark.parametrize(
-    ("sharding", "world_size"),
-    [((3, "fused", [0]), 16), (("table_wise", "fused", ["x"]), 16), (("table_wise", "fused", [0]), "x"),
-     ((ShardingType.DATA_PARALLEL, "fused", [0]), 16), (("table_wise", "fused", [0]), 0)],
-)  # fmt: skip
-def test_a_plan_that_could_not_be_read_is_not_written(
-    sharding: tuple[Any, ...], world_size: Any, tmp_path: Path
-) -> None:
+def test_a_plan_for_no_number_of_ranks_is_not_written(tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
-    write_plan(ShardingPlan({PATH: {"t0": ParameterSharding(ShardingType.TABLE_WISE, "fused", [0])}}), file)  # type: ignore[arg-type]
+    plan = ShardingPlan({PATH: {"t0": ParameterSharding(ShardingType.TABLE_WISE, "fused", [0])}})  # type: ignore[arg-type]
+    write_plan(plan, file)
     before = file.read_text()
     assert read_plan(file).plan[PATH]["t0"].sharding_type == "table_wise"
-    with pytest.raises(recfx.RecfxError, match=r"^\[invalid_argument\]"):
-        write_plan(ShardingPlan({PATH: {"t0": ParameterSharding(*sharding)}}), file, world_size=world_size)
+    for world_size in (0, "x"):
+        with refused("invalid_argument", error=recfx.InputError):
+            write_plan(plan, file, world_size=world_size)  # type: ignore[arg-type]
     assert file.read_text() == before
 
 
@@ -151,37 +142,24 @@ def changed(change: Any) -> str:
     return json.dumps(content)
 
 
-def placed(table: dict[str, Any], ranks: list[int]) -> None:
-    """Put the table on rank 0, whatever its plan says of ranks."""
-    shard = {"offsets": [0, 0], "sizes": [1, 1], "placement": "rank:0/cpu"}
-    table.update(sharding_type="table_wise", ranks=ranks, shards=[shard])
-
-
 BAD_PLANS = {
     "torn": ('{"version": "1", "world_size": 16, "coll', "it is not JSON"),
     "no object": ("[]", "it is a list, not an object"),
     "other version": (lambda plan, _: plan.update(version="9"), "version is '9', not '1'"),
     "no ranks": (lambda plan, _: plan.update(world_size=0), "world_size is 0"),
-    "ranks as text": (lambda plan, _: plan.update(world_size="16"), "is a string, not an integer or null"),
+    "ranks as text": (lambda plan, _: plan.update(world_size="16"), "world_size is '16'"),
     "unknown key": (lambda _, table: table.update(kernel=1), f"{PATH}.t0 has an unknown key 'kernel'"),
-    "missing key": (lambda _, table: table.pop("ranks"), f"{PATH}.t0 has no 'ranks'"),
-    "a rank as text": (lambda _, table: table.update(ranks=["0"]), "ranks[0] is a string, not an integer"),
-    "a shard that is none": (lambda _, table: table.update(shards=[3]), "shards[0] is an integer, not an"),
+    "missing key": (lambda _, table: table.pop("ranks"), f"{PATH}.t0 cannot be: "),
+    "a rank as text": (lambda _, table: table.update(ranks=["0"]), f"{PATH}.t0 cannot be: "),
+    "a shard that is none": (lambda _, table: table.update(shards=[3]), f"{PATH}.t0 cannot be: "),
     "no placement": (
         lambda _, table: table.update(shards=[{"offsets": [0, 0], "sizes": [1, 1], "placement": "x:y:z"}]),
-        "shards[0] cannot be: ",
+        f"{PATH}.t0 cannot be: ",
     ),
     "unknown device": (
         lambda _, table: table.update(shards=[{"offsets": [0, 0], "sizes": [1, 1], "placement": "rank:0/gpu"}]),
-        "shards[0] cannot be: ",
+        f"{PATH}.t0 cannot be: ",
     ),
-    "ranks of other shards": (lambda _, table: placed(table, [1]), "t0.ranks are [1], but the shards are on [0]"),
-    "a rank twice": (lambda _, table: placed(table, [0, 0]), "t0.ranks are [0, 0], but the shards are on [0]"),
-    "not all ranks": (
-        lambda _, table: table.update(sharding_type="data_parallel", ranks=[0, 1], shards=None),
-        "t0.ranks are [0, 1], but data_parallel is on all of 16",
-    ),
-    "twice": ('{"version": "1", "version": "1"}', "it has the key 'version' twice"),
 }
 
 

@@ -27,7 +27,7 @@ import recfx
 from recfx.ir import Input, NodeKind, Stage, ValueType
 from recfx.ir.operator_graph import OperatorGraph
 from recfx.passes import PassResult, Rewrite, run_passes
-from recfx.planner.pricing.hardware import ASCEND_910B, CPU_HOST, H100, Hardware
+from recfx.planner.pricing.hardware import ASCEND_910B, CPU_HOST, Hardware
 from recfx.planner.pricing.node_facts import NodeFacts
 from recfx.planner.pricing.work import Phases
 from recfx.runtime import Lookup
@@ -328,31 +328,11 @@ def test_costs_and_pictures_of_plans_have_it(number: int, hardware: Hardware, tm
     model = recfx.convert(Model(), hashing=RAW, passes=scaled(2.0))
     cost = recfx.cost(model, hardware, plan=plan_of(number, 2), world_size=2)
     assert {node.name for node in cost.nodes if node.kind == "scale"} == {"ebc_scale", "ebc_scale_1"}
-    for batches in (64, [64, 0]):
-        at = cost.at(batches, L=3)
-        for name in ("read_bytes", "written_bytes", "flops", "wire_bytes", "resident"):
-            assert getattr(at.ranks[0], name) == getattr(at.totals, name), name
+    at = cost.at(64, L=3)
+    for name in ("read_bytes", "written_bytes", "flops", "wire_bytes", "resident"):
+        assert getattr(at.ranks[0], name) == getattr(at.totals, name), name
     recfx.draw(model, tmp_path / "model.html", hardware, plan=plan_of(number, 2), world_size=2)
     assert "scale" in text_of(tmp_path / "model.html")
-
-
-@pytest.mark.parametrize("batches", [64, [7, 0]], ids=["even", "uneven"])
-@pytest.mark.parametrize("device", ["cpu", "cuda", "npu"])
-@pytest.mark.parametrize("number", range(len(PLANS)))
-def test_prices_of_ranks_that_are_read_from_graphs_are_those_that_are_listed(
-    number: int, device: str, batches: Any
-) -> None:
-    hardware = {"cpu": CPU_HOST, "cuda": H100, "npu": ASCEND_910B}[device]
-    prices = []
-    for passes in (None, recfx.passes()):
-        model = recfx.convert(Model(), hashing=RAW, passes=passes)
-        prices.append(recfx.cost(model, hardware, plan=plan_of(number, 2), world_size=2).at(batches, L=3))
-    listed, read = prices
-    assert read.seconds == pytest.approx(listed.seconds)
-    for ours, theirs in zip(read.ranks, listed.ranks, strict=True):
-        assert ours.resident == theirs.resident
-        assert replace(ours, resident=theirs.resident, seconds=0) == replace(theirs, seconds=0)
-        assert ours.seconds == pytest.approx(theirs.seconds)
 
 
 def sharded(rank: int, world_size: int, number: int) -> tuple[torch.Tensor, dict[str, int], list[str]]:

@@ -43,8 +43,8 @@ def test_a_time_that_is_not_known_is_not_left_out() -> None:
     model = recfx.convert(dlrm()[0], verify=False)
     by_kind = {node.kind: node for node in recfx.cost(model).nodes}
     assert time_formula(by_kind["lookup"], H100, 1, lambda _: None) is None
-    nothing = NOTHING.symbolic()
+    nothing = NOTHING.mapped(sympy.sympify)
     assert time_formula(replace(by_kind["lookup"], forward=nothing, backward=nothing), H100, 1, lambda _: None) == 0
     predicted = [node.seconds > 0 for node in recfx.cost(model, H100).at().nodes]
     assert [TIME in [name for name, _, _ in amounts] for amounts in costs_of(model, H100).amounts()] == predicted
-    assert costs_of(model).hardware == CPU_HOST
+    assert costs_of(model).cost.hardware == CPU_HOST

@@ -313,15 +313,3 @@ def test_a_page_of_one_device_has_its_graph(name: HardwareName, tmp_path: Path) 
     assert {one["device"] for one in data["collections"]} == {cost.device}
     assert "to_host" in {node["kind"] for node in nodes}
     assert data["costs"]["note"] == ""
-
-
-def test_tables_that_are_sharded_on_meta_have_no_times_on_a_device(tmp_path: Path) -> None:
-    """Their graph copies no ids to a host."""
-    model = recfx.convert(Model(), hashing=RAW, verify=False)
-    plan = plan_of(model.ebc, 2, a=table_wise(rank=0), b=table_wise(rank=1))
-    with fake_group(0, 2) as group:
-        sharded = recfx.convert(model, plan=plan, env=ShardingEnv.from_process_group(group), device="meta")
-        recfx.draw(sharded, tmp_path / "model.html", ASCEND_910B)
-    shown = data_of(tmp_path / "model.html")["costs"]
-    assert not shown["hardware"]
-    assert shown["note"].startswith("Times on Ascend 910B are left out: ids of hashed tables")

@@ -119,7 +119,7 @@ def shown_in_notebooks(tmp_path: Path) -> list[object]:
     verified = recfx.VerifyReport(checks, {"<i>e</i>": {STRANGE[0]: {"output": 1.0}}})
     exported = TableSize("<i>e</i>", STRANGE[0], "int8", 9, 0, 1, 0, 2, 0.5)
     written = recfx.ExportReport(Path("<i>m</i>.pt"), "pt2", 10, (exported,), "", {}, 0.5)
-    return [recfx.explain(converted), cost, cost.at(512), health, compared, cost.sweep([1]), verified, written]
+    return [recfx.explain(converted), cost.at(512), health, compared, cost.sweep([1]), verified, written]
 
 
 @pytest.mark.parametrize("dark", [False, True])

@@ -22,7 +22,7 @@ from torchrec.distributed.types import EmbeddingModuleShardingPlan, ParameterSha
 
 import recfx
 from recfx.collections.sharding.plan import read_plan
-from recfx.planner.enumerator import index_bytes
+from recfx.planner.estimates import index_bytes
 from recfx.planner.placements import replace_placements
 from recfx.planner.plan import without_noise
 from recfx.planner.sharder import planned_types
@@ -391,20 +391,20 @@ def test_a_logger_without_handlers_stays_without(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "named"),
+    ("name", "value"),
     [
-        ("pooling_factors", [1.0, -1.0], r"\[1\] .* table 'p0' is -1.0"),
-        ("pooling_factors", [float("nan")], r"\[0\] .* table 'p0' is nan"),
-        ("pooling_factors", None, " .* table 'p0' is None"),
-        ("num_poolings", [-1.0], r"\[0\] .* table 'p0' is -1.0"),
-        ("batch_sizes", [0], r"\[0\] .* table 'p0' is 0"),
-        ("min_partition", -1, " .* table 'p0' is -1"),
-        ("sharding_types", "table_row_wise", " .* table 'p0' is 'table_row_wise'.* a list with names"),
-        ("compute_kernels", "fused", " .* table 'p0' is 'fused'"),
+        ("pooling_factors", [1.0, -1.0]),
+        ("pooling_factors", [float("nan")]),
+        ("pooling_factors", None),
+        ("num_poolings", [-1.0]),
+        ("batch_sizes", [0]),
+        ("min_partition", -1),
+        ("sharding_types", "table_row_wise"),
+        ("compute_kernels", "fused"),
     ],
 )
-def test_what_is_wrong_in_constraints_is_named(name: str, value: Any, named: str) -> None:
-    with refused("invalid_argument", match=f"{name}{named}", error=recfx.RecfxError):
+def test_what_is_wrong_in_constraints_is_named(name: str, value: Any) -> None:
+    with refused("invalid_argument", match=f"{name} of table 'p0' is", error=recfx.RecfxError):
         recfx.plan(Model("meta"), npu_topology(8), {"p0": ParameterConstraints(**{name: value})})
 
 
@@ -413,7 +413,7 @@ def test_what_is_wrong_in_constraints_is_named(name: str, value: Any, named: str
     [
         ({"model": None}, "model is"),
         ({"constraints": 5}, "constraints is an int"),
-        ({"constraints": {"wide": 5}}, "constraints are"),
+        ({"constraints": {"wide": 5}}, "constraints of table 'wide' are 5"),
         ({"batch_size": -1}, "batch_size is -1"),
         ({"batch_size": None}, "batch_size is None"),
     ],

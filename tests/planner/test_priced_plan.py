@@ -65,18 +65,13 @@ def test_the_report_shows_the_runner_up_and_why_it_lost() -> None:
     plan = recfx.plan(model, Topology(2, "cpu"))
     (reason,) = [candidate for candidate in recfx.explain(model, plan=plan).reasons if candidate.code == "plan_price"]
     assert isinstance(plan, PricedPlan)
-    assert reason.message.startswith(f"the plan is the cheapest of {plan.pricing.tried} plans: 26 table_wise, ")
-    assert f"; the runner-up ({plan.pricing.runner_up}) takes " in reason.message
-    assert ": assembling the output +" in reason.message  # whole tables as well, but not in the order of the keys
-    assert reason.message.endswith(", with the same shards on other ranks.")
-    limits = {f"t{number}": ParameterConstraints(sharding_types=["column_wise", "row_wise"]) for number in range(26)}
-    (reason,) = [
-        reason
-        for reason in recfx.explain(model, plan=recfx.plan(model, Topology(2, "cpu"), limits)).reasons
-        if reason.code == "plan_price"
-    ]
-    assert ", hashing and lookups on the slowest rank +" in reason.message
-    assert reason.message.endswith(" sharded otherwise.")
+    pricing = plan.pricing
+    assert 1 < pricing.priced <= pricing.tried
+    assert str(pricing) in reason.message
+    assert f"({pricing.runner_up})" in str(pricing)
+    # Whole tables as well, but not in the order of the keys.
+    assert pricing.chosen.types == pricing.runner_up.types
+    assert pricing.chosen.parts["output"] < pricing.runner_up.parts["output"]
 
 
 def test_a_plan_without_a_choice_has_no_runner_up() -> None:
@@ -84,11 +79,7 @@ def test_a_plan_without_a_choice_has_no_runner_up() -> None:
     plan = recfx.plan(dlrm(), Topology(1, "cpu"), limits)
     assert isinstance(plan, PricedPlan)
     assert plan.pricing.runner_up is None
-    only = (
-        "the only one that TorchRec's planner found within the constraints and the memory of the ranks: 26 table_wise, "
-    )
-    assert str(plan.pricing).startswith(only)
-    assert str(plan.pricing).endswith(f"{plan.pricing.step_text}.")
+    assert (plan.pricing.tried, plan.pricing.priced) == (1, 1)
 
 
 def test_a_plan_of_a_pod_has_a_price() -> None:

@@ -118,9 +118,8 @@ def test_a_fused_lookup_does_what_both_nodes_do_but_writes_no_rows_in_between(co
     ids = sympy.Add(fused.forward.random_accesses)  # one for each id
     for phase in ("forward", "backward"):
         ours, first, second = (getattr(node, phase) for node in (fused, hashed, pooled))
-        for name, amount in ours.amounts().items():
+        for name, amount in vars(ours).items():
             less = 8 * ids if phase == "forward" and name in ("read_bytes", "written_bytes") else 0
             expected = getattr(first, name) + getattr(second, name) - less
             assert sympy.simplify(amount - expected) == 0, (phase, name)
-        assert ours.launches == second.launches
     assert fused.resident == hashed.resident + pooled.resident

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
-import torch
-import torch.distributed as dist
 from torch import nn
 from torchrec.distributed.planner import Topology
 from torchrec.distributed.sharding_plan import table_wise
 
 import recfx
-from recfx.hashing import HashConfig
-from recfx.ir import format_graph
-from recfx.kernels.build import huge_pages
 from recfx.planner.pricing.hardware import (
     ASCEND_910B,
     COLLECTIVES,
@@ -27,13 +20,11 @@ from recfx.planner.pricing.hardware import (
     Hardware,
     same_for_all,
 )
-from recfx.planner.pricing.times import seconds_of_collective, seconds_of_ranks, seconds_of_work
+from recfx.planner.pricing.times import seconds_of_collective, seconds_of_work
 from recfx.planner.pricing.work import Work
 from recfx.planner.topology import hardware_of, npu_topology, of_ranks
-from tests.bench.machine import _Measured, machine_of
 from tests.builders.collections import collection
 from tests.builders.plans import plan_of_kinds
-from tests.sharding.ranks import ranks
 
 
 def check_constants(hardware: Hardware) -> None:
@@ -51,32 +42,6 @@ def check_constants(hardware: Hardware) -> None:
 def test_every_constant_has_a_source_that_says_that_it_was_not_measured(hardware: Hardware) -> None:
     check_constants(hardware)
     assert not any("measured on" in source for _, source in hardware.constants().values())
-
-
-def test_tensors_of_the_measurement_are_moved_without_a_message(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    clock = iter(range(1_000_000))
-    monkeypatch.setattr(huge_pages, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
-    with caplog.at_level(logging.INFO, logger="recfx"):
-        _Measured(HashConfig(dense_rows=64), "lookup", 64, 4).seconds(16)
-        assert caplog.messages == []
-        huge_pages.move_to_huge_pages([])
-        assert len(caplog.messages) == 1
-
-
-def measured(rank: int, world_size: int) -> Hardware:
-    assert dist.group.WORLD is not None
-    return machine_of(dist.group.WORLD)
-
-
-def test_ranks_of_a_group_get_the_same_constants() -> None:
-    first, second = ranks(2).run(measured)
-    assert first == second
-    check_constants(first)
-    assert first.speed_alone.value >= 1
-    assert "measured on this machine" in first.speed_alone.source
-    assert first.link_bandwidth["all_to_all"].source == "measured on this machine: gloo, 2 processes"
 
 
 def test_the_numbers_of_a_topology() -> None:
@@ -122,16 +87,6 @@ def test_indexes_and_tables_have_a_time_of_their_own() -> None:
     device = replace(host, host_memory_bandwidth=Constant(1.0, ""))
     assert seconds_of_work(Work(random_accesses=2, index_accesses=3), device) == 500
     assert seconds_of_work(Work(random_accesses=2, index_accesses=3), device, on_host=True) == 5000
-
-
-def test_ranks_that_share_a_memory_are_faster_while_others_wait() -> None:
-    assert seconds_of_ranks([3.0, 1.0, 2.0], H100) == 3
-    shared = replace(CPU_HOST, speed_alone=Constant(2.0, ""), ranks_per_host=3)
-    assert seconds_of_ranks([2.0, 2.0, 2.0], shared) == 2
-    # All work for 1 second; then two of three, which are half as fast again; then one, which is twice as fast.
-    assert seconds_of_ranks([4.0, 1.0, 2.5], shared) == pytest.approx(1 + 1.5 / 1.5 + 1.5 / 2)
-    assert seconds_of_ranks([1.0, 1.0, 1.0, 3.0], shared) == 3  # alone on the second host from the beginning
-    assert seconds_of_ranks([0.0, 4.0], replace(shared, ranks_per_host=8)) == 2
 
 
 def test_what_leaves_a_host_goes_over_the_network() -> None:
@@ -181,14 +136,3 @@ def test_ranks_of_one_host_share_its_links_and_those_of_two_do_not() -> None:
             wire[name, world_size] = step.parts["wire"]
     assert wire["shared", 2] < 0.9 * wire["own", 2]
     assert wire["shared", 4] == wire["own", 4]
-
-
-@pytest.mark.parametrize("dense_rows", [64, 0])
-def test_the_backward_steps_the_tables(dense_rows: int) -> None:
-    """Without fused optimizers, it would be the time of gradients as large as the tables."""
-    measured = _Measured(HashConfig(dense_rows=dense_rows), "lookup" if dense_rows else "hash_lookup", 64, 4)
-    weights = {name: measured.collection.weight(f"t{name}") for name in measured.names}
-    assert "optimizer=sgd" in format_graph(measured.collection.graph_module)
-    before = {name: weight.detach().clone() for name, weight in weights.items()}
-    assert measured.seconds(256, backward=True) > 0
-    assert not any(torch.equal(weights[name], before[name]) for name in measured.names)

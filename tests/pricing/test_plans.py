@@ -18,6 +18,7 @@ from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 import recfx
 from recfx.planner.priced_plan import PlanForRanks
+from recfx.planner.pricing import all_ranks
 from recfx.planner.pricing.hardware import ASCEND_910B, CPU_HOST, H100
 from recfx.planner.topology import npu_topology
 from tests.builders.optimizers import attach
@@ -132,10 +133,10 @@ def test_other_numbers_of_ranks() -> None:
     assert many.totals.wire_bytes > few.totals.wire_bytes
     assert cost.at(W=8).world_size == 8
     sweep = cost.sweep([1, 2, 16], B=256)
-    assert [row.world_size for row in sweep] == [1, 2, 16]
-    assert [len(row.ranks) for row in sweep] == [1, 2, 16]
-    assert [price["world_size"] for price in json.loads(sweep.to_json())["sweep"]] == [1, 2, 16]
-    assert len(str(sweep).splitlines()) == 8
+    assert [(row.name, row.cost.world_size, len(row.cost.ranks)) for row in sweep] == [
+        (f"W={ranks}", ranks, ranks) for ranks in (1, 2, 16)
+    ]
+    assert [price["world_size"] for price in json.loads(sweep.to_json())["plans"]] == [1, 2, 16]
 
 
 def test_more_samples_and_ids_take_longer_and_ranks_send_more() -> None:
@@ -200,6 +201,19 @@ def test_a_thousand_ranks_without_processes(is_pooled: bool) -> None:
     assert copies == 1024 * rows
 
 
+def test_of_many_kinds_of_ranks_some_are_priced(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of_tables([1000 * (1 + n) for n in range(24)], dim=16)
+    plan = plan_of(model, 24, {f"t{n}": table_wise(rank=(5 * n) % 24) for n in range(24)})
+    cost = recfx.cost(model, ASCEND_910B, plan=plan, world_size=24)
+    exact = cost.at(4096, L={f"f{n}": 1 + n for n in range(24)})
+    monkeypatch.setattr(all_ranks, "MOST_KINDS", 5)
+    some = cost.at(4096, L=exact.lengths)
+    assert some.seconds == pytest.approx(exact.seconds)
+    assert [rank.resident for rank in some.ranks] == [rank.resident for rank in exact.ranks]
+    assert all(one.seconds >= other.seconds for one, other in zip(some.ranks, exact.ranks, strict=True))
+    assert len({rank.seconds for rank in exact.ranks}) == 24 > len({rank.seconds for rank in some.ranks}) == 5
+
+
 @pytest.mark.parametrize("is_pooled", [True, False])
 def test_a_thousand_tables(is_pooled: bool) -> None:
     """Every table is looked at a few times, whatever their number: work per table does not grow with it."""
@@ -212,7 +226,7 @@ def test_a_thousand_tables(is_pooled: bool) -> None:
         assert len(at.ranks) == 8
         assert sum(rank.resident.weights for rank in at.ranks) == count * 4096 * 16 * 4
         visits.append(_calls(lambda cost=cost: cost.at(1024)))
-    assert visits[1] < 6 * visits[0]
+    assert visits[1] < 8 * visits[0]
 
 
 def _calls(function: Any) -> int:
@@ -238,9 +252,8 @@ def _calls(function: Any) -> int:
     ],
 )
 def test_refuses_what_is_no_plan_of_the_model(plans: Any, reason: str) -> None:
-    with refused(reason) as caught:
+    with refused(reason):
         recfx.compare_plans(many_tables(2), plans)
-    assert reason == "invalid_argument" or caught.value.message.startswith("plan 0: ")
 
 
 def test_refuses_to_plan_a_graph_or_a_number_that_is_none() -> None:

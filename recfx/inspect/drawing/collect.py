@@ -113,7 +113,7 @@ def collect(subject: nn.Module, hardware: Hardware | None = None, planned: Plann
         DrawingError: ``no_collection``.
     """
     model = unwrap(subject)
-    costs = costs_of(model, hardware) if planned is None else DrawnCosts(planned.cost, planned.hardware)
+    costs = costs_of(model, hardware) if planned is None else DrawnCosts(planned.cost)
     graph_module = model.graph_module if isinstance(model, WholeGraph) else model
     if isinstance(graph_module, fx.GraphModule) and (own := graph_module.meta.get(PASSES_KEY)):
         nodes, collections = _graph_of_collection(graph_module, own, costs)
@@ -175,7 +175,7 @@ def _collection(finding: Finding, record: Found | None, costs: DrawnCosts) -> Dr
         source = module.source or source
         if isinstance(module, UnshardedCollection) and costs.device:
             device = costs.device
-            made = graph_on(module, device, chip_of(costs.hardware, device))
+            made = graph_on(module, device, chip_of(costs.cost.hardware, device))
             steps, kernels = made.records, _kernels_planned(made.graph, module.backend)
         else:
             steps = module.graph_module.meta.get(PASSES_KEY, ())  # of the mode that it is in

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import sympy
@@ -14,30 +14,24 @@ from torchrec.distributed.planner import Topology
 from torchrec.distributed.types import ShardingPlan
 
 from recfx.collections.converted_collection import ConvertedCollection
-from recfx.collections.sharding.collection import ShardedCollection
-from recfx.collections.sharding.optimizer_settings import check_optimizers
-from recfx.collections.sharding.whole_plan import MOST_RANKS, check_plan
 from recfx.collections.whole_graph import WholeGraph
 from recfx.collections.wrappers import unwrap
 from recfx.discovery.classify import Finding
 from recfx.discovery.discover import discover
 from recfx.errors import ConversionError, DrawingError
 from recfx.inspect import wording
-from recfx.inspect.cost import cost, price_planned
+from recfx.inspect.cost import checked_topology, cost, priced_with_graphs
 from recfx.ir.meta import BATCH, WORLD, mean_length
 from recfx.passes import Rewriting
 from recfx.planner.placements import PRIVATE
-from recfx.planner.plan import plan_of_collections as make_plan
-from recfx.planner.priced_plan import topology_of, world_size_of
 from recfx.planner.pricing.cost import COST_VERSION, Cost
-from recfx.planner.pricing.hardware import CPU_HOST, TYPICAL, Hardware
+from recfx.planner.pricing.hardware import CPU_HOST, Hardware
 from recfx.planner.pricing.node_price import runs_on_host
-from recfx.planner.pricing.times import as_modelled, seconds_of_collective, seconds_of_work
-from recfx.planner.pricing.values import whole_number
+from recfx.planner.pricing.times import seconds_of_collective, seconds_of_work
 from recfx.planner.pricing.work import NOTHING, NodeCost, Work
-from recfx.planner.topology import NpuTopology, check_topology, device_of_tables, hardware_of
+from recfx.planner.topology import NpuTopology, device_of_tables
 from recfx.replacement.conversion_record import Conversion, conversion_of, recorded
-from recfx.replacement.replace_collections import converted_by_path, unchanged
+from recfx.replacement.replace_collections import unchanged
 
 
 def time_formula(node: NodeCost, hardware: Hardware, world_size: int, formula: Callable[[sympy.Expr], Any]) -> Any:
@@ -49,8 +43,7 @@ def time_formula(node: NodeCost, hardware: Hardware, world_size: int, formula: C
     overhead = seconds_of_work(NOTHING, hardware, on_host)
     terms: list[Any] = []
     for work in (node.forward, node.backward):
-        modelled = as_modelled(work.symbolic(), hardware, on_host)
-        amounts = {name: amount for name, amount in modelled.amounts().items() if amount != 0}
+        amounts = {name: amount for name, amount in vars(work).items() if amount != 0}
         for name, amount in amounts.items():
             unit = seconds_of_work(Work(**dict[str, Any]({name: 1.0})), hardware, on_host)
             terms.append(["*", unit - overhead, formula(amount)])
@@ -89,11 +82,10 @@ same as data, see :func:`formula`, or None if that has no word for one of its op
 
 @dataclass(frozen=True)
 class DrawnCosts:
-    """A cost as pictures show it: with times only if it is known what they are predicted for."""
+    """A cost as pictures show it."""
 
     cost: Cost
-    hardware: Hardware | None = None
-    note: str = ""  # what is not in the times, or why there are none although the hardware is known
+    note: str = ""  # what is not in the times
     device: str = ""  # what the graphs were made for, if the tables are somewhere else
 
     @functools.cached_property
@@ -107,29 +99,24 @@ class DrawnCosts:
     def is_of(self, device: str) -> bool:
         """Whether the times are those of what runs on tensors of a device; on meta, nothing runs."""
         kind = device.split(":")[0]
-        timed = "" if self.hardware is None else self.hardware.device
-        return kind != "meta" and timed in ("", "npu" if kind == PRIVATE else kind)
+        return kind != "meta" and self.cost.hardware.device in ("", "npu" if kind == PRIVATE else kind)
 
     def amounts(self) -> list[tuple[Amount, ...]]:
         """What each node costs, in the order of the cost's nodes."""
         lengths = {mean_length(feature): place for place, feature in enumerate(self.cost.features)}
-        return [self.amounts_of(node, self.hardware, lengths) for node in self.cost.nodes]
+        return [self.amounts_of(node, self.cost.hardware, lengths) for node in self.cost.nodes]
 
-    def amounts_of(
-        self, node: NodeCost, hardware: Hardware | None, lengths: Mapping[sympy.Symbol, int]
-    ) -> tuple[Amount, ...]:
+    def amounts_of(self, node: NodeCost, hardware: Hardware, lengths: Mapping[sympy.Symbol, int]) -> tuple[Amount, ...]:
         """What one node costs on some hardware; ``lengths`` has the place of each feature."""
-        amounts: list[Amount] = []
-        if hardware is not None:
-            seconds = time_formula(node, hardware, self.cost.world_size, lambda value: formula(value, lengths))
-            amounts += [] if seconds == 0 else [(TIME, f"on {hardware.name}", seconds)]
+        seconds = time_formula(node, hardware, self.cost.world_size, lambda value: formula(value, lengths))
+        amounts: list[Amount] = [] if seconds == 0 else [(TIME, f"on {hardware.name}", seconds)]
         for attribute, name in AMOUNTS.items():
             value = sympy.sympify(getattr(node, attribute))
             amounts += [] if value == 0 else [(name, wording.expression(value), formula(value, lengths))]
         return tuple(amounts)
 
 
-NO_COSTS = DrawnCosts(Cost(COST_VERSION, (), (), 1, 0, False, "", CPU_HOST))
+NO_COSTS = DrawnCosts(Cost(COST_VERSION, (), (), 1, 0, False, "", replace(CPU_HOST, device="")))
 
 
 def costs_of(model: nn.Module, hardware: Hardware | None = None) -> DrawnCosts:
@@ -142,28 +129,9 @@ def costs_of(model: nn.Module, hardware: Hardware | None = None) -> DrawnCosts:
         if hardware is not None and error.reason != "no_collection":
             raise
         return NO_COSTS  # nothing is converted, or its graph cannot be priced
-    hardware = hardware or TYPICAL.get(priced.device)
-    no_times = "" if hardware is None else _no_times(model, hardware)
-    if hardware is None or no_times:
-        return DrawnCosts(priced, None, no_times)
-    left_out = priced.copies_left_out(hardware)
+    left_out = priced.copies_left_out(priced.hardware)
     device = "" if priced.device == device_of_tables(model) else priced.device
-    return DrawnCosts(priced, hardware, left_out and f"{left_out[0].upper()}{left_out[1:]}.", device)
-
-
-def _no_times(model: nn.Module, hardware: Hardware) -> str:
-    """Why the graphs of a model say too little about times; ``""`` if they do not."""
-    on_meta = (
-        module
-        for module in model.modules()
-        if isinstance(module, ShardedCollection) and module.store.device.type == "meta"
-    )
-    if hardware.device in ("cpu", "") or not any(module.tables_with_index() for module in on_meta):
-        return ""
-    return (
-        f"Times on {hardware.name} are left out: ids of hashed tables go to the host and back, which is not in the "
-        "graph of tables on meta. Draw the model before it is sharded, with topology= or plan=."
-    )
+    return DrawnCosts(priced, left_out and f"{left_out[0].upper()}{left_out[1:]}.", device)
 
 
 def formula(value: sympy.Expr, lengths: Mapping[sympy.Symbol, int]) -> Any:
@@ -195,7 +163,6 @@ class PlannedModel:
     conversion: Conversion  # what a conversion would record of them
     graphs: Mapping[str, Rewriting]  # the graphs of the sharded collections, by path
     cost: Cost
-    hardware: Hardware | None  # what the plan is for; if that is not known, what is typical of its device
 
 
 def as_planned(
@@ -207,44 +174,9 @@ def as_planned(
     """What ``plan``, or else ``recfx.plan``'s for ``topology``, would make of a model, which stays as it is.
 
     Raises:
-        DrawingError: ``invalid_argument``, ``already_sharded``.
-        InputError: ``invalid_argument``: ``world_size`` is no number of ranks.
-        ConversionError: ``invalid_topology``, and those of ``recfx.plan`` and of sharding.
+        DrawingError: ``already_sharded``; and what ``recfx.cost`` raises.
     """
     model = unwrap(model_or_graph)
-    ranks = None if world_size is None else whole_number(world_size, "world_size", most=MOST_RANKS)
-    of_ranks = None if isinstance(topology, Hardware) else topology
-    _check(model, of_ranks, plan, ranks)
-    with unchanged(model):
-        discovery = discover(model)
-        converted = converted_by_path(model, discovery)
-    if plan is None:
-        assert of_ranks is not None  # one of them is given
-        plan = make_plan(model, of_ranks)
-    ranks = world_size_of(plan, ranks or (None if of_ranks is None else of_ranks.world_size))
-    topology = topology_of(plan) if topology is None else topology
-    cost, graphs = price_planned(model, converted, plan, ranks, topology)
-    for path in graphs:
-        check_optimizers(converted[path])
-    conversion = recorded(discovery, "keep", before=conversion_of(model))
-    if topology is None:
-        hardware = TYPICAL.get(cost.device)
-    else:
-        hardware = topology if isinstance(topology, Hardware) else hardware_of(topology)
-    return PlannedModel(discovery.findings, conversion, graphs, cost, hardware)
-
-
-def _check(model: nn.Module, topology: Any, plan: Any, ranks: int | None) -> None:
-    if topology is not None:
-        check_topology(topology)
-    if plan is not None:
-        check_plan(plan)
-    if plan is None and (topology is None or ranks not in (None, topology.world_size)):
-        raise DrawingError(
-            "world_size is given, but no plan for so many ranks.",
-            reason="invalid_argument",
-            what_to_do="pass plan= as well, or a topology instead, for which a plan is made.",
-        )
     is_sharded = any(isinstance(module, ConvertedCollection) and module.is_sharded for module in model.modules())
     if is_sharded or isinstance(model, (torch.fx.GraphModule, WholeGraph)):
         raise DrawingError(
@@ -252,3 +184,7 @@ def _check(model: nn.Module, topology: Any, plan: Any, ranks: int | None) -> Non
             reason="already_sharded",
             what_to_do="leave out topology=, plan= and world_size=, or pass the model before it is sharded or a graph.",
         )
+    with unchanged(model):
+        discovery = discover(model)
+    cost, graphs = priced_with_graphs(model, checked_topology(topology), plan, world_size)
+    return PlannedModel(discovery.findings, recorded(discovery, "keep", before=conversion_of(model)), graphs, cost)

@@ -143,7 +143,7 @@ def _costs(drawing: Drawing) -> dict[str, Any]:
         "L": LENGTH,
         "lengths": ", ".join([f"{LENGTH:g}", *(f"{name}={length:g}" for name, length in lengths if length != LENGTH)]),
         "trains": cost.trains,
-        "hardware": "" if costs.hardware is None else costs.hardware.label,
+        "hardware": cost.hardware.label if cost.nodes else "",
         "note": costs.note,
         "rank": cost.rank,
         "shards": [_shards(shards, positions) for shards in drawn_shards(costs)],

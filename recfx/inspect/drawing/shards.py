@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import sympy
+
 from recfx.inspect.drawing.costs import Amount, DrawnCosts
 from recfx.ir.meta import mean_length
+from recfx.ir.shard import Shard
 from recfx.planner.pricing.formulas import formula_of
+from recfx.planner.pricing.graph_prices import facts_of_shard
 from recfx.planner.pricing.hardware import Constant
-from recfx.planner.pricing.node_facts import SYMBOLS, NodeFacts
-from recfx.planner.pricing.planned_collection import PlannedCollection, PlannedFacts
-from recfx.planner.pricing.planned_nodes import PlannedTable, ShardOnRank
+from recfx.planner.pricing.planned_collection import PlannedCollection
 from recfx.planner.pricing.work import NO_RESIDENT, NodeCost, Resident
 
 
@@ -30,57 +32,40 @@ class DrawnShards:
 
 def drawn_shards(costs: DrawnCosts) -> Iterator[DrawnShards]:
     """The shards of all sharded collections, with formulas as :meth:`DrawnCosts.amounts` has them."""
-    cost, hardware = costs.cost, costs.hardware
-    alone = None if hardware is None else replace(hardware, node_overhead=Constant(0.0, "counted for nodes"))
+    cost = costs.cost
+    alone = replace(cost.hardware, node_overhead=Constant(0.0, "counted for nodes"))
     lengths = {mean_length(feature): place for place, feature in enumerate(cost.features)}
     for planned in cost.planned:
-        facts, groups = planned.context.facts, planned.context.kernel_groups
-        for sharded in planned.sharding.tables:
-            name = sharded.table.name
-            table = PlannedTable(sharded, PlannedFacts(facts[name], groups[name]), cost.world_size, SYMBOLS)
-            alike: dict[tuple[int, Resident], list[ShardOnRank]] = {}
-            for shards in table.on_rank.values():
-                for on_rank in shards:
-                    alike.setdefault((id(on_rank.load), table.resident(on_rank.shard)), []).append(on_rank)
-            for (_, resident), group in alike.items():
+        for table in planned.sharding.tables:
+            alike: dict[tuple[int, int, Resident], list[Shard]] = {}
+            for shard in table.filled:
+                alike.setdefault((shard.num_rows, shard.num_columns, planned.resident(shard)), []).append(shard)
+            for (rows, columns, resident), group in alike.items():
                 nodes = _nodes(planned, group[0], resident, cost.trains)
                 amounts = tuple(amount for node in nodes for amount in costs.amounts_of(node, alone, lengths))
-                rows, columns = group[0].shard.num_rows, group[0].shard.num_columns
-                ranks = _ranges([on_rank.shard.rank for on_rank in group])
-                yield DrawnShards(planned.name, name, sharded.type.name, rows, columns, ranks, amounts)
+                ranks, name = _ranges([shard.rank for shard in group]), table.table.name
+                yield DrawnShards(planned.name, name, table.type.name, rows, columns, ranks, amounts)
 
 
-def _nodes(planned: PlannedCollection, on_rank: ShardOnRank, resident: Resident, trains: bool) -> list[NodeCost]:
+def _nodes(planned: PlannedCollection, shard: Shard, resident: Resident, trains: bool) -> Iterator[NodeCost]:
     """The part that one shard has in the nodes of its rank."""
-    context, load, nodes = planned.context, on_rank.load, []
-    for kind in ("lookup", "hash_ids") if on_rank.table.table.has_index else ("lookup",):
-        facts = NodeFacts(
-            kind,
-            (load,),
-            load.ids,
-            load.bags,
-            is_weighted=context.is_weighted,
-            is_pooled=context.is_pooled,
-            trains=trains,
+    context = planned.context
+    for facts in facts_of_shard(context, shard.spec, trains):
+        phases, is_lookup = formula_of(facts.kind)(facts), facts.kind == "lookup"
+        yield NodeCost(
+            name=facts.kind,
+            kind=facts.kind,
+            collection=planned.name,
+            tables=(shard.spec.name,),
+            device=context.device,
+            kernel="",
+            forward=phases.forward.mapped(sympy.sympify),
+            backward=phases.backward.mapped(sympy.sympify),
+            collectives=(),
+            resident=resident if is_lookup else NO_RESIDENT,
+            calls=planned.calls,
+            on_host=context.copies_ids and not is_lookup,
         )
-        phases, is_lookup = formula_of(kind)(facts), kind == "lookup"
-        nodes.append(
-            NodeCost(
-                name=kind,
-                kind=kind,
-                collection=planned.name,
-                tables=(load.spec.name,),
-                device=context.device,
-                kernel="",
-                forward=phases.forward.symbolic(),
-                backward=phases.backward.symbolic(),
-                collectives=(),
-                resident=resident if is_lookup else NO_RESIDENT,
-                calls=planned.calls,
-                on_host=context.copies_ids and not is_lookup,
-            )
-        )
-    return nodes
 
 
 def _ranges(ranks: Sequence[int]) -> tuple[tuple[int, int], ...]:

@@ -12,17 +12,15 @@ from typing import Any
 import sympy
 
 from recfx.errors import ConversionError, InputError
+from recfx.planner.pricing.all_ranks import StepPrice, price_step
 from recfx.planner.pricing.cost_text import in_time, lengths_text, plain, shortened, step_text
 from recfx.planner.pricing.graph_prices import DENSE
 from recfx.planner.pricing.hardware import Hardware
 from recfx.planner.pricing.node_price import NodePrice, Totals, price
 from recfx.planner.pricing.planned_collection import PlannedCollection
-from recfx.planner.pricing.planned_nodes import PlannedGraphs
-from recfx.planner.pricing.rank_totals import Batch, StepPrice, price_step
-from recfx.planner.pricing.values import NOTHING_KNOWN, ORIGINS, KnownBatch, Values, is_per_rank, shares_of
+from recfx.planner.pricing.values import NOTHING_KNOWN, ORIGINS, KnownBatch, Values, shares_of
 from recfx.planner.pricing.work import NodeCost, Resident
 from recfx.printing.grid import Grid, size
-from recfx.printing.page import fragment, heading, table
 from recfx.printing.shown import Shown
 
 COST_VERSION = "1"
@@ -42,7 +40,6 @@ class CostAt(Shown):
         hardware: what the times are predicted for.
         nodes: every node, in order.
         step: all ranks, if the model is sharded.
-        batches: the samples of each rank, if a number was given for each; otherwise empty.
         trains: whether the step has a backward.
         origins: where the batch size, ``"B"``, and the length of each feature come from.
         notes: what the numbers assume, and what is not in them, in sentences.
@@ -56,7 +53,6 @@ class CostAt(Shown):
     hardware: Hardware
     nodes: tuple[NodePrice, ...]
     step: StepPrice | None = None
-    batches: tuple[int, ...] = ()
     trains: bool = True
     origins: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -112,8 +108,8 @@ class CostAt(Shown):
 
 @dataclass(frozen=True, repr=False)
 class Cost:
-    """What each node of a model costs per step on one rank, in ``B``, ``W`` and ``L_<feature>``; ``str()`` is a table,
-    and notebooks show one.
+    """What each node of a model costs per step on one rank, in ``B``, ``W`` and ``L_<feature>``; ``str()`` lists
+    them.
 
     Args:
         version: the version of this schema; it changes when a field changes its meaning or is removed.
@@ -180,20 +176,18 @@ class Cost:
         """
         return {node.name: node for node in self.nodes}[name]
 
-    def at(self, B: int | Sequence[int] | None = None, W: int | None = None, L: Any = None) -> CostAt:
+    def at(self, B: int | None = None, W: int | None = None, L: Any = None) -> CostAt:
         """The cost in numbers.
 
         Args:
-            B: samples per rank; or, where ranks have batches of different sizes, a list with the size of each. Default:
-                those of the sample that the cost was told, or else 512.
+            B: samples per rank. Default: those of the sample that the cost was told, or else 512.
             W: the number of ranks. Default: those that the cost is for. For any other number, a model that is not
                 sharded yet is planned anew, as ``recfx.plan`` does.
             L: the mean number of ids per sample: a number for all features, or a mapping with numbers for some of them,
-                where ``""`` stands for all others; or a list of these, one per rank. The lengths of features that it
-                does not name are those of the sample that the cost was told, or else 1; if it names all, it may name
-                others as well. Where different ids are sent
-                once, ``"<feature>.different"`` is their mean number; by default it follows from the expected share that
-                ``convert`` was told, or else it is that of all ids.
+                where ``""`` stands for all others. The lengths of features that it does not name are those of the
+                sample that the cost was told, or else 1; if it names all, it may name others as well. Where different
+                ids are sent once, ``"<feature>.different"`` is their mean number; by default it follows from the
+                expected share that ``convert`` was told, or else it is that of all ids.
 
         Raises:
             InputError: ``invalid_argument``, ``unknown_feature``.
@@ -201,33 +195,29 @@ class Cost:
         """
         if W is not None and Values(1, W, 0, ()).world != self.world_size:
             return self._on(W).at(B, L=L)
-        batch = self.known.batch if B is None else B
         shares = shares_of(table for collection in self.planned for table in collection.tables)
-        if is_per_rank(batch) or is_per_rank(L):
-            ranks = Values.of_ranks(batch, L, self.features, self.world_size, shares, self.known)
-            values = ranks[self.rank]
-        else:
-            values = Values(batch, self.world_size, L, self.features, shares, self.known)
-            ranks = [values]
-        hardware = self.hardware
-        given = L[self.rank] if is_per_rank(L) else L
-        origins = {name: self.known.origin(given, name) for name in self.features if name not in shares}
-        nodes = tuple(price(node, values, hardware) for node in self.nodes)
-        step = price_step([self._batch(rank, hardware) for rank in ranks], hardware) if self.planned else None
+        batch = self.known.batch if B is None else B
+        values = Values(batch, self.world_size, L, self.features, shares, self.known)
+        origins = {name: self.known.origin(L, name) for name in self.features if name not in shares}
+        nodes = tuple(price(node, values, self.hardware) for node in self.nodes)
         return CostAt(
             version=self.version,
             batch=values.batch,
-            batches=values.sizes,
             world_size=values.world,
             rank=self.rank,
             lengths={name: float(length) for name, length in values.lengths.items()},
-            hardware=hardware,
+            hardware=self.hardware,
             nodes=nodes,
-            step=step,
+            step=self._step(nodes, values) if self.planned else None,
             trains=self.trains,
             origins={"B": ORIGINS[0] if B is not None else ORIGINS[2 if self.known.size is None else 1], **origins},
-            notes=tuple(filter(None, [self.copies_left_out(hardware), self._optimizer, _NOT_IN_IT])),
+            notes=tuple(filter(None, [self.copies_left_out(self.hardware), self._optimizer, _NOT_IN_IT])),
         )
+
+    def _step(self, nodes: Sequence[NodePrice], values: Values) -> StepPrice:
+        sharded = {collection.name for collection in self.planned}
+        rest = Totals.of(node for node in nodes if node.kind == DENSE or node.collection not in sharded)
+        return price_step(self.planned, self.trains, values, self.hardware, rest)
 
     def copies_left_out(self, hardware: Hardware) -> str:
         """That the graph is one of a host, without the copies that ``hardware`` needs; ``""`` if it is not."""
@@ -253,21 +243,17 @@ class Cost:
         left_out = [f"none in backward{tables}: the step of your own optimizer is not in it"] if own else []
         return f"optimizer: {'; '.join([*fused, *left_out])}"
 
-    def _batch(self, values: Values, hardware: Hardware) -> Batch:
-        graphs = [PlannedGraphs(collection, values.symbols, self.trains) for collection in self.planned]
-        sharded = {collection.name for collection in self.planned}
-        rest = [node for node in self.nodes if node.kind == DENSE or node.collection not in sharded]
-        return Batch(graphs, values, Totals.of(price(node, values, hardware) for node in rest))
-
-    def sweep(self, W: Iterable[int], *, B: int | None = None, L: Any = None) -> Sweep:
-        """The cost on several numbers of ranks; the other arguments and errors are those of :meth:`at`."""
+    def sweep(self, W: Iterable[int], *, B: int | None = None, L: Any = None) -> PlanComparison:
+        """The cost on several numbers of ranks, each with the cheapest plan; the other arguments and errors are those
+        of :meth:`at`.
+        """
         if not isinstance(W, Iterable) or not (W := list(W)):
             raise InputError(
                 f"W is {W!r}.",
                 reason="invalid_argument",
                 what_to_do="pass the numbers of ranks as a list, such as [8, 64, 1024].",
             )
-        return Sweep(tuple(self.at(B, world_size, L) for world_size in W))
+        return PlanComparison(tuple(PlanRow(f"W={ranks}", {}, self.at(B, ranks, L)) for ranks in W))
 
     def _on(self, world_size: int) -> Cost:
         if self.again is None:
@@ -284,15 +270,10 @@ class Cost:
         for node in self.nodes:
             lines.append(f"{node.name}  ({node.kind})")
             lines += [f"  {name:<9}{amount}" for name, of in _EXPRESSIONS.items() if (amount := of(node))]
-        return "\n".join([*lines, self._below])
+        return "\n".join([*lines, f"resident in all: {size(self.resident_bytes)}"])
 
     def __repr__(self) -> str:
         return f"Cost({self._title}, {len(self.nodes):,} nodes, {size(self.resident_bytes)} resident)"
-
-    def _repr_html_(self) -> str:
-        """What a notebook shows."""
-        grid = Grid.of(self._heading, self.nodes, _NAMES | _EXPRESSIONS, more=self._below)
-        return fragment([heading(grid.title), *table(grid)])
 
     @property
     def _title(self) -> str:
@@ -303,10 +284,6 @@ class Cost:
         told = self.known.size is not None or self.known.lengths
         how = ".at() gives numbers and times for the sample" if told else ".at(B=..., L=...) gives numbers and times"
         return f"{self._title}, as formulas: {how}"
-
-    @property
-    def _below(self) -> str:
-        return f"resident in all: {size(self.resident_bytes)}"
 
     def to_json(self) -> str:
         """Everything; keys are in the order of the fields, and expressions are text."""
@@ -381,34 +358,7 @@ class PlanComparison(Shown):
         return json.dumps({"version": COMPARISON_VERSION, "best": self.best.name, "plans": rows}, indent=2)
 
 
-@dataclass(frozen=True, repr=False)
-class Sweep(Shown):
-    """One model on several numbers of ranks, each with the cheapest plan. ``str()`` is a table for a terminal;
-    notebooks show one.
-    """
-
-    rows: tuple[CostAt, ...]
-
-    def __iter__(self) -> Iterator[CostAt]:
-        return iter(self.rows)
-
-    SPARE = ("output", "ids", "imbalance", "wire", "tables")
-
-    def as_grid(self) -> Grid:
-        first, rows = self.rows[0], tuple(map(_cells, self.rows))
-        return Grid(_heading(first), _HEADS, rows, frozenset(_HEADS), above=(_times(first), *first.notes))
-
-    def __repr__(self) -> str:
-        return f"Sweep({', '.join(f'W={row.world_size}: {row.step_text}' for row in self.rows)})"
-
-    def to_json(self) -> str:
-        """Every number of ranks with its totals; keys are in a fixed order."""
-        rows = [_totals(row) for row in self.rows]
-        return json.dumps({"version": COMPARISON_VERSION, "sweep": rows}, indent=2)
-
-
 _AMOUNTS = ("read", "written", "flops", "wire", "resident", "time")
-_NAMES: dict[str, Callable[[NodeCost], str]] = {"node": lambda node: node.name, "kind": lambda node: node.kind}
 _EXPRESSIONS: dict[str, Callable[[NodeCost], str]] = {
     "reads": lambda node: _unless_zero(shortened(node.read_bytes)),
     "writes": lambda node: _unless_zero(shortened(node.written_bytes)),
@@ -426,7 +376,7 @@ def _unless_zero(text: str) -> str:
 
 def _heading(cost: CostAt) -> str:
     """The batch, and where its numbers come from."""
-    batch = f"B={cost.batch}" + (f" of {cost.batches}" if cost.batches else " per rank" if cost.world_size > 1 else "")
+    batch = f"B={cost.batch}" + (" per rank" if cost.world_size > 1 else "")
     lengths = []
     for origin in ORIGINS:
         named = {name: cost.lengths[name] for name, where in cost.origins.items() if where == origin and name != "B"}

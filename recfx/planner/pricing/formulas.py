@@ -7,11 +7,9 @@ depends on the order of a batch's keys is counted as if they had to be put into 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from recfx.errors import ConversionError
-from recfx.planner.pricing.kernel_launch import KernelForm, KernelLaunch
 from recfx.planner.pricing.node_facts import NodeFacts, TableLoad
 from recfx.planner.pricing.work import Phases, Work
 
@@ -78,12 +76,12 @@ def copy(facts: NodeFacts) -> Phases:
 
 def hash_ids(facts: NodeFacts) -> Phases:
     """Finds each id's slot; a table that evicts or admits also counts the id."""
-    return Phases(Work.total([_once(_find, table, facts.trains) for table in facts.tables]))
+    return Phases(Work.total([_find(table, facts.trains) for table in facts.tables]))
 
 
 def find_ids(facts: NodeFacts) -> Phases:
     """Finds each id's slot."""
-    return Phases(Work.total([_once(_find, table, False) for table in facts.tables]))
+    return Phases(Work.total([_find(table, False) for table in facts.tables]))
 
 
 def insert_ids(facts: NodeFacts) -> Phases:
@@ -97,10 +95,10 @@ def lookup(facts: NodeFacts) -> Phases:
     """Reads a row per id, and writes a sum per bag, or the rows as they are; the backward reads the gradients and steps
     the rows.
     """
-    forward = Work.total([_once(_pool, table, facts.is_weighted) for table in facts.tables])
+    forward = Work.total([_pool(table, facts.is_weighted) for table in facts.tables])
     if not facts.trains:
         return Phases(forward)
-    return Phases(forward, Work.total([_once(_backward, table) for table in facts.tables if table.is_trained]))
+    return Phases(forward, Work.total([_backward(table) for table in facts.tables if table.is_trained]))
 
 
 def hash_lookup(facts: NodeFacts) -> Phases:
@@ -187,14 +185,6 @@ def formula_of(kind: str) -> Formula:
     return FORMULAS[kind]
 
 
-def _once(formula: Callable[..., Work], table: TableLoad, *options: bool) -> Work:
-    """The work that one table is; a load that many ranks or plans share is asked once."""
-    work: Work | None = table.known.get((formula, options))
-    if work is None:
-        work = table.known[formula, options] = formula(table, *options)
-    return work
-
-
 def _same_in_backward(facts: NodeFacts, work: Work) -> Phases:
     return Phases(work, work if facts.trains else Work())
 
@@ -220,16 +210,14 @@ def _pool(table: TableLoad, is_weighted: bool) -> Work:
     dim = table.spec.embedding_dim
     written = table.spec.output_dtype.itemsize * dim * table.returned_rows
     if not table.spec.is_pooled:
-        gathered = Work(per_id * table.ids, written, random_accesses=table.ids, tables=1)
-        return _launched(gathered, "recfx_gather_rows", table, 0)
-    work = Work(
+        return Work(per_id * table.ids, written, random_accesses=table.ids, tables=1)
+    return Work(
         read_bytes=per_id * table.ids + LENGTH_BYTES * table.bags,
         written_bytes=written,
         flops=dim * (2 if is_weighted else 1) * table.ids,
         random_accesses=table.ids,
         tables=1,
     )
-    return _launched(work, "recfx_pooled_lookup", table, table.bags, is_weighted)
 
 
 def _backward(table: TableLoad) -> Work:
@@ -252,7 +240,7 @@ def _backward(table: TableLoad) -> Work:
     touched = table.distinct_rows
     states = 1 if table.state_row_bytes else 0
     kept = table.row_bytes + table.state_row_bytes
-    work = Work(
+    return Work(
         read_bytes=ID_BYTES * table.ids + gradients + kept * touched,
         written_bytes=kept * touched,
         flops=dim * table.ids + STEP_FLOPS * dim * touched,
@@ -260,17 +248,3 @@ def _backward(table: TableLoad) -> Work:
         sorted_ids=table.ids,
         tables=1,
     )
-    if table.rule.needs is not None:
-        return _launched(work, "recfx_fused_step", table, touched, rule=table.rule.name)
-    return work
-
-
-def _launched(work: Work, kernel: str, table: TableLoad, more: Any, is_weighted: bool = False, rule: str = "") -> Work:
-    """The work of a kernel in Triton; of tables in double precision, which no kernel serves, the work alone."""
-    dim = table.spec.embedding_dim
-    element_bytes = table.row_bytes // dim
-    if element_bytes not in (2, 4):
-        return work
-    form = KernelForm(kernel, rule, dim, element_bytes, is_weighted)
-    replaced = (work.read_bytes, work.written_bytes, work.flops, work.random_accesses)
-    return replace(work, launches=(KernelLaunch(form, table.ids, more, *replaced),))

@@ -21,9 +21,9 @@ from recfx.ir.node_values import meta_of_value
 from recfx.ir.operator_graph import OperatorGraph, lowered_from
 from recfx.ir.tables import TableSpec
 from recfx.planner.pricing.formulas import formula_of
-from recfx.planner.pricing.node_facts import NodeFacts, PlannedNode, TableLoad
+from recfx.planner.pricing.node_facts import SYMBOLS, NodeFacts, Symbols, TableLoad
 from recfx.planner.pricing.residents import Residents, rule_of
-from recfx.planner.pricing.work import NO_RESIDENT, NOTHING, NodeCost, Resident, Work
+from recfx.planner.pricing.work import NO_RESIDENT, NOTHING, NodeCost, Resident, Work, total
 from recfx.runtime import Lookup, TableStore
 from recfx.runtime.keyed_tensor import keyed_order
 
@@ -36,9 +36,11 @@ DENSE_ALL_REDUCE = "dense_all_reduce"
 _SENT = (ValueType.ROUTED_IDS, ValueType.IDS_IN_FLIGHT)
 
 
-def price_graph(graph: OperatorGraph, trains: bool, calls: int = 1) -> list[NodeCost]:
-    """What each node of a graph costs, in order; nodes that only take items of a value are left out."""
-    prices = GraphPrices(graph, trains)
+def price_graph(graph: OperatorGraph, trains: bool, calls: int = 1, symbols: Symbols = SYMBOLS) -> list[NodeCost]:
+    """What each node of a graph costs, in order, as expressions, or in the numbers of one batch; nodes that only take
+    items of a value are left out.
+    """
+    prices = GraphPrices(graph, trains, symbols=symbols)
     return [prices.cost(node, calls) for node in graph.operators]
 
 
@@ -53,64 +55,63 @@ class GraphPrices:
         trains: bool,
         residents: Residents | None = None,
         store: TableStore | None = None,
+        symbols: Symbols = SYMBOLS,
     ) -> None:
-        self.graph, self.trains, self.store = graph, trains, store
+        self.graph, self.trains, self.store, self.symbols = graph, trains, store, symbols
         self.residents = Residents() if residents is None else residents
         self.metas = {node: meta_of_value(graph, node) for node in graph.operators}
         self._loads: dict[tuple[str, TableSpec], TableLoad] = {}
 
     def cost(self, node: fx.Node, calls: int = 1) -> NodeCost:
         """What a node costs, if a step runs it so often."""
-        meta, planned = self.metas[node], self.node(node)
-        phases = formula_of(meta.kind)(planned.facts)
+        meta, number = self.metas[node], self.symbols.number
+        phases = formula_of(meta.kind)(self.facts(node))
         return NodeCost(
-            name=planned.name,
+            name=node.name,
             kind=meta.kind,
             collection=meta.collection,
             tables=meta.tables,
             device=meta.device,
             kernel=meta.kernel,
-            forward=phases.forward.symbolic(),
-            backward=phases.backward.symbolic(),
-            collectives=planned.collectives,
+            forward=phases.forward.mapped(number),
+            backward=phases.backward.mapped(number),
+            collectives=tuple(
+                replace(call, bytes=number(call.bytes)) for call in meta.collectives if self.trains or not call.backward
+            ),
             resident=self._resident(node),
             calls=calls,
-            on_host=planned.on_host,
+            on_host=meta.on_host,
         )
 
-    def node(self, node: fx.Node) -> PlannedNode:
-        """A node before its formula is asked. A value of two dimensions is rows; others are counted in ids."""
-        meta, collection = self.metas[node], self.graph.collection(node)
+    def facts(self, node: fx.Node) -> NodeFacts:
+        """What the formula of a node's kind is given. A value of two dimensions is rows; others are counted in ids."""
+        meta, collection, number = self.metas[node], self.graph.collection(node), self.symbols.number
         kind, has_rows = NODE_KINDS[meta.kind], len(meta.shape) == 2
         loads = tuple(self._load(collection, table) for table in self.graph.tables(node))
         rows = [giver for giver in node.all_input_nodes if giver in self.metas and len(self.metas[giver].shape) == 2]
         orders_columns = ValueType.KEYED_TENSOR in kind.outputs and rows
-        sends = kind.outputs[0] in _SENT and collection.sharding is not None
+        sent = () if collection.sharding is None or kind.outputs[0] not in _SENT else collection.sharding.tables
         of_ids = kind.name == "output_dist_wait" and not collection.is_pooled  # of different ones, maybe
-        facts = NodeFacts(
+        return NodeFacts(
             kind=kind.name,
             tables=loads,
-            ids=sympy.Add(*(load.ids for load in loads)) if has_rows and not of_ids else meta.shape[0],
-            bags=sympy.Add(*(load.bags for load in loads)),
-            sent_bags=BATCH * len(collection.sent_keys) if sends else 0,
-            value_bytes=meta.bytes if has_rows else 0,
+            ids=total(load.ids for load in loads) if has_rows and not of_ids else number(meta.shape[0]),
+            bags=total(load.bags for load in loads),
+            sent_bags=self.symbols.batch * sum(len(one.filled) * len(one.table.feature_names) for one in sent),
+            value_bytes=number(meta.bytes) if has_rows else 0,
             is_weighted=collection.is_weighted,
             is_pooled=collection.is_pooled,
             parts=len(rows),
             ranges=keyed_order(collection.keys, list(map(self.graph.columns, rows))).ranges if orders_columns else 1,
-            rows=meta.shape[0],
+            rows=number(meta.shape[0]),
             moves=kind.outputs[0] is not ValueType.IDS_IN_FLIGHT or self.graph.puts_keys_into_order(node),
             trains=self.trains,
         )
-        collectives = tuple(call for call in meta.collectives if self.trains or not call.backward)
-        return PlannedNode(node.name, facts, collectives, meta.on_host)
 
     def _load(self, collection: CollectionContext, table: TableSpec) -> TableLoad:
         key = (collection.name, table)
         if key not in self._loads:
-            facts, whole = collection.facts_of(table), collection.by_name(local=False)[table.table_name]
-            row_bytes, rule = table.embedding_dim * facts.dtype.itemsize, rule_of(facts)
-            self._loads[key] = TableLoad.of(table, whole.num_embeddings, row_bytes, rule, facts.is_trained)
+            self._loads[key] = load_of(collection, table, self.symbols)
         return self._loads[key]
 
     def _resident(self, node: fx.Node) -> Resident:
@@ -125,6 +126,25 @@ class GraphPrices:
             if "hash_ids" in once:
                 resident += self.residents.of_index(table, self.store)
         return resident
+
+
+def load_of(collection: CollectionContext, table: TableSpec, symbols: Symbols) -> TableLoad:
+    """What a batch does to a table of a collection, or to a shard of one."""
+    facts, whole = collection.facts_of(table), collection.by_name(local=False)[table.table_name]
+    row_bytes = table.embedding_dim * facts.dtype.itemsize
+    return TableLoad.of(table, whole.num_embeddings, row_bytes, rule_of(facts), facts.is_trained, symbols)
+
+
+def facts_of_shard(
+    collection: CollectionContext, shard: TableSpec, trains: bool, symbols: Symbols = SYMBOLS
+) -> list[NodeFacts]:
+    """The part that one shard has in the nodes of its rank that look up and hash."""
+    load, kinds = load_of(collection, shard, symbols), ["lookup", *(["hash_ids"] if shard.has_index else [])]
+    weighted, pooled = collection.is_weighted, collection.is_pooled
+    return [
+        NodeFacts(kind, (load,), load.ids, load.bags, is_weighted=weighted, is_pooled=pooled, trains=trains)
+        for kind in kinds
+    ]
 
 
 class ModelPrices:
@@ -186,11 +206,11 @@ class ModelPrices:
                         flops=2 * BATCH * size + BATCH * layer.out_features,
                     )
                 )
-        forward = Work.total(parts)
-        backward = forward + forward if self._trains else NOTHING
+        forward = Work.total(parts).mapped(sympy.sympify)
+        backward = forward + forward if self._trains else NOTHING.mapped(sympy.sympify)
         device = next((parameter.device.type for parameter in module.parameters()), "")
         resident = self.residents.of_dense(module)
-        return NodeCost(name, DENSE, "", (), device, "", forward.symbolic(), backward.symbolic(), (), resident, calls)
+        return NodeCost(name, DENSE, "", (), device, "", forward, backward, (), resident, calls)
 
     def dense_all_reduce(self, model: nn.Module, collections: Sequence[nn.Module]) -> list[NodeCost]:
         """The averaging over ranks of the gradients of all parameters outside ``collections``, if there are any."""
@@ -199,7 +219,7 @@ class ModelPrices:
         if not (self._trains and trained):
             return []
         size = sympy.Integer(sum(parameter.nbytes for parameter in trained))
-        nothing, device = NOTHING.symbolic(), trained[0].device.type
+        nothing, device = NOTHING.mapped(sympy.sympify), trained[0].device.type
         calls = (Collective("all_reduce", size, backward=True),)
         return [NodeCost(DENSE_ALL_REDUCE, DENSE, "", (), device, "", nothing, nothing, calls, NO_RESIDENT)]
 

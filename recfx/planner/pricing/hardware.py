@@ -6,11 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Literal, NamedTuple, TypeAlias
 
-from recfx.kernels.build.chip_model import MEMORY_BANDWIDTH, MIDDLE
-
 GB = 10**9
-ASSUMED = MIDDLE
-"""What the model of an Ascend chip assumes, which says how long kernels for tables take there."""
+MEMORY_BANDWIDTH = 1600 * GB
+"""Of an Ascend 910B: 1.6 TB/s of HBM2e."""
 
 MEASURED_HERE = "measured on this machine: "
 """How the source of a measured constant begins."""
@@ -27,7 +25,6 @@ class Constant(NamedTuple):
 
 
 ONE_COPY = Constant(0.0, "assumption: one kernel copies all ranges; only their bytes count; not measured")
-OWN_MEMORY = Constant(1.0, "assumption: ranks do not slow each other down; not measured")
 
 
 @dataclass(frozen=True, repr=False)
@@ -51,12 +48,9 @@ class Hardware:
         collective_latency: seconds per collective call, whatever it sends, by operation.
         range_overhead: seconds per range of columns and row that is copied to put columns into order, beyond the time
             for its bytes.
-        speed_alone: how many times as fast a rank works while all others of its host wait; 1 if each of them has a
-            memory of its own.
         ranks_per_host: ranks that share a host, and its ``link_bandwidth``.
         device: torch's type of the device; ``""`` for that of the model.
-        chip: the name of an NPU, as its driver has it, whose limits kernels have to fit, and of which
-            ``recfx.kernels.build.chip_model`` says how long lookups and fused steps take; ``""``: of none.
+        chip: the name of an NPU, as its driver has it, whose limits kernels have to fit; ``""``: of none.
         links_are_shared: whether what all ranks of a host send goes through the same memory, so that it does not matter
             which of them sends it; otherwise each rank has a link of its own.
     """
@@ -76,7 +70,6 @@ class Hardware:
     network_bandwidth: Constant
     collective_latency: Mapping[str, Constant]
     range_overhead: Constant = ONE_COPY
-    speed_alone: Constant = OWN_MEMORY
     ranks_per_host: int = 8
     device: str = ""
     chip: str = ""
@@ -84,16 +77,9 @@ class Hardware:
 
     @property
     def label(self) -> str:
-        """Its name, and what the times of its kernels rest on: which constants were measured, and which come from
-        tables.
-        """
-        if self.chip:
-            return f"{self.name} (kernels modelled, assumptions: {ASSUMED.name}; not measured)"
-        constants = self.constants()
-        tables = [name for name, constant in constants.items() if not constant.source.startswith(MEASURED_HERE)]
-        if len(tables) == len(constants):
-            return f"{self.name} (constants from tables, none measured here)"
-        return f"{self.name} (constants measured here; from tables: {', '.join(tables) or 'none'})"
+        """Its name, and whether its constants were measured."""
+        measured = any(constant.source.startswith(MEASURED_HERE) for constant in self.constants().values())
+        return f"{self.name} ({'constants measured here' if measured else 'constants from tables, none measured here'})"
 
     def constants(self) -> dict[str, Constant]:
         """Every constant, by name; those of one operation as ``link_bandwidth.all_to_all``."""

@@ -3,39 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import sympy
 
-from recfx.ir.meta import BATCH, WORLD, Collective, mean_length
+from recfx.ir.meta import BATCH, WORLD, mean_length
 from recfx.ir.tables import TableSpec
 from recfx.optim.rules.rule import Rule
 from recfx.planner.pricing.work import total
 
 
 class Symbols(NamedTuple):
-    """Either symbols or numbers, because formulas do not care which.
+    """What amounts are expressed in: symbols, or the numbers of one batch, because formulas do not care which.
 
     Args:
         batch: samples per rank.
         world: the number of ranks.
         length: gives the mean number of ids per sample of a feature.
-        everybody: the samples of all ranks.
-        arriving: gives the mean number of ids per sample over all ranks.
-        sent: as ``length``, for what collectives send; a symbol where each rank has a length of its own.
+        number: gives the value of an expression in ``B``, ``W`` and ``L_<feature>``.
     """
 
     batch: Any
     world: Any
     length: Callable[[str], Any]
-    everybody: Any
-    arriving: Callable[[str], Any]
-    sent: Callable[[str], Any] = mean_length
+    number: Callable[[Any], Any]
 
 
-SYMBOLS = Symbols(BATCH, WORLD, mean_length, WORLD * BATCH, mean_length)
+SYMBOLS = Symbols(BATCH, WORLD, mean_length, sympy.sympify)
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +45,6 @@ class TableLoad:
         row_bytes: bytes of one row.
         rule: the fused optimizer that trains it; None if the backward returns a gradient, or if it is not trained.
         is_trained: whether the backward reaches it.
-        known: what formulas have found out about it.
     """
 
     spec: TableSpec
@@ -58,7 +53,6 @@ class TableLoad:
     row_bytes: int
     rule: Rule | None = None
     is_trained: bool = True
-    known: dict[Any, Any] = field(default_factory=dict)
 
     @cached_property
     def bags(self) -> Any:
@@ -96,15 +90,10 @@ class TableLoad:
         """The load of a table, or of a shard, which gets the ids of all ranks; all rows of the whole table are equally
         likely.
         """
-        samples = symbols.everybody if spec.shard_of else symbols.batch
-        length = symbols.arriving if spec.shard_of else symbols.length
-        lengths = total(length(name) for name in (spec.sent_lengths if spec.shard_of else spec.feature_names))
-        ids = (
-            samples * lengths * sympy.Rational(spec.num_embeddings, rows_of_table)
-            if symbols is SYMBOLS
-            else (samples * lengths * spec.num_embeddings / rows_of_table)
-        )
-        return cls(spec, ids, samples, row_bytes, rule, is_trained)
+        samples = symbols.batch * symbols.world if spec.shard_of else symbols.batch
+        lengths = total(map(symbols.length, spec.sent_lengths if spec.shard_of else spec.feature_names))
+        share = symbols.number(sympy.Rational(spec.num_embeddings, rows_of_table))
+        return cls(spec, samples * lengths * share, samples, row_bytes, rule, is_trained)
 
 
 @dataclass(frozen=True)
@@ -140,13 +129,3 @@ class NodeFacts:
     rows: Any = 0
     moves: bool = True
     trains: bool = True
-
-
-@dataclass(frozen=True)
-class PlannedNode:
-    """One node of a rank that need not be there."""
-
-    name: str
-    facts: NodeFacts
-    collectives: tuple[Collective, ...] = ()
-    on_host: bool = False

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
-
-import torch
+from functools import cached_property
+from typing import Any
 
 from recfx.collections.collection import UnshardedCollection
 from recfx.collections.compile_graph import FIND_ON_DEVICE, rewritten
@@ -20,24 +19,34 @@ from recfx.collections.sharding.plan import read_plan
 from recfx.ir.context import CollectionContext
 from recfx.ir.facts import TableFacts
 from recfx.ir.operator_graph import OperatorGraph
+from recfx.ir.shard import Shard
 from recfx.ir.shards import CollectionSharding
 from recfx.ir.snapshot import Rewriting
 from recfx.ir.tables import TableSpec
 from recfx.lowering.targets import PlannedTargets
 from recfx.optim.fused_optimizer import FusedOptimizer
-from recfx.passes import Pass
+from recfx.passes import Pass, passes
+from recfx.planner.pricing.residents import resident_of
+from recfx.planner.pricing.work import NO_RESIDENT, Resident
 
 
 @dataclass(frozen=True)
 class PlannedCollection:
-    """One sharded collection: its context as one of its ranks sees it, how often a step calls it, and how its graph is
-    made.
+    """One sharded collection.
+
+    Args:
+        context: its context as one of its ranks sees it.
+        calls: how often a step calls it.
+        backend: ``"auto"``, or the one backend that every lookup must use.
+        rewrites: the user's passes; None: recfx's.
+        chip: the NPU whose limits its kernels have to fit.
     """
 
     context: CollectionContext
     calls: int = 1
     backend: str = "auto"
-    passes: tuple[Pass, ...] | None = None
+    rewrites: tuple[Pass, ...] | None = None
+    chip: str | None = None
 
     @property
     def name(self) -> str:
@@ -52,18 +61,57 @@ class PlannedCollection:
         assert self.context.sharding is not None
         return self.context.sharding
 
+    def rewriting(self, rank: int) -> Rewriting:
+        """What the passes make of it on one rank, verified and step by step."""
+        return rewritten(self._before(rank), self.rewrites)
 
-class PlannedFacts(NamedTuple):
-    """What a plan does not say about a table: what kernels are chosen by, and which tables may share its lookup."""
+    def graph(self, rank: int) -> OperatorGraph:
+        """The same graph, without the checks."""
+        graph = self._before(rank)
+        for pass_ in passes() if self.rewrites is None else self.rewrites:
+            graph = pass_.call(graph).graph
+        graph.renumber()
+        return graph
 
-    facts: TableFacts
-    group: Hashable
+    def _before(self, rank: int) -> OperatorGraph:
+        context = replace(self.context, sharding=self.sharding.seen_from(rank))
+        return OperatorGraph.of(context, PlannedTargets(self.backend, self.chip))
 
+    @cached_property
+    def kinds_of_ranks(self) -> list[Hashable]:
+        """Something for each rank that is equal for ranks whose graphs cost the same: the sizes of their shards, and
+        what hosts send on that first add up their rows.
+        """
+        sharding, hosts = self.sharding, dict[int, set[Hashable]]()
+        on_ranks: list[list[Hashable]] = [[] for _ in range(sharding.world_size)]
+        for table in sharding.tables:
+            ranks = table.way_back.ranks_per_sender(sharding.world_size)
+            for shard in table.filled:
+                on_ranks[shard.rank].append((table.table.name, shard.num_rows, shard.num_columns))
+                if 1 < ranks < sharding.world_size:
+                    hosts.setdefault(shard.rank // ranks, set()).add((table.table.name, shard.columns))
+        local = sharding.local_size
+        return [(*shards, frozenset(hosts.get(rank // local, ()))) for rank, shards in enumerate(on_ranks)]
 
-def planned_graph(planned: PlannedCollection, rank: int, chip: str | None = None) -> Rewriting:
-    """What the passes make of a collection on one rank; ``chip`` is the NPU whose limits its kernels have to fit."""
-    context = replace(planned.context, sharding=replace(planned.sharding, rank=rank))
-    return rewritten(OperatorGraph.of(context, PlannedTargets(planned.backend, chip)), planned.passes)
+    @cached_property
+    def residents_of_ranks(self) -> list[Resident]:
+        """What every rank keeps between steps."""
+        kept = [NO_RESIDENT] * self.sharding.world_size
+        for table in self.sharding.tables:
+            for shard in table.filled:
+                kept[shard.rank] += self.resident(shard)
+        return kept
+
+    def resident(self, shard: Shard) -> Resident:
+        """What a shard keeps between steps."""
+        key = (shard.table.name, shard.rows if shard.table.has_index else shard.num_rows, shard.num_columns)
+        if key not in self._residents:
+            self._residents[key] = resident_of(shard.spec, self.context.facts[shard.table.name])
+        return self._residents[key]
+
+    @cached_property
+    def _residents(self) -> dict[Hashable, Resident]:
+        return {}
 
 
 def graph_on(collection: UnshardedCollection, device: str, chip: str | None = None) -> Rewriting:
@@ -78,63 +126,74 @@ def graph_on(collection: UnshardedCollection, device: str, chip: str | None = No
     return finds if inserts or not collection.training else graph
 
 
-def planned_as_sharded(collection: ConvertedCollection, device: str) -> PlannedCollection:
+def planned_as_sharded(collection: ShardedCollection, device: str) -> PlannedCollection:
     """A collection that is sharded, with its tables on a device of this type; nothing is communicated."""
-    assert isinstance(collection, ShardedCollection)
     facts = {}
     for table in collection.tables:
         local = collection.sharding.local_of(table.name)
         trained = not local or collection.weight(local[0].name).requires_grad
-        dtype, fused = collection.dtypes[table.name], collection.fused.get(table.name)
-        facts[table.name] = _facts(table, dtype, device, fused, trained)
-    return planned_with(collection, collection.collection, collection.sharding, facts)
-
-
-def planned_by(
-    collection: UnshardedCollection, plan: Mapping[str, Any], world_size: int, device: str, path: str = ""
-) -> PlannedCollection:
-    """A collection as a plan would shard it, on devices of this type; nothing is sharded. Raises what ``read_plan``
-    raises.
-    """
-    sharding = read_plan(collection.tables, plan, 0, world_size, path)
-    return planned_with(collection, path, sharding, planned_facts(collection, sharding, device))
+        fused = collection.fused.get(table.name)
+        facts[table.name] = _facts(table, collection.dtypes[table.name], device, fused, trained)
+    return _planned(collection, collection.collection, collection.sharding, facts, collection.fused, None)
 
 
 def planned_with(
-    collection: ConvertedCollection, path: str, sharding: CollectionSharding, facts: Mapping[str, PlannedFacts]
+    collection: UnshardedCollection,
+    path: str,
+    sharding: CollectionSharding,
+    device: str,
+    chip: str | None = None,
 ) -> PlannedCollection:
-    """A collection with its shards and the facts of its tables; ``path`` is its fully qualified name."""
+    """A collection, by its fully qualified name, with its shards on devices of this type; nothing is sharded."""
+    fused = optimizer_settings(collection, sharding, None, dense_as_torchrec=False).fused
+    facts = {}
+    for table in (sharded.table for sharded in sharding.tables):
+        weight = collection.weight(table.name)
+        facts[table.name] = _facts(table, weight.dtype, device, fused.get(table.name), weight.requires_grad)
+    return _planned(collection, path, sharding, facts, fused, chip)
+
+
+def planned_by(
+    collection: UnshardedCollection,
+    plan: Mapping[str, Any],
+    world_size: int,
+    device: str,
+    path: str = "",
+    chip: str | None = None,
+) -> PlannedCollection:
+    """The same by TorchRec's plan for it. Raises what ``read_plan`` raises."""
+    return planned_with(collection, path, read_plan(collection.tables, plan, 0, world_size, path), device, chip)
+
+
+def _planned(
+    collection: ConvertedCollection,
+    path: str,
+    sharding: CollectionSharding,
+    facts: Mapping[str, TableFacts],
+    fused: Mapping[str, FusedOptimizer],
+    chip: str | None,
+) -> PlannedCollection:
     groups: dict[Hashable, int] = {}
-    device = next((table.facts.device for table in facts.values()), "")
+    settings = {
+        name: (of_table.dtype, fused[name].settings() if name in fused else None) for name, of_table in facts.items()
+    }
+    device = next((of_table.device for of_table in facts.values()), "")
     context = CollectionContext(
         name=path,
         tables=tuple(sharded.table for sharded in sharding.tables),
-        facts={name: table.facts for name, table in facts.items()},
-        kernel_groups={name: groups.setdefault(table.group, len(groups)) for name, table in facts.items()},
+        facts=facts,
+        kernel_groups={name: groups.setdefault(group, len(groups)) for name, group in settings.items()},
         is_weighted=collection.is_weighted(),
         sharding=sharding,
         # nccl exchanges ids between GPUs; the group for the ids of NPUs is one of gloo, as that of hosts is.
         ids_on_host=device != "cuda",
         source=collection.source,
     )
-    return PlannedCollection(context, max(collection.calls, 1), collection.backend, collection.passes)
+    return PlannedCollection(context, max(collection.calls, 1), collection.backend, collection.passes, chip)
 
 
-def planned_facts(
-    collection: UnshardedCollection, sharding: CollectionSharding, device: str
-) -> dict[str, PlannedFacts]:
-    """The facts of the tables that a plan shards, which may be some of a collection, on a device of this type."""
-    fused = optimizer_settings(collection, sharding, None, dense_as_torchrec=False).fused
-    facts = {}
-    for table in (sharded.table for sharded in sharding.tables):
-        weight = collection.weight(table.name)
-        facts[table.name] = _facts(table, weight.dtype, device, fused.get(table.name), weight.requires_grad)
-    return facts
-
-
-def _facts(
-    table: TableSpec, dtype: torch.dtype, device: str, fused: FusedOptimizer | None, is_trained: bool
-) -> PlannedFacts:
-    rows, dim, optimizer = table.num_embeddings, table.embedding_dim, None if fused is None else fused.facts
-    facts = TableFacts(rows, dim, dtype, device, optimizer=optimizer, is_trained=is_trained)
-    return PlannedFacts(facts, (dtype, None if fused is None else fused.settings()))
+def _facts(table: TableSpec, dtype: Any, device: str, fused: FusedOptimizer | None, is_trained: bool) -> TableFacts:
+    optimizer = None if fused is None else fused.facts
+    return TableFacts(
+        table.num_embeddings, table.embedding_dim, dtype, device, optimizer=optimizer, is_trained=is_trained
+    )

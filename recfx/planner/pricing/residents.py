@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 
-import torch
 from torch import nn
 
 from recfx.hashing import HashIndex, ResolvedHashConfig
@@ -28,11 +27,11 @@ class Residents:
     def of_table(self, table: TableSpec, facts: TableFacts, store: TableStore | None) -> Resident:
         if store is not None and not self._is_new(store.weight(table.name)):
             return NO_RESIDENT
-        return _planned_table(table, facts.dtype, rule_of(facts))
+        return _table(table, facts)
 
     def of_index(self, table: TableSpec, store: TableStore | None) -> Resident:
         if store is None or table.name not in store.indexes:
-            return Resident(index=_planned_index(table))
+            return Resident(index=_index(table))
         buffers = store.index(table.name).buffers()  # one that was loaded may keep more than a new one
         return Resident(index=sum(buffer.nbytes for buffer in buffers if self._is_new(buffer)))
 
@@ -47,26 +46,26 @@ class Residents:
         return is_new
 
 
-def planned_resident(table: TableSpec, dtype: torch.dtype, rule: Rule | None) -> Resident:
-    """What a table, or a shard of one, would keep."""
-    return _planned_table(table, dtype, rule) + Resident(index=_planned_index(table))
-
-
 def rule_of(facts: TableFacts) -> Rule | None:
     """The rule of a table's fused optimizer, if it has one."""
     return None if facts.optimizer is None else rule_named(facts.optimizer.rule)
 
 
-def _planned_table(table: TableSpec, dtype: torch.dtype, rule: Rule | None) -> Resident:
+def resident_of(table: TableSpec, facts: TableFacts) -> Resident:
+    """What a table, or a shard of one, would keep."""
+    return _table(table, facts) + Resident(index=_index(table))
+
+
+def _table(table: TableSpec, facts: TableFacts) -> Resident:
     """The optimizer's state is as it is after the first step."""
-    rows, columns, state = table.num_embeddings, table.embedding_dim, 0
+    rows, columns, state, rule = table.num_embeddings, table.embedding_dim, 0, rule_of(facts)
     if rule is not None:
         tensors = sum(4 * math.prod(tensor.shape(rows, columns)) for tensor in rule.states)
         state = tensors + (_STEP_BYTES if rule.counts_steps else 0)
-    return Resident(weights=rows * columns * dtype.itemsize, optimizer=state)
+    return Resident(weights=rows * columns * facts.dtype.itemsize, optimizer=state)
 
 
-def _planned_index(table: TableSpec) -> int:
+def _index(table: TableSpec) -> int:
     config, first = table.hashing, table.first_row
     if config is None or not table.has_index:
         return 0

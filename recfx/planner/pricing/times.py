@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
 
 from recfx.planner.pricing.hardware import Hardware
-from recfx.planner.pricing.work import Work, total
+from recfx.planner.pricing.work import Work
 
 
 def seconds_of_work(work: Work, hardware: Hardware, on_host: bool = False) -> float:
-    """The time of one phase, whose amounts are numbers: its parts one after the other, and the overheads.
-
-    On an Ascend chip, what its kernels do takes the time that a model of the chip says.
-    """
-    work = as_modelled(work, hardware, on_host)
+    """The time of one phase, whose amounts are numbers: its parts one after the other, and the overheads."""
     bandwidth = hardware.host_memory_bandwidth if on_host else hardware.memory_bandwidth
     miss = hardware.host_random_access if on_host else hardware.random_access
     # A host has both its tables and its indexes in one memory, but an index does more per access than a table.
@@ -32,27 +26,17 @@ def seconds_of_work(work: Work, hardware: Hardware, on_host: bool = False) -> fl
         + work.tables * hardware.table_overhead.value
         + work.indexes * hardware.index_overhead.value
         + work.copied_ranges * hardware.range_overhead.value
-        + work.modelled_seconds
     )
-
-
-def as_modelled(work: Work, hardware: Hardware, on_host: bool = False) -> Work:
-    """With the seconds that a model of the hardware says in place of what kernels do, if there is one."""
-    if not hardware.chip or on_host:
-        return work
-    replaced = ("read_bytes", "written_bytes", "flops", "random_accesses")
-    rest = {name: getattr(work, name) - total(getattr(one, name) for one in work.launches) for name in replaced}
-    seconds = total(launch.seconds(hardware) for launch in work.launches)
-    return replace(work, **rest, modelled_seconds=work.modelled_seconds + seconds, launches=())
 
 
 def seconds_of_collective(
     operation: str, passed_bytes: float, ranks: int, hardware: Hardware, *, across_hosts: bool = False
 ) -> float:
-    """How long a collective takes after all ranks have come to it. A rank keeps its own part. Of the rest, an
-    all-to-all sends what other hosts need over the network. The other operations do so only once per host, because the
-    ranks of a host first add up their parts, or share what arrived. An all-reduce is a reduce-scatter and an
-    all-gather. With ``across_hosts``, the ranks are on a host each.
+    """How long a collective takes after all ranks have come to it, where a rank passes ``passed_bytes`` to it.
+
+    A rank keeps its own part. Of the rest, an all-to-all sends what other hosts need over the network. The other
+    operations do so only once per host, because the ranks of a host first add up their parts, or share what arrived. An
+    all-reduce is a reduce-scatter and an all-gather. With ``across_hosts``, the ranks are on a host each.
     """
     if ranks <= 1:
         return 0.0
@@ -65,23 +49,3 @@ def seconds_of_collective(
         rounds = 2 if operation == "all_reduce" else 1
         inside, outside = rounds * whole * (local - 1) / local, rounds * whole / local * (hosts - 1) / hosts
     return hardware.collective_latency[operation].value + max(inside / link, outside / network)
-
-
-def seconds_of_ranks(seconds: Sequence[float], hardware: Hardware) -> float:
-    """How long ranks need that begin together, until the last one is done; on a host whose ranks share a memory, those
-    that still work get faster as others wait. ``seconds`` are what each needs while all ranks of its host work.
-    """
-    if hardware.speed_alone.value == 1:
-        return max(seconds)
-    local = hardware.ranks_per_host
-    hosts = (seconds[begin : begin + local] for begin in range(0, len(seconds), local))
-    return max(_seconds_of_host(sorted(host), hardware.speed_alone.value) for host in hosts)
-
-
-def _seconds_of_host(ascending: Sequence[float], speed_alone: float) -> float:
-    passed = done = 0.0
-    for waiting, seconds in enumerate(ascending):
-        share = waiting / (len(ascending) - 1) if waiting else 0.0
-        passed += (seconds - done) / (1 + share * (speed_alone - 1))
-        done = seconds
-    return passed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
@@ -71,9 +71,7 @@ def shares_of(tables: Iterable[TableSpec]) -> dict[str, Share]:
 
 
 class Values:
-    """Evaluates expressions, each of them once. If every rank has a batch of its own, ``sizes`` are all of them, and
-    ``rank`` is the rank whose numbers these are. Raises ``invalid_argument`` and ``unknown_feature``.
-    """
+    """Evaluates expressions, each of them once. Raises ``invalid_argument`` and ``unknown_feature``."""
 
     def __init__(
         self,
@@ -86,56 +84,13 @@ class Values:
     ) -> None:
         self.batch, self.world = whole_number(batch, "B"), whole_number(world, "W")
         self.lengths = _lengths(lengths, features, shares, known)
-        self.sizes: tuple[int, ...] = ()
-        self.rank = 0
-        self.of_all: tuple[Values, ...] = ()
-        self._mean_lengths: dict[str, float] = {}
         self._known: dict[sympy.Expr, int | float] = {}
-
-    @classmethod
-    def of_ranks(
-        cls,
-        batches: Any,
-        lengths: Any,
-        features: Iterable[str],
-        world: int,
-        shares: Mapping[str, Share] = MappingProxyType({}),
-        known: KnownBatch = NOTHING_KNOWN,
-    ) -> list[Values]:
-        """The values of every rank: batch sizes, which may be 0, and lengths are lists with one entry for each, or one
-        for all.
-        """
-        names = list(dict.fromkeys(features))
-        sizes = tuple(whole_number(size, "B", 0) for size in _one_per_rank(batches, "B", world))
-        everybody = sum(sizes)
-        all_values = []
-        for rank, given in enumerate(_one_per_rank(lengths, "L", world)):
-            values = cls(1, world, given, names, shares, known)
-            values.batch, values.sizes, values.rank = sizes[rank], sizes, rank
-            all_values.append(values)
-        for name in names if everybody else ():
-            ids = sum(values.batch * values.lengths[name] for values in all_values)
-            for values in all_values:
-                values._mean_lengths[name] = float(ids / everybody)
-        for values in all_values:
-            values.of_all = tuple(all_values)
-        return all_values
 
     @cached_property
     def symbols(self) -> Symbols:
         """These values as the symbols of formulas, which are fast with plain numbers."""
         lengths = {name: float(length) for name, length in self.lengths.items()}
-        everybody = sum(self.sizes) if self.sizes else self.world * self.batch
-        of_all = self._mean_lengths or lengths
-        sent = mean_length if self.sizes else lengths.__getitem__
-        return Symbols(self.batch, self.world, lengths.__getitem__, everybody, of_all.__getitem__, sent)
-
-    def on_all_ranks(self, expression: sympy.Expr) -> list[int | float]:
-        """The value on every rank if its batch were that of all ranks."""
-        if expression.free_symbols <= {BATCH, WORLD}:
-            per_sample = plain_number(expression.xreplace({BATCH: sympy.Integer(1), WORLD: sympy.Integer(self.world)}))
-            return [size * per_sample for size in self.sizes]
-        return [plain_number(expression.xreplace(values._symbols)) for values in self.of_all]
+        return Symbols(self.batch, self.world, lengths.__getitem__, self.number)
 
     def number(self, expression: Any) -> int | float:
         """The value of an expression: an ``int`` if it is whole."""
@@ -144,10 +99,7 @@ class Values:
             return number
         known = self._known.get(expression)
         if known is None:
-            # Everybody's samples are W * B in expressions, and so become their number, whatever B is on this rank.
-            samples = sympy.Integer(self.symbols.everybody)
-            per_rank = expression.xreplace({WORLD: samples / BATCH}) if self.sizes else expression
-            known = self._known[expression] = plain_number(per_rank.xreplace(self._symbols))
+            known = self._known[expression] = plain_number(expression.xreplace(self._symbols))
         return known
 
     @cached_property
@@ -170,25 +122,6 @@ def whole_number(value: Any, name: str, least: int = 1, most: int | None = None)
             what_to_do=f"pass a whole number that is not below {least}{above} for {name}.",
         )
     return int(value)
-
-
-def is_per_rank(value: Any) -> bool:
-    """Whether it is a list with one entry per rank."""
-    return isinstance(value, (list, tuple))
-
-
-def _one_per_rank(value: Any, name: str, world: int) -> Sequence[Any]:
-    if not is_per_rank(value):
-        return [value] * world
-    if len(value) != world:
-        raise InputError(
-            f"{name} has {len(value)} entries, but there {'is' if world == 1 else 'are'} {world} "
-            f"rank{'' if world == 1 else 's'}.",
-            reason="invalid_argument",
-            what_to_do=f"pass one {name} for all ranks, or a list with one for each of them.",
-        )
-    per_rank: Sequence[Any] = value
-    return per_rank
 
 
 def _lengths(

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import sympy
 
 from recfx.ir.meta import Collective
 from recfx.planner.pricing.cost_text import shortened
-from recfx.planner.pricing.kernel_launch import KernelLaunch
 
 
 @dataclass(frozen=True)
@@ -29,8 +28,6 @@ class Work:
         tables: how many tables are gone through one after the other, with rows to read or to step.
         indexes: how many indexes are called.
         copied_ranges: how many ranges of columns are copied, each row by itself, to put columns into order.
-        modelled_seconds: what a model of the hardware says instead of the amounts above.
-        launches: the kernels that do a part of it, one entry per table.
     """
 
     read_bytes: Any = 0
@@ -43,33 +40,18 @@ class Work:
     tables: Any = 0
     indexes: Any = 0
     copied_ranges: Any = 0
-    modelled_seconds: Any = 0
-    launches: tuple[KernelLaunch, ...] = ()
 
     def __add__(self, other: Work) -> Work:
         return Work(*map(operator.add, vars(self).values(), vars(other).values()))
 
     @classmethod
-    def total(cls, parts: Sequence[Work]) -> Work:
-        launches = tuple(launch for part in parts for launch in part.launches)
-        sums = map(total, zip(*map(_amounts, parts), strict=True))
-        return cls(*(*sums, launches)) if parts else cls()
+    def total(cls, parts: Iterable[Work]) -> Work:
+        return cls(*map(total, zip(*(vars(part).values() for part in parts), strict=True)))
 
     def mapped(self, change: Callable[[Any], Any]) -> Work:
-        """This work with every amount changed: expressions to numbers, or numbers to expressions."""
-        launches = tuple(launch.mapped(change) for launch in self.launches)
-        return Work(*(*map(change, _amounts(self)), launches))
+        """This work with every amount changed, such as expressions to numbers."""
+        return Work(*map(change, vars(self).values()))
 
-    def amounts(self) -> dict[str, Any]:
-        """All fields but the launches."""
-        return dict(zip(_AMOUNTS, _amounts(self), strict=True))
-
-    def symbolic(self) -> Work:
-        return self.mapped(sympy.sympify)
-
-
-_AMOUNTS = tuple(field.name for field in fields(Work) if field.name != "launches")
-_amounts = operator.attrgetter(*_AMOUNTS)
 
 NOTHING = Work()
 
