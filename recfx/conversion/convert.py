@@ -179,6 +179,8 @@ def _convert(model: nn.Module, asked: Request, done: Callable[[str], None], read
         replacements = decision.replacements
         if asked.shards:
             before, in_place = converted, asked.inplace and decision.converted is None
+            if decision.converted is None:  # they were converted by an earlier call
+                replaced |= unsharded_collections(before)
             converted = _shard_model(converted, asked, in_place, ready)
             replacements = _sharded_replacements(replacements, before, converted)
             done("shard, and run the passes")

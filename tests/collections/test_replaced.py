@@ -13,14 +13,17 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
+from torchrec.distributed.types import ShardingEnv
 
 import recfx
 from recfx.collections.copy_modules import copy_modules
 from recfx.collections.pooled import HashEmbeddingBagCollection
 from tests.builders.batches import batch
 from tests.builders.collections import collection
+from tests.sharding.ranks import ranks
 from tests.support.refusals import refused
 
 Lookup = Callable[[KeyedJaggedTensor], Any]
@@ -172,6 +175,21 @@ def test_an_original_that_was_replaced_in_place_refuses_every_call(way: str) -> 
     assert type(plain.block.ebc) is EmbeddingBagCollection
     torch.testing.assert_close(plain.block(features).values(), model.block(features).values())
     assert isinstance(recfx.convert(plain).block.ebc, HashEmbeddingBagCollection)
+
+
+def sharded_later(rank: int, world_size: int, inplace: bool) -> str:
+    features, held = batch(5), list[Any]()
+    model: Any = recfx.convert(Reaching(lambda _: lambda features: held[0](features)))
+    held.append(model.block.ebc)
+    sharded = recfx.convert(model, env=ShardingEnv.from_process_group(dist.group.WORLD), inplace=inplace)
+    with pytest.raises(recfx.ConversionError) as caught:
+        sharded(features)
+    return caught.value.reason
+
+
+def test_a_converted_collection_that_was_sharded_later_is_caught() -> None:
+    for inplace in (False, True):
+        assert ranks(1).run(sharded_later, inplace) == ["replaced_collection_called"]
 
 
 def test_a_model_that_is_a_collection_is_replaced_by_the_result() -> None:
