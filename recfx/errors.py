@@ -286,9 +286,9 @@ class DrawingError(RecfxError, RuntimeError):
 
 
 class InputError(RecfxError, ValueError):
-    """A batch does not fit the collection it was given to. Nothing was looked up, inserted or updated.
+    """A batch does not fit the collection it was given to. Nothing was looked up, inserted or updated there.
 
-    What other collections of the model have inserted in the same forward is undone.
+    Other collections of the model may have given rows to new ids in the same forward: these hold initial weights.
 
     Example:
         >>> recfx.HashIndex(100).find(torch.tensor([1.5]))

@@ -246,9 +246,6 @@ class UnshardedCollection(WholeTables):
         return OperatorGraph.of(context, TargetsHere(self.backend))
 
     def _run(self, features: KeyedJaggedTensor) -> Any:
-        return self._store.forwards.call(self, self.calls, self._forward, features)
-
-    def _forward(self, features: KeyedJaggedTensor) -> Any:
         self.begin_forward()
         self._store.graph_fits = not self.graph_is_inlined
         try:

@@ -21,7 +21,6 @@ from recfx.ir.tables import TableSpec
 from recfx.passes import Pass
 from recfx.runtime import TableStore
 from recfx.runtime.base import FxLeaf, opaque, tracer_of_call
-from recfx.runtime.forwards import Forwards
 from recfx.runtime.lower_graph import Runtime
 
 _Collection = TypeVar("_Collection", bound="ConvertedCollection")
@@ -223,21 +222,6 @@ class ConvertedCollection(FxLeaf):
 def converted_collections(model: nn.Module) -> dict[str, ConvertedCollection]:
     """The converted collections of ``model``, sharded or not, by fully qualified name."""
     return {path: module for path, module in model.named_modules() if isinstance(module, ConvertedCollection)}
-
-
-def share_forwards(model: nn.Module) -> list[TableStore]:
-    """Let the converted collections of ``model`` undo a forward together that one call of them refuses.
-
-    Returns:
-        their stores, all of which have the same ``forwards`` now.
-    """
-    collections = converted_collections(model).values()
-    stores = [collection.store for collection in collections]
-    if len({id(store.forwards) for store in stores}) > 1 or any(collection.calls > 1 for collection in collections):
-        shared = next((store.forwards for store in stores if store.forwards.has_several), Forwards(has_several=True))
-        for store in stores:
-            store.forwards = shared
-    return stores
 
 
 def collections_of(model: nn.Module, kind: type[_Collection]) -> dict[str, _Collection]:

@@ -17,7 +17,6 @@ from recfx.errors import ConversionError, RecfxError, short
 from recfx.ir.meta import META_KEY
 from recfx.ir.snapshot import PASSES_KEY
 from recfx.runtime.base import tracer_of_call
-from recfx.runtime.table_store import forwards_of
 
 
 class WholeGraph(nn.Module):
@@ -50,7 +49,6 @@ class WholeGraph(nn.Module):
         self.__dict__["_python_model"] = model
         for collection in unsharded_collections(model).values():
             collection.graph_is_inlined = True  # the graphs name the modules of its nodes
-        self.__dict__["_stores"] = [collection.store for collection in converted_collections(model).values()]
         carry_hooks(model, self)
         self.training = model.training
         self._take_signature()
@@ -115,8 +113,7 @@ class WholeGraph(nn.Module):
         if torch.compiler.is_dynamo_compiling():  # it cannot follow what is thread-local
             return run(self, *args, **kwargs)
         check_constants(self.python_model, self.__dict__["_constants"][self.training])
-        with forwards_of(self.__dict__["_stores"]).forward():
-            return run(self, *args, **kwargs)
+        return run(self, *args, **kwargs)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return _without_state, (), self.__getstate__()

@@ -11,7 +11,7 @@ from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 from recfx.argument_types import typed
 from recfx.collections.collection import unsharded_collections
-from recfx.collections.converted_collection import ConvertedCollection, converted_collections, share_forwards
+from recfx.collections.converted_collection import ConvertedCollection, converted_collections
 from recfx.collections.copy_modules import copy_modules, replace_in_place
 from recfx.collections.devices import usable_device
 from recfx.collections.first_use import first_use
@@ -189,7 +189,6 @@ def _convert(model: nn.Module, asked: Request, done: Callable[[str], None], read
             _place(converted, asked.device)
             ready(converted, converted_collections(converted))  # other kernels may serve the tables there
         guard_loading(converted)
-        share_forwards(converted)
         whole = as_whole_graph(converted, asked.call) if asked.whole_graph else None
         if asked.inplace and decision.converted is not None:
             replacements = {**replacements, **decision.places_in(converted)}

@@ -119,7 +119,7 @@ class HashIndex(IndexStorage):
         resolved, policy = checked_arguments(rows, config, name, row_begin, row_end)
         super().__init__(resolved, policy, name, device)
         self._views: tuple[IndexView, IndexView] | None = None
-        self.removals = 0  # how often ids have lost rows to erase() or insert(): see recfx/runtime/forwards.py
+        self.removals = 0  # how often ids have lost rows to erase() or insert(): see recfx/runtime/in_flight.py
 
     @property
     def row_begin(self) -> int:
@@ -317,8 +317,7 @@ class HashIndex(IndexStorage):
             >>> index.map_version == before
             False
         """
-        # Whatever gives a row to an id or takes it away counts it, apart from erasing and undoing, which do not count
-        # but number the state. `removals` changes before that, for an erase() that Ctrl-C interrupts.
+        # Whatever gives a row to an id or takes it away counts it, apart from erasing, which numbers the state.
         return self.state_number, self.removals, int(self.counts[INSERTED] + self.counts[EVICTED])
 
     # Contents

@@ -13,7 +13,6 @@ from torch import nn
 from torchrec.distributed.model_parallel import DMPCollection
 
 from recfx.argument_types import typed
-from recfx.collections.converted_collection import share_forwards
 from recfx.collections.devices import usable_device
 from recfx.collections.sharding.collection import sharded_collections
 from recfx.collections.sharding.ranks_agree import tell_counts
@@ -24,7 +23,6 @@ from recfx.pipeline.prefetch import CallsAhead, PipelinedCollection
 from recfx.pipeline.prefetched_call import StartedCall
 from recfx.runtime import marks
 from recfx.runtime.out_of_step import has_failed, in_step, lost_ranks
-from recfx.runtime.table_store import forwards_of
 
 _NAME = "recfx.TrainPipeline.progress"
 _AFTER_AN_ERROR = "recfx.TrainPipeline.progress, after a step that failed"
@@ -173,7 +171,6 @@ class TrainPipeline:
                 what_to_do="use torchrec's TrainPipelineSparseDist.",
             )
         self._model, self._optimizer = model, optimizer
-        self._stores = share_forwards(model)
         self._streams = Streams(usable_device(device))
         self._ahead = CallsAhead(model, self._streams)
         self._agreement = Agreement(model)
@@ -253,7 +250,7 @@ class TrainPipeline:
         try:
             following = self._batches[1].calls if len(self._batches) > 1 else None
             ahead = self._ahead.given(current.value, current.calls, following)
-            with forwards_of(self._stores).forward(), ahead:
+            with ahead:
                 result = self._model(current.value)
             if current.calls is None:  # the very first batch, from which calls are learned
                 self._ahead.agree(self._agreement.is_on_any_rank)

@@ -30,7 +30,7 @@ from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCo
 
 from recfx.collections.collection import UnshardedCollection, unsharded_collections
 from recfx.collections.converted_classes import all_converted_classes
-from recfx.collections.converted_collection import converted_collections, share_forwards
+from recfx.collections.converted_collection import converted_collections
 from recfx.collections.kinds import KINDS, kind_of
 from recfx.collections.raw_ids import refuse_returned_rows
 from recfx.collections.sharding.collection import hook_refused, leave_to_collections
@@ -218,7 +218,6 @@ def _around_model_parallel(named: Mapping[str, Any]) -> Iterator[None]:
 
     on_all_ranks_with_plan(group if env is None else env.process_group, plan, check)
     yield
-    share_forwards(parallel)  # parts may have been converted one by one
     add_notes(parallel, price_of(parallel.plan))
 
 

@@ -67,7 +67,7 @@ class SnapshotIndexes(_StepOfHashing):
 
 
 def _stamp(index: HashIndex) -> tuple[Any, ...]:
-    # Inserting does not change these; erasing, loading, moving and undoing an insertion do.
+    # Inserting does not change these; erasing, loading and moving do.
     buffers = index._buffers
     row_ids, row_state = buffers["row_ids"], buffers["row_state"]
     assert row_ids is not None

@@ -9,7 +9,7 @@ the meantime.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,6 @@ from recfx.hashing import HashIndex
 from recfx.ir.tables import TableSpec
 from recfx.kernels.index.hash_index import InFlight
 from recfx.kernels.index.index_buffers import BATCHES, EVICTED
-from recfx.runtime.forwards import nodes_of
 from recfx.runtime.out_of_step import give_up
 
 BATCHES_IN_FLIGHT = 2
@@ -83,15 +82,6 @@ class BatchInFlight:
         if self._evicted is None:
             self._rows, self._evicted = {}, self._counts()
 
-    def restore(self) -> Callable[[], None]:
-        """A function that makes the batch keep again the rows that it keeps now."""
-        rows, evicted = self._rows, self._evicted
-
-        def restore() -> None:
-            self._rows, self._evicted = rows, evicted
-
-        return restore
-
     def lost(self) -> list[str]:
         """The tables that have evicted ids since the batch let its rows go."""
         if self._evicted is None:
@@ -148,22 +138,6 @@ class BatchesInFlight:
                 batch.end()
         self._batches = [batch for batch in self._batches if batch.keeps_rows]
 
-    def restore(self) -> Callable[[], None]:
-        """A function that undoes the forward that begins now, through which no backward has run.
-
-        It does nothing if other threads have run forwards meanwhile, whose batches must stay.
-        """
-        turn, batches = self.turn, [(batch, batch.restore()) for batch in self._batches]
-
-        def restore() -> None:
-            if self.turn > turn + 1:
-                return
-            self.turn, self._batches = turn, [batch for batch, _ in batches]
-            for _, restore_batch in batches:
-                restore_batch()
-
-        return restore
-
     def of_table(self, table: str) -> InFlight:
         nothing = InFlight.nothing()
         kept = [entry for batch in self._batches if (entry := batch.rows_kept(table)) is not None]
@@ -171,6 +145,37 @@ class BatchesInFlight:
             return nothing
         numbers, rows = zip(*kept, strict=True)
         return nothing._replace(rows=torch.cat(rows), oldest_listed=min(numbers))
+
+
+def guard_backward(outputs: Iterable[torch.Tensor], indexes: list[HashIndex], collection: str) -> None:
+    """Make the backward of a lookup's ``outputs`` raise if one of its ``indexes`` has removed ids by then.
+
+    The backward raises an ``InputError``, ``backward_after_removal``, before anything is updated.
+    """
+    nodes = nodes_of(outputs)
+    if not nodes or not indexes:
+        return
+    before = [index.removals for index in indexes]
+
+    def check(*gradients: Any) -> None:
+        now = [index.removals for index in indexes]
+        if now != before:
+            changed = next(index.name for index, old, new in zip(indexes, before, now, strict=True) if old != new)
+            raise InputError(
+                f"the backward of a batch of table {changed!r}: ids were removed from its index since the forward, "
+                "and their rows may have gone to other ids.",
+                reason="backward_after_removal",
+                module_path=collection,
+                what_to_do="call HashIndex.erase and HashIndex.insert after the backward, not before it.",
+            )
+
+    for node in nodes:
+        node.register_prehook(check)
+
+
+def nodes_of(outputs: Iterable[torch.Tensor]) -> list[Any]:
+    """Autograd's nodes of a lookup's outputs, which may share one. Empty without gradients."""
+    return list(dict.fromkeys(output.grad_fn for output in outputs if output.grad_fn is not None))
 
 
 def backward_after_eviction(collection: str, tables: Sequence[str]) -> InputError:

@@ -25,8 +25,7 @@ from recfx.optim.fused_optimizer import changed_settings
 from recfx.optim.in_backward import hooks_on_step, positions_with_hooks
 from recfx.runtime.bags import keep_ids, permute_features
 from recfx.runtime.base import NodeModule
-from recfx.runtime.forwards import guard_backward
-from recfx.runtime.in_flight import BatchInFlight
+from recfx.runtime.in_flight import BatchInFlight, guard_backward
 from recfx.runtime.table_store import TableStore
 
 
@@ -184,7 +183,7 @@ class Lookup(NodeModule):
     def _guard(self, outputs: Outputs) -> None:
         if self._indexed:
             indexes = self.store.indexes_of(self._indexed)
-            guard_backward(outputs, indexes, self.collection, self.store.forwards.now())
+            guard_backward(outputs, indexes, self.collection)
 
     def _look_up(self, features: KeyedJaggedTensor) -> Outputs:
         device = self.store.weight(self.tables[0].name).device

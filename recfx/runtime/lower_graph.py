@@ -274,7 +274,7 @@ def _hash_ids(of: Lowered) -> HashIds:
             module_path=collection.name,
             what_to_do="let the operator take the ids of all tables; or leave it out.",
         )
-    indexes = TableIndexes(collection.name, collection.local, hashed, of.runtime.store, group, is_alone)
+    indexes = TableIndexes(collection.name, collection.local, hashed, of.runtime.store, group)
     return HashIds(indexes)
 
 

@@ -1,4 +1,4 @@
-"""Rows that are given to new ids: they are initialised, and a batch that is refused gives them back.
+"""Rows that are given to new ids are initialised.
 
 An index marks the rows that it gives out (``NEW`` and ``RENEWED`` in ``recfx.kernels.index.index_buffers``), and the
 marks are removed when the rows are initialised: at once in a batch; for ids that users insert themselves, before the
@@ -7,19 +7,15 @@ index is next read. Initialising rows twice changes nothing.
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
 
 from recfx.errors import InputError
-from recfx.hashing import HashIndex
 from recfx.ir.tables import TableSpec
 from recfx.kernels.index import hash_index
-from recfx.kernels.index.hash_index import UndoRecord
-from recfx.kernels.index.index_buffers import BATCHES, NEW, is_uninitialized
+from recfx.kernels.index.index_buffers import NEW, is_uninitialized
 from recfx.kernels.step.row_initialization import (
     TableOfRows,
     are_in_triton,
@@ -37,80 +33,6 @@ class Segment(NamedTuple):
     table: TableSpec
     begin: int
     end: int
-
-
-_Tensors = Callable[[], Sequence[torch.Tensor]]
-
-
-class Insertion:
-    """One call of ``find_or_insert``, before its new rows are initialised."""
-
-    def __init__(
-        self,
-        store: TableStore,
-        record: UndoRecord,
-        ids: torch.Tensor,
-        segments: list[Segment],
-    ) -> None:
-        self._store, self._record = store, record
-        self._ids, self._segments = ids, segments
-        self._indexes = store.indexes_of([segment.table.name for segment in segments])
-        self._versions = [_version(index) for index in self._indexes]  # with this batch
-        self._before: list[tuple[_Tensors, torch.Tensor, list[torch.Tensor]]] = []
-
-    def keep_rows(self, rows: torch.Tensor, tensors: _Tensors) -> None:
-        """Keep what ``rows``, int64 ``[n]``, of some tensors hold before they are initialised. ``tensors`` gives these
-        when they are kept, and when they are restored: a lookup may have replaced them meanwhile.
-        """
-        self._before.append((tensors, rows, [tensor.index_select(0, rows.to(tensor.device)) for tensor in tensors()]))
-
-    def undo(self) -> None:
-        """Give all rows back with their weights, and forget that the batch was seen.
-
-        A batch whose indexes somebody else has changed since stays as it is, with a warning.
-        """
-        with self._store.new_rows_lock:
-            changed = [index.name for index in self._changed()]
-            if changed:
-                warnings.warn(
-                    f"the batch that was refused stays counted in table {changed[0]!r}, and its new ids keep their "
-                    "rows: the index was changed from outside (by another thread, erase, insert or a load) during its "
-                    "forward.",
-                    stacklevel=2,
-                )
-                return
-            hash_index.undo_insert(
-                self._record,
-                [segment.begin for segment in self._segments],
-                [segment.end for segment in self._segments],
-                [index.buffers_as_they_are() for index in self._indexes],
-                [index.policy for index in self._indexes],
-            )
-            for index in self._indexes:
-                index.written()
-                index.number_state()
-            for tensors, rows, kept in self._before:
-                for tensor, values in zip(tensors(), kept, strict=False):
-                    tensor.index_copy_(0, rows.to(tensor.device), values)
-
-    def _changed(self) -> list[HashIndex]:
-        """The indexes that are not as the batch left them, apart from later batches that were undone.
-
-        Any batch since then may use what this one gave out, or have got what this one took: an id that lost its row may
-        have another one by now.
-        """
-        changed = []
-        inserted = self._record.inserted
-        new_rows = inserted.new_rows.split(inserted.report[:, 0].tolist())
-        for index, version, segment, rows in zip(self._indexes, self._versions, self._segments, new_rows, strict=True):
-            owners = index.row_ids[rows] if _version(index) == version else None
-            if owners is None or not bool(torch.isin(owners, self._ids[segment.begin : segment.end]).all()):
-                changed.append(index)
-        return changed
-
-
-def _version(index: HashIndex) -> tuple[int, int, int]:
-    return index.adopted.times, index.removals, int(index.counts[BATCHES])
 
 
 class GivenRows(NamedTuple):
@@ -154,56 +76,37 @@ class NewRows:
                     left.append(GivenRows(table, rows, index.row_state[rows] != NEW))
             self.initialize(left)
 
-    def initialize(self, new_rows: list[GivenRows], insertion: Insertion | None = None) -> None:
+    def initialize(self, new_rows: list[GivenRows]) -> None:
         """Write the initial weights for the ids that now have these rows, and reset the optimizers' state.
 
         Tables whose weights are on the meta device are skipped for now.
 
-        Args:
-            new_rows: the rows, by table.
-            insertion: what gave out the rows, if it is undone when this fails.
-
         Raises:
-            InputError: ``init_fn_failed`` if a table's own ``init_fn`` cannot fill some rows. Unless the
-                insertion is undone, the ids of these rows lose them again; ids that were evicted for them remain
-                evicted. All other rows are initialised.
+            InputError: ``init_fn_failed`` if a table's own ``init_fn`` cannot fill some rows. Their ids lose them
+                again; ids that were evicted for them remain evicted. All other rows are initialised.
         """
         new_rows = [new for new in new_rows if new.rows.numel() > 0 and not self._store.weight(new.table.name).is_meta]
         failed: InputError | None = None
         for new in new_rows:
             if new.table.name not in self._store.optimizers:
-                self._reset_ordinary(new, insertion)
-        for new in new_rows if self._store.device.type == "cpu" else self._left_by_launches(new_rows, insertion):
+                self._reset_ordinary(new)
+        for new in new_rows if self._store.device.type == "cpu" else self._left_by_launches(new_rows):
             optimizer = self._store.optimizers.get(new.table.name)
-            if insertion is not None:  # right before they are written, when they will be in the cache
-                self._keep_rows(new, insertion)
             if optimizer is not None:
                 optimizer.reset_rows(new.rows)
             if not new.table.custom_init_fn:
                 self._write_initial(new.table, new.rows)
         for new in new_rows:  # user code comes last, because it may fail
             if new.table.custom_init_fn:
-                failed = self._fill_again(new, insertion is not None) or failed
+                failed = self._fill_again(new) or failed
         self._mark_initialized(new_rows)
         if failed is not None:
             raise failed
 
-    def _keep_rows(self, new: GivenRows, insertion: Insertion) -> None:
-        name = new.table.name
-
-        def tensors() -> list[torch.Tensor]:
-            optimizer = self._store.optimizers.get(name)
-            states = () if optimizer is None else optimizer.states_of_rows()
-            return [self._store.weight(name).data, *(state.tensor for state in states)]
-
-        insertion.keep_rows(new.rows, tensors)
-
-    def _reset_ordinary(self, new: GivenRows, insertion: Insertion | None) -> None:
+    def _reset_ordinary(self, new: GivenRows) -> None:
         """Reset what optimizers that are not fused have of these rows, from other ids or from weight decay."""
         ordinary = self._store.ordinary_optimizers(new.table.name, self._collection)
         states = ordinary.states_of_rows(self._store.weight(new.table.name), bool(new.are_renewed.any()))
-        if insertion is not None:
-            insertion.keep_rows(new.rows, lambda: [state.tensor for state in states])
         for state in states:
             state.tensor.index_fill_(0, new.rows.to(state.tensor.device), state.value)
 
@@ -222,7 +125,7 @@ class NewRows:
         for index in indexes:
             index.written()
 
-    def _left_by_launches(self, new_rows: list[GivenRows], insertion: Insertion | None) -> list[GivenRows]:
+    def _left_by_launches(self, new_rows: list[GivenRows]) -> list[GivenRows]:
         """Initialise by kernels in Triton, all tables of one dtype in one launch; what is left to others."""
         left = [new for new in new_rows if new.table.custom_init_fn]
         alike: dict[torch.dtype, list[GivenRows]] = {}
@@ -237,9 +140,6 @@ class NewRows:
             if not are_in_triton(described):
                 left += group
                 continue
-            if insertion is not None:
-                for new in group:
-                    self._keep_rows(new, insertion)
             place = {table.name: number for number, table in enumerate(tables)}
             entries = []
             for new in group:
@@ -267,10 +167,10 @@ class NewRows:
         low, high = table.weight_init_min, table.weight_init_max
         initialize_rows(weight, rows, ids, self._key(table), low, high, table.first_column)
 
-    def _fill_again(self, new: GivenRows, will_be_undone: bool) -> InputError | None:
+    def _fill_again(self, new: GivenRows) -> InputError | None:
         """Refill rows that have been used: the table's own ``init_fn`` filled every row once, when the table was built.
 
-        Returns the error if it cannot fill them, in which case the rows are given back, now or by the caller.
+        Returns the error if it cannot fill them, in which case the rows are given back.
         """
         rows = new.rows[new.are_renewed]
         if rows.numel() == 0:
@@ -282,8 +182,7 @@ class NewRows:
         try:
             init_fn(filled)
         except Exception as error:  # raised by user code
-            if not will_be_undone:
-                self._give_back(new)
+            self._give_back(new)
             return self._failed(new, error)
         weight.index_copy_(0, rows.to(weight.device), filled)
         return None

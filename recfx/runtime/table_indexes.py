@@ -16,9 +16,8 @@ from recfx.hashing.many_indexes import buffers_named, views_of
 from recfx.ir.tables import TableSpec
 from recfx.kernels.index import hash_index
 from recfx.kernels.index.index_buffers import NEVER_USED, IndexBuffers, IndexPolicy, IndexView
-from recfx.runtime.forwards import Forward
 from recfx.runtime.in_flight import BatchInFlight
-from recfx.runtime.new_rows import GivenRows, Insertion, NewRows, Segment
+from recfx.runtime.new_rows import GivenRows, NewRows, Segment
 from recfx.runtime.table_store import TableStore
 from recfx.runtime.training_checks import refuse_replicas
 
@@ -33,7 +32,6 @@ class TableIndexes:
         tables: every table of the collection, in the KJT's order.
         hashed: the names of the tables whose ids go through an index; other ids are passed on unchanged.
         store: the store that holds the indexes and weights.
-        is_alone: whether no other node of the collection hashes ids.
         group: the process group of a sharded collection. No other rank gives out rows of these shards, or all ranks
             give out the same rows.
 
@@ -50,7 +48,6 @@ class TableIndexes:
         hashed: tuple[str, ...],
         store: TableStore,
         group: dist.ProcessGroup | None = None,
-        is_alone: bool = True,
     ) -> None:
         self.collection = collection
         self.tables = tables
@@ -63,7 +60,7 @@ class TableIndexes:
         ]
         self._names_in_order = [table.name for table, *_ in self._keys_of_hashed]
         self.store = store
-        self._group, self._is_alone = group, is_alone
+        self._group = group
         self._new_rows = NewRows(collection, tuple(table for table in tables if table.has_index), store)
         self._evicting = [table for table in tables if table.evicts]
         self.evicts = bool(self._evicting)
@@ -128,15 +125,13 @@ class TableIndexes:
     def find_or_insert(self, ids: torch.Tensor, segments: list[Segment]) -> torch.Tensor:
         """The rows of a training batch, after ``start``; new ones are initialised. If a table is full, nothing changes.
 
-        If a later node, or another collection of the model, may refuse the batch, what changes is noted.
-
         Raises:
             TableFullError: a bucket has no row left.
             InputError: ``init_fn_failed``.
         """
-        indexes, forward = self._indexes(segments), self._forward()
+        indexes = self._indexes(segments)
         with self.store.new_rows_lock:
-            batch = (
+            inserted = hash_index.find_or_insert(
                 ids,
                 [segment.begin for segment in segments],
                 [segment.end for segment in segments],
@@ -144,8 +139,6 @@ class TableIndexes:
                 [index.policy for index in indexes],
                 [self.store.in_flight.of_table(segment.table.name) for segment in segments],
             )
-            record = None if forward is None else hash_index.find_or_insert_undoably(*batch)
-            inserted = hash_index.find_or_insert(*batch) if record is None else record.inserted
             for index in indexes:
                 index.written()
             report = inserted.report.tolist()
@@ -153,15 +146,11 @@ class TableIndexes:
                 if full_bucket >= 0:
                     error = index.full_error(full_bucket)
                     raise TableFullError.of(replace(error.diagnostic, path=self.collection))
-            insertion = None
-            if forward is not None and record is not None:
-                insertion = Insertion(self.store, record, ids, segments)
-                forward.changed(insertion.undo)
             counts = [count for count, _ in report]
             are_renewed = inserted.states_before != NEVER_USED
             per_table = zip(segments, inserted.new_rows.split(counts), are_renewed.split(counts), strict=True)
             new_rows = [GivenRows(segment.table, rows, renewed) for segment, rows, renewed in per_table]
-            self._new_rows.initialize(new_rows, insertion)
+            self._new_rows.initialize(new_rows)
         return inserted.rows
 
     def insert_absent(self, features: KeyedJaggedTensor, ids: torch.Tensor, rows: torch.Tensor) -> None:
@@ -204,16 +193,9 @@ class TableIndexes:
 
     def _count_found(self, resident: list[int], batches: int) -> None:
         # The first two counts of an index are the batches and the ids seen.
-        counts, forward = buffers_named("counts", self._all()), self._forward()
+        counts = buffers_named("counts", self._all())
         amounts = [amount for count in resident for amount in (batches, count)]
         hash_index.add_counts(counts, amounts)
-        if forward is not None:
-            forward.changed(lambda: hash_index.add_counts(counts, [-amount for amount in amounts]))
-
-    def _forward(self) -> Forward | None:
-        """The forward whose changes may have to be undone; None if nobody else can refuse what this node has hashed."""
-        forwards = self.store.forwards
-        return None if self._is_alone and not forwards.has_several else forwards.now()
 
     def start(self) -> BatchInFlight | None:
         """Begin a forward in which ids may be evicted, or that a backward may follow; ``finish`` ends it.
@@ -222,9 +204,7 @@ class TableIndexes:
         """
         if not self._evicting:
             return None
-        in_flight, forward = self.store.in_flight, self._forward()
-        if forward is not None:
-            forward.changed(in_flight.restore())
+        in_flight = self.store.in_flight
         in_flight.begin()
         if not torch.is_grad_enabled():
             return None

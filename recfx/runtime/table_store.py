@@ -19,7 +19,6 @@ from recfx.hashing import HashIndex
 from recfx.ir.facts import TableFacts
 from recfx.lowering.registry import facts_of_table
 from recfx.optim.fused_optimizer import FusedOptimizer
-from recfx.runtime.forwards import Forwards
 from recfx.runtime.in_flight import BatchesInFlight
 from recfx.runtime.ordinary_optimizers import OrdinaryOptimizers
 
@@ -37,7 +36,6 @@ class TableStore:
     Attributes:
         in_flight: the batches whose rows must keep their ids.
         shared_weights: for every table whose weight other tables or modules have as well, the names of these.
-        forwards: what the forward under way has changed, in the collections of one model together.
         graph_fits: whether the forward under way has compared the tables with what its graph was made for. Then no
             weight with a fused optimizer has a hook, and the kernels of all lookups still serve their tables.
     """
@@ -60,7 +58,6 @@ class TableStore:
         self._given: dict[str, tuple[torch.Tensor | None, int, bool]] = {}  # in a copy: what it copies of ``_ordinary``
         self._lock, self._process = threading.RLock(), os.getpid()
         self.shared_weights: dict[str, list[str]] = {}
-        self.forwards = Forwards()
         self.graph_fits = False
         self._without_tables = device or torch.device("cpu")
 
@@ -160,8 +157,3 @@ class TableStore:
                 raise KeyError(f"table {table!r} has no index: its ids are rows")
             raise KeyError(f"there is no table {table!r} here, but {few(list(self.bags), 10)}")
         return index
-
-
-def forwards_of(stores: Sequence[TableStore]) -> Forwards:
-    """The forwards that the collections of a model share."""
-    return stores[0].forwards if stores else Forwards()

@@ -22,7 +22,6 @@ CALLBACKS: dict[tuple[str, str], str] = {
     ("recfx.ir.context", "lowering"): "graphs are made for equal tables if their kernel targets are equal as well",
     ("recfx.passes.lower", "lowering"): "so do they for operators that find ids",
     ("recfx.passes.base", "collections"): "what runs the passes of a user tells which of them raised",
-    ("recfx.runtime.forwards", "collections"): "a collection tells what counts its calls",
     ("recfx.runtime.base", "collections"): "every leaf of a trace is called through its base class",
     ("recfx.runtime.base", "discovery"): "the tracer that the user's forward runs under notes the call",
     ("recfx.runtime.base", "verification"): "hooks count the calls of collections, and note what they pool",

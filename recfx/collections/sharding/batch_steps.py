@@ -55,15 +55,11 @@ class BatchSteps(ShardedTables, ShardedModule[KJTList, dict[str, Any], Any, Batc
 
         It then stays outside the compiled graphs: graphs with TorchRec's awaitables would keep the sizes of one batch.
         """
-        result: LazyAwaitable[Any] = self._enter(self._run_steps, self._run_awaited, *arguments, **keywords)
+        result: LazyAwaitable[Any] = self._enter(super().forward, self._run_awaited, *arguments, **keywords)
         return result
 
-    def _run_steps(self, *arguments: Any, **keywords: Any) -> LazyAwaitable[Any]:
-        run = super().forward
-        return self._store.forwards.call(self, self.calls, run, *arguments, **keywords)
-
     def _run_awaited(self, *arguments: Any, **keywords: Any) -> Any:
-        return self._run_steps(*arguments, **keywords).wait()
+        return super().forward(*arguments, **keywords).wait()
 
     def create_context(self) -> BatchContext:
         return BatchContext()
@@ -141,16 +137,10 @@ class BatchSteps(ShardedTables, ShardedModule[KJTList, dict[str, Any], Any, Batc
 
         Raises:
             InputError: the batch does not fit the collection, here or on another rank. All ranks raise it for this
-                batch; nothing was looked up, and what other collections inserted in this forward is undone.
+                batch, and nothing was looked up.
             ConversionError: ``gradient_hook``, also on all ranks.
             OutOfStepError: an earlier step failed here when others had begun it; this batch's ids were sent before.
         """
-        return self._store.forwards.call(self, self.calls, self._compute, ctx, dist_input)
-
-    def _compute(self, ctx: BatchContext, dist_input: KJTList) -> dict[str, Any]:
-        forward = self._store.forwards.now()
-        if forward is not None:  # on all ranks, whatever they hash
-            forward.changed(self._store.in_flight.restore())
         self.refuse_out_of_step()
         different = marks.other_calls(ctx.marks, self.collection)
         wrong = different or ctx.refused or marks.verdict(ctx.marks, self.collection)

@@ -159,7 +159,6 @@ class ShardedTables(ConvertedCollection):
         self.hash_indexes = self._store.indexes
         self.fused, self.taken = settings.fused, settings.taken
         self.dtypes = {table.name: unsharded.weight(table.name).dtype for table in unsharded.tables}
-        self._store.forwards = unsharded.store.forwards
         self._row_moves = {}
         self._made_on = self._store.device
 
