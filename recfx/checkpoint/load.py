@@ -16,6 +16,7 @@ from torchrec.optim.warmup import WarmupOptimizer
 
 from recfx.argument_types import typed
 from recfx.checkpoint import storage
+from recfx.checkpoint.contents import MODEL, with_prefix
 from recfx.checkpoint.directory import told_as
 from recfx.checkpoint.in_backward import BackwardPlan, optimizers_in_backward, plan_in_backward
 from recfx.checkpoint.manifest import Manifest
@@ -32,6 +33,7 @@ from recfx.checkpoint.peers import Peers, checked_directory, checked_model
 from recfx.checkpoint.saved_folder import SavedFolder, open_verified
 from recfx.checkpoint.saved_optimizers import SavedOptimizers
 from recfx.checkpoint.settings import read_settings
+from recfx.checkpoint.table_names import prefix_of
 from recfx.errors import CheckpointError, Diagnostic, Severity, few, with_article
 
 _log = logging.getLogger("recfx")
@@ -86,13 +88,37 @@ def load_checkpoint(
             ``invalid_argument``, ``bucket_too_small``, ``other_rank_failed``, or what is wrong with an index. On all
             ranks.
     """
+    _load_checked(model, directory, optimizer, in_backward, "")
+
+
+def load_part(model: nn.Module, directory: str | os.PathLike[str], submodule: str) -> None:
+    """Load what was saved of one submodule, without optimizers, into a model that is not sharded.
+
+    Args:
+        model: built and converted as that submodule was when saving.
+        directory: as given to ``save_checkpoint``.
+        submodule: its path, where names of wrappers may be left out; empty for the whole model.
+
+    Raises:
+        CheckpointError: as ``load_checkpoint``; ``checkpoint_mismatch`` also if there is no such submodule.
+    """
+    _load_checked(model, directory, None, False, submodule)
+
+
+def _load_checked(
+    model: nn.Module,
+    directory: str | os.PathLike[str],
+    optimizer: torch.optim.Optimizer | None,
+    in_backward: bool,
+    submodule: str,
+) -> None:
     root, peers = checked_model(model, "load_checkpoint")
     path, if_different = checked_directory(directory, peers)
     consequence = ["Nothing was loaded."]
     what_to_do = if_different or "make sure that the files can be read, and load again; or use another checkpoint."
     with told_as("checkpoint_unreadable", path, lambda: consequence[-1], what_to_do):
         try:
-            _load(root, path, optimizer, in_backward, consequence, peers)
+            _load(root, path, optimizer, in_backward, submodule, consequence, peers)
         except CheckpointError as error:
             if not if_different or error.reason != "checkpoint_torn":
                 raise
@@ -104,6 +130,7 @@ def _load(
     path: Path,
     optimizer: torch.optim.Optimizer | None,
     in_backward: bool,
+    submodule: str,
     consequence: list[str],
     peers: Peers,
 ) -> None:
@@ -122,7 +149,7 @@ def _load(
         def plan() -> tuple[tuple[bool, bool], list[Diagnostic]]:
             if not opened:
                 opened.append(open_files.enter_context(contextlib.closing(SavedFolder(path, manifest))))
-            plans.append(_plan(root, opened[0], optimizer, in_backward))
+            plans.append(_plan(root, opened[0], optimizer, in_backward, submodule))
             return (plans[0].optimizer is None, in_backward), plans[0].notes
 
         of_ranks = peers.agree(plan)
@@ -186,10 +213,19 @@ class _Plans:
             load_warm_ups(self.warm_ups)  # last, as they set learning rates
 
 
-def _plan(root: nn.Module, folder: SavedFolder, optimizer: torch.optim.Optimizer | None, in_backward: bool) -> _Plans:
+def _plan(
+    root: nn.Module,
+    folder: SavedFolder,
+    optimizer: torch.optim.Optimizer | None,
+    in_backward: bool,
+    submodule: str,
+) -> _Plans:
     described = storage.describe(folder)
     settings = read_settings(folder, described)
-    plan = plan_model(root, folder, described, settings["extra_state"])
+    extra = settings["extra_state"]
+    names = [*with_prefix(described, MODEL), *extra]
+    prefix = prefix_of(submodule, root.state_dict(), names) if submodule else ""
+    plan = plan_model(root, folder, described, with_prefix(extra, prefix), MODEL + prefix)
     moves, saved = plan.all_moves, SavedOptimizers.of(settings, described)
     inner = None if optimizer is None else unwrap_optimizer(optimizer)
     stepped = stepped_names(inner, root)

@@ -56,6 +56,7 @@ class ModelPlan:
         moves: where the rows of tables that have more rows than saved go, by weight name.
         described: shapes and dtypes of what is saved, by name in the model.
         tables: this rank's parts of sharded tables.
+        prefix: what the model's names begin with in the folder.
     """
 
     model: nn.Module
@@ -65,6 +66,7 @@ class ModelPlan:
     moves: dict[str, RowMove]
     described: dict[str, Tensor]
     tables: list[TablePlan]
+    prefix: str
 
     @property
     def all_moves(self) -> dict[str, RowMove]:
@@ -94,9 +96,9 @@ class ModelPlan:
         for _, collection in collections_by_prefix(self.model, UnshardedCollection):
             for name in collection.hash_indexes:
                 collection.index(name).expect_load()
-        storage.read_into(self.folder, {MODEL + name: tensor for name, tensor in self.in_place.items()})
+        storage.read_into(self.folder, {self.prefix + name: tensor for name, tensor in self.in_place.items()})
         for name, move in self.moves.items():
-            (saved,) = storage.read(self.folder, {MODEL + name: self.described[name]}).values()
+            (saved,) = storage.read(self.folder, {self.prefix + name: self.described[name]}).values()
             move.apply(saved, self.state[name])
         self.model.load_state_dict(self.state, strict=not self.tables)  # sharded tables are not in it
         for table in self.tables:
@@ -118,14 +120,18 @@ def refused_as(subject: str, module_path: str) -> Iterator[None]:
 
 
 def plan_model(
-    model: nn.Module, folder: SavedFolder, described: Mapping[str, Tensor], extra_state: Mapping[str, Any]
+    model: nn.Module,
+    folder: SavedFolder,
+    described: Mapping[str, Tensor],
+    extra_state: Mapping[str, Any],
+    start: str = MODEL,
 ) -> ModelPlan:
-    """Check the saved model against this one. Changes nothing.
+    """Check the saved model, whose names begin with ``start``, against this one. Changes nothing.
 
     Raises:
         CheckpointError: ``checkpoint_mismatch``, ``model_on_meta``, or what is wrong with an index.
     """
-    saved = with_prefix(described, MODEL)
+    saved = with_prefix(described, start)
     state = _state_of(model)
     whole_tables = table_prefixes(model)
     index_keys = set().union(*whole_tables.values())
@@ -137,7 +143,7 @@ def plan_model(
     for prefix, collection in collections_by_prefix(model, UnshardedCollection):
         for table in collection.hash_indexes:
             check_index_sizes(saved, whole_tables[prefix, table], collection.index(table).policy.own_rows, table)
-    index_state = _read_aside(folder, saved, sorted(index_keys & saved.keys()))
+    index_state = _read_aside(folder, start, saved, sorted(index_keys & saved.keys()))
     fitted, moves = _fit_indexes(model, {**saved, **index_state})
     index_state.update(fitted)
     for name, value in state.items():
@@ -151,10 +157,10 @@ def plan_model(
     rest = [name for name in state if name in saved and name not in index_keys and name not in moves]
     own = [name for name in rest if not name.endswith(_EXTRA_STATE) and state[name].data_ptr() in addresses]
     in_place = {name: state[name] for name in own if _is_big(state[name])}
-    state.update(_read_aside(folder, saved, [name for name in rest if name not in in_place]))
+    state.update(_read_aside(folder, start, saved, [name for name in rest if name not in in_place]))
     state.update(index_state)
     state.update(extra_state)
-    return ModelPlan(model, folder, state, in_place, moves, saved, plan_tables(model, folder, saved))
+    return ModelPlan(model, folder, state, in_place, moves, saved, plan_tables(model, folder, saved), start)
 
 
 def _state_of(model: nn.Module) -> dict[str, Any]:
@@ -190,8 +196,8 @@ def _fit_indexes(model: nn.Module, saved: Mapping[str, Tensor]) -> tuple[dict[st
     return fitted, moves
 
 
-def _read_aside(folder: SavedFolder, saved: Mapping[str, Tensor], names: list[str]) -> dict[str, Tensor]:
-    return with_prefix(storage.read(folder, {MODEL + name: saved[name] for name in names}), MODEL)
+def _read_aside(folder: SavedFolder, prefix: str, saved: Mapping[str, Tensor], names: list[str]) -> dict[str, Tensor]:
+    return with_prefix(storage.read(folder, {prefix + name: saved[name] for name in names}), prefix)
 
 
 def _is_big(tensor: Tensor) -> bool:

@@ -130,7 +130,6 @@ def fit_names(
     state: Mapping[str, object],
     saved: Mapping[str, Tensor],
     extra_state: Collection[str],
-    what_to_do: str = BUILD_AS_SAVED,
 ) -> tuple[list[str], dict[str, Tensor]]:
     """Check the names in a checkpoint against those in the model's ``state_dict``.
 
@@ -142,7 +141,6 @@ def fit_names(
         state: its ``state_dict``.
         saved: shapes and dtypes of what is saved, by name in the model.
         extra_state: the names of what is saved besides tensors.
-        what_to_do: the advice if names differ.
 
     Returns:
         The names in ``state`` that are to be loaded, and the part of ``saved`` that is used.
@@ -157,7 +155,7 @@ def fit_names(
     loaded = [name for name in state if name not in optional or name in saved]
     _check_is_whole_model([name for name in state if name not in optional], [*saved, *extra_state])
     used = {name: tensor for name, tensor in saved.items() if name not in optional or name in state}
-    check_names("", loaded, [*used, *extra_state], what_to_do)
+    check_names("", loaded, [*used, *extra_state], BUILD_AS_SAVED)
     return loaded, used
 
 

@@ -1,8 +1,7 @@
 """Whether an exported program computes what the model does: both run on the same calls, in eval mode.
 
 A file with the model's own rows is compared with the model. Quantized rows change the model's answers more than any
-error of the program would, so then the reference is the model's own code around collections that hold the file's rows;
-this is also the reference for other batches of a model whose tables are elsewhere.
+error of the program would, so then the reference is the model's own code around collections that hold the file's rows.
 """
 
 from __future__ import annotations
@@ -136,8 +135,7 @@ class Comparison:
     Args:
         call: the call from which the file is made.
         other_calls: calls with other batches, by name.
-        outputs: what the model with its tables answers.
-        has_tables: whether the model of ``call`` itself has its tables.
+        outputs: what the model answers.
         served: its collections, by ``id``.
         notes: what the report says of the calls.
 
@@ -150,14 +148,12 @@ class Comparison:
         call: ModelCall,
         other_calls: Mapping[str, Sample],
         outputs: Any,
-        has_tables: bool,
         served: Mapping[int, ServedCollection],
         notes: list[Diagnostic],
     ) -> None:
         self.call = call
         self.served = served
         self.notes = notes
-        self._has_tables = has_tables
         self._outputs = self._by_name(outputs)
         self._other_calls = other_calls
         self.changed_buffer = changed_buffer(call.model, call.sample)
@@ -177,7 +173,7 @@ class Comparison:
         """
         is_exact = not any(error for served in self.served.values() for error in served.errors.values())
         reference = self.call.model
-        if not (is_exact and self._has_tables):
+        if not is_exact:
             filled = {part.buffer.data_ptr(): content[part.name] for part in fillings if part.name in content}
             reference = self._around_stored_rows(filled)
         largest = 0.0

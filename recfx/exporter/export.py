@@ -26,21 +26,20 @@ from recfx.errors import Diagnostic, ExportError, Severity
 from recfx.exporter.arguments import signature_of
 from recfx.exporter.artifacts import FILE_FORMATS, Artifact, FileFormat
 from recfx.exporter.buffers import Filling
-from recfx.exporter.checkpoint_export import export_from_checkpoint
+from recfx.exporter.checkpoint_export import loaded_copy
 from recfx.exporter.compare_outputs import Comparison, other_batches, read_batches, run_model
 from recfx.exporter.loaded_program import check_reads_pt2
 from recfx.exporter.manifest import make_manifest
 from recfx.exporter.model_call import ModelCall
 from recfx.exporter.model_copies import device_of, fresh_copy, on_host, sample_failed, uncounted
-from recfx.exporter.ranks import agree, group_of
 from recfx.exporter.report import ExportReport, TableSize
 from recfx.exporter.returns import check_alike, return_pattern
 from recfx.exporter.served_collection import Quantized, ServedCollection, serve_collection, stored_dtypes
 from recfx.exporter.serving.pool_rows import FORMATS
 from recfx.exporter.serving.targets import FOR_DEVICES, ServingTarget
 from recfx.exporter.serving.triton import DEVICE_TYPES
-from recfx.exporter.sharded_export import export_from_ranks
-from recfx.exporter.table_sources import Sources, local_tables
+from recfx.exporter.sharded_export import agree, export_from_ranks, group_of
+from recfx.exporter.table_sources import local_tables
 from recfx.exporter.write_file import as_path, check_target, destination, disk_errors, read_in_place, write_file
 from recfx.kernels.build import library
 from recfx.kernels.build.private_files import new_file
@@ -74,9 +73,9 @@ def export(
 
     Args:
         model: a converted model; one that is not converted is exported as ``convert`` with a sample would convert it.
-            If its collections are sharded, every rank calls this, and rank 0 writes the file. Each rank then holds no
-            more than its shards and a piece of 4 MiB; but rank 0 makes the index of a table whose rows are cut, one
-            table at a time. The sample of every rank is run once, and the file is compared on rank 0's.
+            If its collections are sharded, every rank calls this, and rank 0 gathers the tables and writes the file:
+            it needs memory for all of them, the other ranks for one or two at a time. The file is compared on rank 0's
+            sample.
         path: the file. One that exists is replaced in one step, so that a server may be reading it; a symbolic link
             stays, and the file that it names is replaced.
         sample: one call of the model, as for ``convert``. Batch size and numbers of ids are not fixed by it.
@@ -90,8 +89,8 @@ def export(
             NPUs, int8 and int4 rows are pooled by recfx's kernel in Triton instead; such a file is loaded by
             ``recfx.load`` alone, and the report says so, and which lookups are left to ATen.
         checkpoint: export what ``save_checkpoint`` saved in this directory, on any number of ranks, instead of what
-            ``model`` holds. The model is built, unsharded, and converted as when saving; it may be on meta. Tables are
-            read in pieces, and indexes one table at a time.
+            ``model`` holds. The model is built, unsharded, and converted as when saving; it is best on meta, as the
+            checkpoint is loaded into a copy of it, with all its tables.
         submodule: with ``checkpoint``, the path of ``model`` in the one that was saved, such as ``"ranker"`` if it was
             wrapped with its loss for training; names of DistributedDataParallel and the like may be left out.
         device: the kind of device that serves the file, such as ``"cpu"`` or ``"npu"``; default: where the tables are.
@@ -121,20 +120,22 @@ def export(
     agree(group, partial(_check_arguments, path, format, portable, device, place, checkpoint, group is not None))
     if submodule and checkpoint is None:
         raise _invalid(f"submodule={submodule!r} is a part of a checkpoint.", "pass checkpoint=, or the submodule.")
-    file = _File(as_path(path), quantize, format, _serving_target(format, portable, str(device or place)))
-    call = Sample.of(sample)
+    target, call = as_path(path), Sample.of(sample)
 
-    def export_small(small: nn.Module, small_call: Sample, outputs: Any, sources: Sources) -> ExportReport:
-        return _export(file, _converted(small, small_call), small_call, outputs, sources)
+    def write(converted: nn.Module, call: Sample, place: str) -> ExportReport:
+        file = _File(target, quantize, format, _serving_target(format, portable, str(device or place)))
+        return _export(file, converted, call)
 
     if group is not None:
-        alike: dict[str, Any] = {"path": file.target, "quantize": quantize, "format": format}
+        alike: dict[str, Any] = {"path": target, "quantize": quantize, "format": format}
         alike |= {"portable": portable, "device": device}
-        return export_from_ranks(root, group, call, alike, partial(check_target, file.target), export_small)
-    check_target(file.target)
-    if checkpoint is not None:
-        return export_from_checkpoint(root, checkpoint, submodule, call, export_small)
-    converted = _converted(root, call)
+
+        def write_whole(whole: nn.Module, call: Sample) -> ExportReport:
+            return write(_converted(whole, call), call, place)
+
+        return export_from_ranks(root, group, call, alike, partial(check_target, target), write_whole)
+    check_target(target)
+    converted = _converted(root if checkpoint is None else loaded_copy(root, checkpoint, submodule), call)
     place = device_of(converted).type
     if place == "meta":
         raise ExportError(
@@ -142,15 +143,7 @@ def export(
             reason="model_on_meta",
             what_to_do="allocate and load the model first, or pass checkpoint=, a directory of save_checkpoint.",
         )
-    with uncounted(converted):
-        with sample_failed():
-            outputs = run_model(fresh_copy(converted)[0], call)
-        if place == "cpu":
-            return _export(file, converted, call, outputs, {})
-        file = replace(file, serving=_serving_target(format, portable, str(device or place)))
-        collections = unsharded_collections(converted)
-        tables = {path: local_tables(collection) for path, collection in collections.items()}
-        return _export(file, *on_host(converted, call, collections), outputs, tables)
+    return write(*on_host(converted, call), place)
 
 
 @dataclass(frozen=True)
@@ -163,11 +156,13 @@ class _File:
     serving: ServingTarget
 
 
-def _export(file: _File, converted: nn.Module, sample: Sample, outputs: Any, sources: Sources) -> ExportReport:
-    """Export a converted model, which answers ``outputs``; ``sources`` has the tables that its collections do not."""
+def _export(file: _File, converted: nn.Module, sample: Sample) -> ExportReport:
+    """Export a converted model, whose tables are on the host."""
     file_format = FILE_FORMATS[file.format]
     _refuse_remapped_rows(converted)
     with uncounted(converted):
+        with sample_failed():
+            outputs = run_model(fresh_copy(converted)[0], sample)
         signature, returns = signature_of(converted, sample), return_pattern(outputs)
         other_calls: dict[str, Sample] = {}
         notes: list[Diagnostic] = []
@@ -177,7 +172,7 @@ def _export(file: _File, converted: nn.Module, sample: Sample, outputs: Any, sou
         if file.format == "pt2":  # a program takes the features of the sample alone
             signature = replace(signature, exact=read_batches(converted, sample, signature, returns))
         collections = unsharded_collections(converted)
-        tables = {name: sources.get(name) or local_tables(collection) for name, collection in collections.items()}
+        tables = {name: local_tables(collection) for name, collection in collections.items()}
         specs = {name: tuple(source.spec for source in by_name.values()) for name, by_name in tables.items()}
         dtypes = stored_dtypes(specs, file.quantize)
         served = {
@@ -186,7 +181,7 @@ def _export(file: _File, converted: nn.Module, sample: Sample, outputs: Any, sou
         }
         graphs = {key: collection.graph_module for key, collection in served.items()}
         call = ModelCall(converted, graphs, sample, signature, returns)
-        comparison = Comparison(call, other_calls, outputs, not sources, served, notes)
+        comparison = Comparison(call, other_calls, outputs, served, notes)
         for artifact in file_format.make(call):
             report = _write(file, artifact, comparison)
             if report is not None:

@@ -1,14 +1,12 @@
 """Copies of a model that may be run: nothing that a forward changes is the user's.
 
-In some copies, small collections stand in for tables that this process does not hold, or that are on another device.
-Their rows are not the model's, so no output is; but every id has one, and shapes, keys and dtypes are right, so what
-the model computes from them can be traced and compared with itself.
+Files are made on the host: collections that are sharded or on another device are rebuilt there around whole tables.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -22,12 +20,11 @@ from recfx.collections.converted_classes import converted_class
 from recfx.collections.converted_collection import ConvertedCollection, converted_collections
 from recfx.collections.copy_modules import copy_modules, own_modules
 from recfx.collections.kinds import kind_of
+from recfx.collections.sharding.gather import WholeTable
 from recfx.discovery.discover import set_mode
 from recfx.discovery.sample import Sample, change_leaves
 from recfx.errors import ExportError, told_by
-from recfx.hashing import HashConfig
-from recfx.ir.tables import TableSpec
-from recfx.runtime.hooks import MODULE_HOOKS
+from recfx.runtime.hooks import FORWARD_HOOKS, MODULE_HOOKS
 
 
 def fresh_copy(
@@ -136,57 +133,70 @@ def _indexes(collection: ConvertedCollection) -> list[Any]:
     return [collection.index(name) for name in collection.hash_indexes]
 
 
-_ROWS = 16
-_HASHING = HashConfig.raw_ids(rows=_ROWS, unseen="share")
-
-
-def with_stand_ins(model: nn.Module, collections: Mapping[str, ConvertedCollection]) -> nn.Module:
-    """New modules around the same parameters, in which small collections take the place of ``collections``."""
-    stand_ins = {
-        id(old): with_tables(path, old, [hashed_spec(spec, _ROWS, _HASHING) for spec in old.tables])
-        for path, old in collections.items()
-    }
-    return copy_modules(model, stand_ins)[0]
-
-
-def hashed_spec(spec: TableSpec, rows: int, hashing: HashConfig) -> TableSpec:
-    """The table with so many rows, hashed in this way."""
-    return replace(spec, num_embeddings=rows, hashing=hashing.resolve(rows, False, spec.name), custom_init_fn=False)
-
-
-def with_tables(path: str, collection: ConvertedCollection, specs: Iterable[TableSpec]) -> UnshardedCollection:
-    """A collection like this one in eval mode, with new tables on the CPU in the place of its own."""
-    specs, kind = tuple(specs), kind_of(collection)
-    tables = {
-        spec.name: kind.holder(spec.num_embeddings, spec.embedding_dim, dtype=spec.dtype, device="cpu")
-        for spec in specs
-    }
-    made = converted_class(kind).from_tables(
-        kind.configs_of(collection),
-        specs,
-        nn.ModuleDict(tables),
-        collection.is_weighted(),
-        "cpu",
-        path,
-        "auto",
-        None,
-        settings=kind.settings_of(collection),
-    )
-    made.eval()
-    return made
-
-
 def device_of(model: nn.Module) -> torch.device:
     """Where the tables of a converted model are."""
     devices = (collection.store.device for collection in converted_collections(model).values())
     return next(devices, torch.device("cpu"))
 
 
-def on_host(model: nn.Module, call: Sample, collections: Mapping[str, ConvertedCollection]) -> tuple[nn.Module, Sample]:
-    """The model with small collections in the place of ``collections``, and the call: both on the host."""
-    small, host = with_stand_ins(model, collections), torch.device("cpu")
-    if device_of(model).type == "cpu":
-        return small, call
-    detach_parameters(own_modules(small))  # because `to` writes into parameters
-    moved = change_leaves((call.args, call.kwargs), lambda leaf: leaf.to(host) if hasattr(leaf, "to") else leaf)
-    return small.to(host), Sample(*moved[0], **moved[1])
+def on_host(
+    model: nn.Module, call: Sample, gathered: Mapping[str, Mapping[str, WholeTable]] = MappingProxyType({})
+) -> tuple[nn.Module, Sample]:
+    """The model and the call on the host; themselves if they are there, and nothing is gathered.
+
+    Args:
+        gathered: the whole tables of sharded collections, by path and name.
+    """
+    collections = converted_collections(model)
+    moved = {path: _tables_of(collection) for path, collection in collections.items() if path not in gathered}
+    tables = {**gathered, **{path: tables for path, tables in moved.items() if tables}}
+    if not tables:
+        return model, call
+    replacements = {id(collections[path]): _with_tables(path, collections[path], tables[path]) for path in tables}
+    is_on_host, host = device_of(model).type == "cpu", torch.device("cpu")
+    model = copy_modules(model, replacements)[0]
+    if is_on_host:
+        return model, call
+    detach_parameters(own_modules(model))  # because `to` writes into parameters
+    args, kwargs = change_leaves((call.args, call.kwargs), lambda leaf: leaf.to(host) if hasattr(leaf, "to") else leaf)
+    return model.to(host), Sample(*args, **kwargs)
+
+
+def _tables_of(collection: Any) -> dict[str, WholeTable]:
+    """Copies on the host of an unsharded collection's tables that are on another device; empty if they are here."""
+    if collection.is_sharded or collection.store.device.type in ("cpu", "meta"):
+        return {}
+    return {
+        spec.name: WholeTable(
+            collection.weight(spec.name).detach().cpu(),
+            {name: value.cpu() for name, value in collection.index(spec.name).state_dict().items()}
+            if spec.has_index
+            else {},
+            None,
+            False,
+        )
+        for spec in collection.tables
+    }
+
+
+def _with_tables(path: str, collection: ConvertedCollection, tables: Mapping[str, WholeTable]) -> UnshardedCollection:
+    """An unsharded collection on the host with the settings and forward hooks of this one, in eval mode."""
+    kind = kind_of(collection)
+    specs = tuple(replace(spec, dtype=tables[spec.name].weight.dtype) for spec in collection.tables)
+    made = converted_class(kind).from_tables(
+        kind.configs_of(collection),
+        specs,
+        nn.ModuleDict({spec.name: kind.table_around(tables[spec.name].weight, spec.pooling) for spec in specs}),
+        collection.is_weighted(),
+        "cpu",
+        path,
+        "auto",
+        None,
+        passes=collection.passes,
+        settings=kind.settings_of(collection),
+    )
+    for name in made.hash_indexes:
+        made.index(name).load_state_dict(tables[name].index)
+    for hooks in FORWARD_HOOKS:
+        made.__dict__[hooks] = collection.__dict__[hooks].copy()
+    return made.eval()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 
@@ -19,20 +18,14 @@ PIECE_BYTES = 2**22
 
 
 @dataclass(eq=False)
-class TableSource(ABC):
-    """The rows of one whole table, and its index: how many ids it holds, and the row of id -1 (-1 if it has none)."""
+class TableSource:
+    """One whole table: its rows, its index, how many ids that holds, and the row of id -1 (-1 if it has none)."""
 
     spec: TableSpec
+    weight: torch.Tensor
+    hash_index: HashIndex | None
     ids: int
     side_row: int
-
-    @abstractmethod
-    def rows(self, begin: int, end: int) -> torch.Tensor:
-        """Some rows on the CPU, ``[end - begin, dim]``."""
-
-    @abstractmethod
-    def read_index(self) -> HashIndex:
-        """The index of a table that has one."""
 
     @property
     def index(self) -> FrozenIndex | None:
@@ -44,7 +37,7 @@ class TableSource(ABC):
     def row_pieces(self) -> Iterator[torch.Tensor]:
         """The rows on the CPU, in order: ``[rows of the piece, dim]`` each."""
         for begin, end in self.stretches(self.spec.embedding_dim * self.spec.dtype.itemsize):
-            yield self.rows(begin, end)
+            yield self.weight.detach()[begin:end]
 
     def stretches(self, row_bytes: int) -> Iterator[tuple[int, int]]:
         """Where each piece of the rows begins and ends, if each row takes so many bytes."""
@@ -53,8 +46,8 @@ class TableSource(ABC):
 
     def slot_pieces(self) -> Iterator[torch.Tensor]:
         """The slots, in order: int64 ``[slots of the piece, 2]`` each; they are made for this."""
-        if self.spec.has_index:
-            yield from self.read_index().slot_table()[0].split(PIECE_BYTES // 16)
+        if self.hash_index is not None:
+            yield from self.hash_index.slot_table()[0].split(PIECE_BYTES // 16)
 
     def longest_probe(self) -> int:
         """The most slots that finding an id of the table reads."""
@@ -68,38 +61,11 @@ class TableSource(ABC):
         return longest
 
 
-Sources = Mapping[str, Mapping[str, TableSource]]
-"""Where tables come from that the model itself does not hold, by collection and table."""
-
-
-@dataclass(eq=False)
-class LocalTable(TableSource):
-    """A table that this process holds as a whole."""
-
-    weight: torch.Tensor
-    hash_index: HashIndex | None
-
-    def rows(self, begin: int, end: int) -> torch.Tensor:
-        """A view of the table, or a copy on the CPU."""
-        return self.weight.detach()[begin:end].cpu()
-
-    def read_index(self) -> HashIndex:
-        assert self.hash_index is not None
-        return self.hash_index
-
-
 def local_tables(collection: UnshardedCollection) -> dict[str, TableSource]:
-    """The tables of a collection that this process holds as a whole, by name."""
+    """The tables of a collection, by name."""
     tables: dict[str, TableSource] = {}
     for spec in collection.tables:
         index = collection.index(spec.name) if spec.name in collection.hash_indexes else None
         ids, side_row = (0, -1) if index is None else (len(index), int(index.index_buffers().side_row[0]))
-        tables[spec.name] = LocalTable(spec, ids, side_row, collection.weight(spec.name), index)
+        tables[spec.name] = TableSource(spec, collection.weight(spec.name), index, ids, side_row)
     return tables
-
-
-def empty_index(spec: TableSpec) -> HashIndex:
-    """An index with as many slots as the table's, which must have one, and without what only training needs."""
-    assert spec.hashing is not None
-    plain = replace(spec.hashing, on_full="error", admit_after=1)
-    return HashIndex(spec.num_embeddings, config=plain, name=spec.name, device="cpu")

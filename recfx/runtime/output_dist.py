@@ -11,20 +11,19 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, ClassVar, TypeAlias
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torchrec.distributed.comm_ops import get_gradient_division
 from torchrec.distributed.dist_data import PooledEmbeddingsAllToAll, PooledEmbeddingsReduceScatter
 from torchrec.distributed.types import Awaitable, NoWait, QuantizedCommCodecs
 
 from recfx.ir.tables import Columns, total_dim
-from recfx.ir.ways_back import Hop, Wire
+from recfx.ir.ways_back import Hop
 from recfx.runtime.backwards import Backwards
 from recfx.runtime.base import NodeModule
 from recfx.runtime.dist_groups import DistGroups
@@ -202,20 +201,6 @@ class OutputDistWait(NodeModule):
     def forward(self, started: Awaitable[torch.Tensor]) -> torch.Tensor:
         """Returns ``[B, D']``; if rows are not pooled, ``[n, D]``, key by key in the order of the ids."""
         return started.wait()
-
-
-@contextmanager
-def unrounded(model: nn.Module) -> Iterator[None]:
-    """A context in which forwards send float32, whatever the codecs are; for all ranks together."""
-    codecs = [module.codecs for module in model.modules() if isinstance(module, OutputDistStart) and module.codecs]
-    before = [of_start.forward for of_start in codecs]
-    try:
-        for of_start in codecs:
-            of_start.forward = codecs_of(Wire()).forward
-        yield
-    finally:
-        for of_start, codec in zip(codecs, before, strict=True):
-            of_start.forward = codec
 
 
 def _all_to_all(

@@ -130,7 +130,7 @@ _CHECKPOINT = {
     "save": [f"checkpoint/test_{name}" for name in ("crash", "directory", "refusals")],
 }
 _EXPORTER = {
-    **{stem: ["exporter/test_sharded"] for stem in ("ranks", "sharded_export")},
+    "sharded_export": ["exporter/test_sharded"],
     "table_sources": ["exporter/test_checkpoint_export", "exporter/test_sharded"],
     "served_collection": ["exporter/test_torchrec_flow"],
     "torch_entry": ["exporter/test_scripting", "exporter/test_torch_export"],

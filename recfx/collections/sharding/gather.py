@@ -40,8 +40,12 @@ class WholeTable:
     requires_grad: bool
 
 
-def gather_tables(module: ShardedCollection) -> dict[str, WholeTable]:
+def gather_tables(
+    module: ShardedCollection, *, on_rank: int | None = None, with_optimizers: bool = True
+) -> dict[str, WholeTable]:
     """Every table of the collection, by name, on every rank. Collective; it takes the memory of all tables.
+
+    With ``on_rank``, the other ranks return nothing, and hold one or two whole tables at a time.
 
     If columns are cut, a state with one number per row, such as that of row-wise Adagrad, has one number per column
     block. That of the table is their mean, weighted by columns, which is what the uncut table would have after the same
@@ -52,7 +56,8 @@ def gather_tables(module: ShardedCollection) -> dict[str, WholeTable]:
     """
     gatherer = _Gatherer(module)
     together(gatherer.group, module.prepare_to_save)
-    return {table.table.name: gatherer.gather(table) for table in module.sharding.tables}
+    gathered = ((table.table.name, gatherer.gather(table, with_optimizers)) for table in module.sharding.tables)
+    return {name: table for name, table in gathered if on_rank in (None, gatherer.rank)}
 
 
 def together(group: dist.ProcessGroup, check: Callable[[], None]) -> None:
@@ -66,14 +71,14 @@ class _Gatherer:
         self.group, self.rank = module.groups.pooled, module.groups.pooled.rank()
         self.device = sent_on(self.group)
 
-    def gather(self, table: ShardedTable) -> WholeTable:
+    def gather(self, table: ShardedTable, with_optimizer: bool) -> WholeTable:
         spec, dtype = table.table, self.module.dtypes[table.table.name]
         weight = self._join(table, spec.embedding_dim, lambda name: self.store.weight(name), dtype)
         index: dict[str, Tensor] = {}
         if spec.has_index:
             index = join_states([self._index(shard) for shard in table.slices(table.saved)])
         optimizer = None
-        if spec.name in self.module.fused:
+        if with_optimizer and spec.name in self.module.fused:
             optimizer = self._optimizer(table, self.module.fused[spec.name])
         trained = self._send(
             table.saved[0],
