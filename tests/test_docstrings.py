@@ -15,7 +15,6 @@ from torch import nn
 
 import recfx
 from recfx.conversion.rows_of_ids import RowsOfIds
-from recfx.inspect import diff_steps
 from recfx.ir import format_graph
 from recfx.planner.plan_file import read_plan, write_plan
 from recfx.planner.topology import npu_topology
@@ -24,7 +23,7 @@ from tests.support.own_operators import forgotten_afterwards
 INHERITED = ("batches_in_flight", "fused_optimizer", "index", "tables_with_index", "weight")
 """What users call of the base classes of collections; the rest is there for recfx and TorchRec."""
 
-OTHERS = (diff_steps, format_graph, npu_topology, read_plan, write_plan, RowsOfIds, RowsOfIds.to_rows)
+OTHERS = (format_graph, npu_topology, read_plan, write_plan, RowsOfIds, RowsOfIds.to_rows)
 """What users import from packages of recfx."""
 
 

@@ -2,7 +2,6 @@
 
 from recfx.inspect.report import Report
 from recfx.inspect.report_data import REPORT_VERSION, CollectionReport, NodeReport, PassReport, Verification
-from recfx.inspect.step_diff import diff_steps
 from recfx.inspect.table_report import HashingReport, ShardingReport, ShardReport, TableReport
 
 __all__ = [
@@ -16,7 +15,6 @@ __all__ = [
     "ShardingReport",
     "TableReport",
     "Verification",
-    "diff_steps",
 ]
 
 
