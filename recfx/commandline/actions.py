@@ -33,7 +33,7 @@ def explain(given: argparse.Namespace) -> Outcome:
     """Print the report; not well if something is refused, or the converted model is not as the original."""
     made = make(given.factory)
     report = recfx.explain(
-        made.model, made.sample, tables=given.tables, verify=given.verify, whole_graph=given.whole_graph,
+        made.model, made.sample, verify=given.verify, whole_graph=given.whole_graph,
         **_sharding(given), **_conversion(given),
     )  # fmt: skip
     if given.html is not None:
@@ -41,7 +41,7 @@ def explain(given: argparse.Namespace) -> Outcome:
     if given.json:
         return report.to_json(), report.ok
     if given.graph and report.ok:
-        graphs = [(one.path, one.passes[-1].graph) for one in report.collections if one.passes]
+        graphs = [(one.path, one.graph) for one in report.collections if one.graph]
         return "\n\n".join(f"# {name_of(path)}\n{graph}" for path, graph in graphs), True
     return report, report.ok
 

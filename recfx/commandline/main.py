@@ -108,7 +108,6 @@ def _parser() -> argparse.ArgumentParser:
     explain = command("explain", "What a conversion does or did to a model", "explain model.py:make --html report.html")
     explain.add_argument("--html", metavar="FILE", type=_path, help="also write an HTML page")
     explain.add_argument("--graph", action="store_true", help="print the rewritten graph of each collection instead")
-    explain.add_argument("--tables", choices=("groups", "all"), default="groups", help="a line per group, or per table")
     explain.add_argument("--whole-graph", action="store_true", help="as a graph of the whole model; needs a sample")
     explain.add_argument(
         "--verify", action=argparse.BooleanOptionalAction,

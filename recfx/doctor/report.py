@@ -11,7 +11,7 @@ from typing import Any
 from recfx.doctor.finding import Finding, Status
 from recfx.errors import printable
 from recfx.printing.grid import Grid
-from recfx.printing.lines import to_lines
+from recfx.printing.text import plain_text, rich_table
 from recfx.versions import __version__
 
 DOCTOR_VERSION = "2"
@@ -110,7 +110,7 @@ class Report:
         lines = [f"{place}: {end}{'' if self.complete else ', NOT COMPLETE'}", HOW[self.how], self.stopped]
         for grid in (_grid(self.workload, rows) for rows in (self.findings, self.answers, self.speeds, self.choices)):
             if grid is not None:
-                lines += ["\n" + grid.title, *to_lines(grid)]
+                lines += ["\n" + grid.title, plain_text([rich_table(grid)])]
         return without_home("\n".join(printable(line, keep="\n") for line in lines if line))
 
 

@@ -1,7 +1,7 @@
 """What was, or would be, done to a model: the conversion report."""
 
 from recfx.inspect.report import Report
-from recfx.inspect.report_data import REPORT_VERSION, CollectionReport, NodeReport, PassReport, Verification
+from recfx.inspect.report_data import REPORT_VERSION, CollectionReport, NodeReport, Verification
 from recfx.inspect.table_report import HashingReport, ShardingReport, ShardReport, TableReport
 
 __all__ = [
@@ -9,7 +9,6 @@ __all__ = [
     "CollectionReport",
     "HashingReport",
     "NodeReport",
-    "PassReport",
     "Report",
     "ShardReport",
     "ShardingReport",

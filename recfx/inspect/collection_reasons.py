@@ -9,13 +9,11 @@ from torch import nn
 from recfx.collections.converted_collection import ConvertedCollection
 from recfx.collections.kinds import kind_of
 from recfx.collections.sharding.collection import ShardedCollection
-from recfx.errors import Diagnostic, Severity
+from recfx.errors import Diagnostic, Severity, few
 from recfx.hashing import HashIndex
 from recfx.inspect.sent_share import shares_of_sent
 from recfx.inspect.table_report import TableReport
-from recfx.inspect.wording import listed
 from recfx.ir.shards import ShardedTable
-from recfx.ir.tables import TableSpec
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.printing.grid import size
 from recfx.runtime import FindRows, SelectFeatures
@@ -35,20 +33,15 @@ def sharding_reasons(table: ShardedTable, path: str, optimizer: FusedOptimizer |
 
 def ranks_without_rows(table: ShardedTable, path: str, _: FusedOptimizer | None) -> Diagnostic | None:
     """Fewer rows, or buckets of rows, than pieces."""
-    pieces = table.row_pieces
+    pieces, config = table.row_pieces, table.table.hashing
     empty = [shard.rank for shard in pieces if shard.is_empty]
     if not empty:
         return None
-    config = table.table.hashing
     if config is None or not table.table.has_index:
         message = f"{table.table.num_embeddings:,} rows are split over {len(pieces)} ranks: ranks {empty} get none."
-        return Diagnostic(
-            "ranks_without_rows", path, message, "table_wise or data_parallel serves so small a table better."
-        )
-    message = (
-        f"its {config.buckets} buckets are split over {len(pieces)} ranks, and a bucket stays whole: ranks {empty} get "
-        "no rows and no work."
-    )
+        advice = "table_wise or data_parallel serves so small a table better."
+        return Diagnostic("ranks_without_rows", path, message, advice)
+    message = f"its {config.buckets} buckets are split over {len(pieces)} ranks: ranks {empty} get no rows and no work."
     advice = f"give HashConfig(buckets=...) a multiple of {len(pieces)}, before the table has learned any ids."
     return Diagnostic("ranks_without_rows", path, message, advice, Severity.WARNING)
 
@@ -66,20 +59,8 @@ def uneven_cuts(table: ShardedTable, path: str, _: FusedOptimizer | None) -> Dia
     if not sizes or min(sizes) == 0 or max(sizes) * len(sizes) < UNEVEN * sum(sizes):
         return None
     message = f"its rows are split unevenly: ranks hold {min(sizes):,} to {max(sizes):,} of {sum(sizes):,}."
-    advice = "nothing if that is intended"
-    if table.table.has_index:
-        advice += "; cuts are at bucket borders, so more buckets, a multiple of the number of ranks, make them even"
-    return Diagnostic("uneven_cuts", path, message, f"{advice}.")
-
-
-def cuts_at_bucket_borders(table: ShardedTable, path: str, _: FusedOptimizer | None) -> Diagnostic | None:
-    """The plan cuts inside a bucket, or the table has a different number of rows now."""
-    borders, planned = table.row_borders(), list(table.planned_borders)
-    if not table.table.has_index or not borders or borders == planned:
-        return None
-    cuts, planned_cuts = listed(borders[1:-1], 4), listed(planned[1:-1], 4)
-    message = f"its rows are cut at {cuts}, where buckets begin, not at {planned_cuts} as the plan says."
-    return Diagnostic("cuts_at_bucket_borders", path, message, "nothing: an id and its row stay together that way.")
+    advice = "nothing if that is intended; cuts of an index are at borders of buckets, and more buckets make them even."
+    return Diagnostic("uneven_cuts", path, message, advice)
 
 
 def optimizer_state_per_column_block(
@@ -91,34 +72,13 @@ def optimizer_state_per_column_block(
     return None if changed is None else Diagnostic("optimizer_state_per_column_block", path, *changed)
 
 
-def ids_on_every_rank(table: ShardedTable, path: str, _: FusedOptimizer | None) -> Diagnostic | None:
-    """Replicas are kept equal by giving all of them the same ids."""
-    if not table.is_replicated:
-        return None
-    message = "every rank gets the ids of all ranks and pools all samples: replicas see the same, and stay equal."
-    return Diagnostic("ids_on_every_rank", path, message, "nothing for a small table; table_wise sends less otherwise.")
-
-
-def collection_sharding_reasons(
-    tables: tuple[TableSpec, ...], graph_module: nn.Module | None, path: str
-) -> tuple[Diagnostic, ...]:
-    """What is worth saying about the collection as a whole; ``graph_module`` is the graph of a sharded one."""
-    reasons = []
-    means = [table.name for table in tables if table.pooling == "MEAN"]
-    if means:
-        message = (
-            f"MEAN of tables {listed(means, 4)} runs as SUM, and is divided by the lengths once sums are complete."
-        )
-        reasons.append(Diagnostic("mean_divided_last", path, message, "nothing: the result is the mean."))
-    nodes = () if graph_module is None else graph_module.children()
-    if any(isinstance(node, SelectFeatures) and node.has_expanded for node in nodes):
-        message = (
-            "a batch had features with their own batch sizes: they are expanded to the full batch before ids are "
-            "sent, which TorchRec's collections do afterwards."
-        )
-        advice = "expect more ids on the wire; deduplicate after the collection where that matters."
-        reasons.append(Diagnostic("variable_batch_expanded", path, message, advice))
-    return tuple(reasons)
+def expanded_reasons(graph_module: nn.Module, path: str) -> tuple[Diagnostic, ...]:
+    """Whether a batch had features with their own batch sizes, of which TorchRec's collections send less."""
+    if not any(isinstance(node, SelectFeatures) and node.has_expanded for node in graph_module.children()):
+        return ()
+    message = "a batch had features with their own batch sizes: they are expanded before ids are sent."
+    advice = "expect more ids on the wire than with TorchRec; deduplicate after the collection where that matters."
+    return (Diagnostic("variable_batch_expanded", path, message, advice),)
 
 
 def sent_once_reasons(collection: ConvertedCollection, path: str) -> tuple[Diagnostic, ...]:
@@ -149,14 +109,10 @@ def dense_gradient_reasons(tables: Iterable[TableReport], path: str, trains: boo
     if written < LARGE_GRADIENTS:
         return ()
     message = (
-        f"no optimizer runs in backward for {listed([table.name for table in dense], 4)}: each step of training clears "
-        f"and writes {size(written)} of gradients (weight.grad), as large as the tables, and an optimizer then "
-        "reads all of it, however few rows the batch has."
+        f"no optimizer runs in backward for {few([table.name for table in dense], 4)}: each step of training clears, "
+        f"writes and reads {size(written)} of gradients (weight.grad), as large as the tables."
     )
-    advice = (
-        "call apply_optimizer_in_backward of torchrec.optim for the parameters of the collection: a step then touches "
-        "the rows of the batch only. Nothing, if it is not trained; eval() or requires_grad_(False) says so."
-    )
+    advice = "call apply_optimizer_in_backward of torchrec.optim, or eval() if it is not trained."
     return (Diagnostic("dense_gradients", path, message, advice),)
 
 
@@ -171,9 +127,7 @@ def pipelining_reasons(sharded: ShardedCollection, path: str) -> tuple[Diagnosti
 _RULES: tuple[Callable[[ShardedTable, str, FusedOptimizer | None], Diagnostic | None], ...] = (
     ranks_without_rows,
     uneven_cuts,
-    cuts_at_bucket_borders,
     optimizer_state_per_column_block,
-    ids_on_every_rank,
 )
 
 
@@ -202,26 +156,15 @@ def _where_ids_are_hashed(
     copies = f"copies of the indexes that take {sum(node.copies.bytes for node in nodes)} bytes there"
     if in_training:
         message = (
-            f"its tables are on {collection.store.device}, where rows are found (node find_rows), in training as well, "
-            f"in {copies}, and as many on the host. Only ids without a row are copied to the host, which gives them "
-            "one. The copies are made again for the first batch after something else has changed the indexes."
+            f"its rows are found on {collection.store.device} (node find_rows), in {copies}; only ids without a row "
+            "are copied to the host, which gives them one."
         )
         return Diagnostic("found_on_device", path, message, "nothing; recfx.TrainPipeline hashes no ids ahead.")
-    where = (
-        f"its tables are on {collection.store.device}, but its ids are hashed on the host, where the indexes are: each "
-        "forward"
+    in_eval_mode = f"it finds them there, in {copies}" if in_eval else f"too, because {_why_on_host(collection, nodes)}"
+    message = (
+        f"its tables are on {collection.store.device}, but each forward in training copies ids to the host, where the "
+        f"indexes are, and their rows back (nodes to_host and to_device); in eval mode {in_eval_mode}"
     )
-    if in_eval:
-        message = (
-            f"{where} in training copies ids to the host and their rows to the device (nodes to_host and to_device). "
-            f"In eval mode, rows are found on the device (node find_rows), in {copies}, and that are made again for "
-            "the first batch after the indexes have changed."
-        )
-    else:
-        message = (
-            f"{where} copies ids to the host and their rows to the device (nodes to_host and to_device); in eval mode "
-            f"as well, because {_why_on_host(collection, nodes)}"
-        )
     advice = (
         "nothing; recfx.TrainPipeline copies the next batch's ids ahead, and hashes them while the device computes."
     )

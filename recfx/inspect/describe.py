@@ -19,19 +19,17 @@ from recfx.collections.sharding.collection import ShardedCollection
 from recfx.collections.sharding.optimizer_settings import check_optimizers, optimizer_settings
 from recfx.collections.sharding.plan import read_plan
 from recfx.errors import Diagnostic
-from recfx.hashing import ResolvedHashConfig
-from recfx.inspect.capacity_reasons import batches_until_full
 from recfx.inspect.collection_reasons import (
-    collection_sharding_reasons,
     dense_gradient_reasons,
+    expanded_reasons,
     pipelining_reasons,
     sent_once_reasons,
     sharding_reasons,
     transfer_reasons,
 )
-from recfx.inspect.facts import IndexFacts, TableFacts, parts_here, table_facts
+from recfx.inspect.facts import TableFacts, parts_here, table_facts
 from recfx.inspect.reasons import table_reasons, type_name
-from recfx.inspect.report_data import CollectionReport, NodeReport, PassReport
+from recfx.inspect.report_data import CollectionReport, NodeReport
 from recfx.inspect.table_report import DENSE, HashingReport, ShardingReport, TableReport
 from recfx.ir.meta import NodeMeta, node_meta
 from recfx.ir.operator_graph import lowered_from
@@ -73,7 +71,7 @@ def declared_table(spec: TableSpec, dtype: torch.dtype | None = None) -> TableRe
         dtype=type_name(dtype or spec.dtype),
         device="",
         bytes=0,
-        hashing=hashing_report(spec.hashing, None),
+        hashing=HashingReport.of(spec.hashing),
         custom_init_fn=spec.custom_init_fn,
     )
 
@@ -85,7 +83,7 @@ def table_report(facts: TableFacts) -> TableReport:
         declared_table(facts.spec, weight.dtype),
         device=str(weight.device),
         bytes=weight.numel() * weight.element_size(),
-        hashing=hashing_report(facts.spec.hashing, facts.index_facts),
+        hashing=facts.hashing,
         kernel=facts.kernel.name,
         kernels_passed_over=facts.kernel.passed_over,
         optimizer=_optimizer(facts),
@@ -110,43 +108,6 @@ def _table_of_config(config: BaseEmbeddingConfig, weight: object) -> TableReport
         dtype=dtype,
         device=device,
         bytes=size,
-    )
-
-
-def hashing_report(config: ResolvedHashConfig | None, index: IndexFacts | None) -> HashingReport:
-    """How ids become rows; ``index`` is what an index with data shows."""
-    if config is None:
-        return HashingReport("static")
-    if not config.has_index:
-        return HashingReport("adopted", rows=config.rows, dense_rows=config.dense_rows)
-    settings = HashingReport(
-        "index",
-        rows=config.rows,
-        dense_rows=config.dense_rows,
-        buckets=config.buckets,
-        on_full=config.on_full,
-        evict=config.evict if config.evicts else "",
-        ttl_batches=config.ttl_batches if config.evicts else None,
-        admit_after=config.admit_after,
-        unseen=config.unseen,
-        seed=config.seed,
-    )
-    if index is None:
-        return settings
-    occupancy = index.occupancy
-    return replace(
-        settings,
-        ids_held=occupancy.taken,
-        occupancy=occupancy.taken / max(occupancy.rows, 1),
-        worst_bucket=occupancy.worst_bucket if index.buckets else None,
-        worst_bucket_occupancy=occupancy.worst_bucket_taken / max(occupancy.worst_bucket_rows, 1),
-        counters=tuple(index.counters.items()),
-        candidates=None if index.candidates is None else index.candidates.waiting,
-        longest_probe=index.longest_probe,
-        index_bytes=index.bytes,
-        room=int(index.room),
-        batches_until_full=batches_until_full(index),
-        rows_here=index.rows,
     )
 
 
@@ -209,7 +170,7 @@ def with_nodes(
     return replace(
         described,
         nodes=tuple(_node(name, meta) for name, meta in metas.items()),
-        passes=tuple(PassReport(record.name, record.modified, record.text) for record in records),
+        graph=records[-1].text if records else "",
         declined=tuple(declined for record in records for declined in record.declined),
     )
 
@@ -247,7 +208,7 @@ def describe_sharded(base: CollectionReport, sharded: ShardedCollection, existed
         device=next((table.device for table in tables if table.device), ""),
         tables=tuple(tables),
     )
-    reasons = collection_sharding_reasons(sharded.tables, sharded.graph_module, base.path)
+    reasons = expanded_reasons(sharded.graph_module, base.path)
     reasons += pipelining_reasons(sharded, base.path) + sent_once_reasons(sharded, base.path)
     return with_reasons(with_graph(described, sharded), sharded, reasons)
 
@@ -310,8 +271,7 @@ def with_plan(
     if device != device_of_tables(collection):  # what serves them now is for where they are now
         kernels = {name: meta.kernel for meta in rewriting.metas.values() if meta.kernel for name in meta.tables}
         tables = tuple(replace(table, kernel=kernels.get(table.name, ""), kernels_passed_over=()) for table in tables)
-    reasons = collection_sharding_reasons(collection.tables, None, path)
-    return with_reasons(replace(described, tables=tables), collection, reasons)
+    return with_reasons(replace(described, tables=tables), collection)
 
 
 def _trained_by(report: TableReport, optimizer: FusedOptimizer | None) -> TableReport:

@@ -69,7 +69,6 @@ def explain(
     passes: Iterable[Pass] | None = None,
     managed_collisions: Literal["keep", "convert"] = "keep",
     dedup: bool | Literal["auto"] | Mapping[str, bool | float] = "auto",
-    tables: Literal["groups", "all"] = "groups",
 ) -> Report:
     """Say what was done to ``model``, or, before conversion, what ``convert`` with the same arguments would do to it.
 
@@ -103,8 +102,6 @@ def explain(
             ``convert``, but with ``env`` nothing is communicated.
         device, backend: as for ``convert``. The report describes the tables where they are now.
         verify: as for ``convert``: whether to compare with a sample. None: unless the parameters take more than 2 GiB.
-        tables: how the text shows many tables: ``"groups"`` has one line per group of like ones and one message per
-            reason, ``"all"`` has everything. The report's data, JSON and HTML are the same.
 
     Raises:
         ConversionError: ``invalid_argument``, ``invalid_topology``, ``sample_required``, ``unknown_world_size``.
@@ -116,12 +113,6 @@ def explain(
         named_passes(passes), managed_collisions, dedup, topology,
     )  # fmt: skip
     asked.check(model)
-    if tables not in ("groups", "all"):
-        raise ConversionError(
-            f"tables={tables!r} is neither 'groups' nor 'all'.",
-            reason="invalid_argument",
-            what_to_do="pass tables='all' for a line per table.",
-        )
     if world_size is not None and plan is None and world_size != getattr(topology, "world_size", None):
         raise ConversionError(
             "world_size is given, but no plan for so many ranks.",
@@ -176,10 +167,7 @@ def explain(
         ok=all(reason.severity != Severity.ERROR for reason in reasons),
         collections=renamed(collections),
         reasons=renamed(reasons),
-        rollbacks=renamed(rollbacks),
         verification=verification,
-        notes=renamed(notes),
-        tables=tables,
     )
 
 

@@ -14,7 +14,6 @@ from recfx.errors import Diagnostic, Severity
 from recfx.hashing import HashConfig
 from recfx.inspect.capacity_reasons import index_reasons
 from recfx.inspect.facts import TableFacts
-from recfx.inspect.virtual_tables import virtual_table_not_followed
 from recfx.kernels.build import library
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.fused_params import weight_decay_left_out
@@ -94,11 +93,8 @@ def weights_not_used(table: TableFacts) -> Diagnostic | None:
     return Diagnostic(
         "weights_not_used",
         table.module_path,
-        "with raw_ids() (dense_rows=0), the table starts anew: each new id gets a row with initial weights, and these "
-        "overwrite what the original had in that row.",
-        "nothing, if the table was not trained before. If it was, and ids were row numbers, convert it without "
-        "raw_ids(): those ids keep their rows, and HashConfig(rows=N) has room for others. To start anew, make an "
-        "optimizer that is not in backward anew as well: it has state for the old ids of the rows.",
+        "with raw_ids() (dense_rows=0), the table starts anew: each new id overwrites a row with initial weights.",
+        "nothing, if the table was not trained before; if ids were row numbers, leave out raw_ids().",
     )
 
 
@@ -109,17 +105,16 @@ def index_settings_not_used(table: TableFacts) -> Diagnostic | None:
         return None
     if config.has_index:
         unused = [] if config.evicts or config.evict == HashConfig.evict else ["evict"]
-        why = f"no id loses its row, because on_full is {config.on_full!r}"
-        advice = "give on_full='evict' as well, or leave evict out."
+        why, advice = f"no id loses its row with on_full={config.on_full!r}", "give on_full='evict' as well."
     else:
         default = _DEFAULT.resolve(config.rows, adopt=True)
         unused = [name for name in _SETTINGS if getattr(config, name) != getattr(default, name)]
-        why = "every row is dense, so there is no index and no id is new"
+        why = "every row is dense, so no id is new"
         advice = "for raw ids, give dense_rows=0, or more rows= than the table has."
     if not unused:
         return None
     settings = ", ".join(f"{name}={getattr(config, name)!r}" for name in unused)
-    message = f"{settings} {'does' if len(unused) == 1 else 'do'} nothing: {why}."
+    message = f"without effect: {settings}; {why}."
     return Diagnostic("index_settings_not_used", table.module_path, message, advice, Severity.WARNING)
 
 
@@ -136,36 +131,13 @@ def index_left_out(table: TableFacts) -> Diagnostic | None:
     return Diagnostic("index_left_out", table.module_path, message, advice)
 
 
-def index_not_needed(table: TableFacts) -> Diagnostic | None:
-    """All ids would fit as they are, but the config sends them through an index."""
-    spec = table.spec
-    id_range = spec.id_range
-    if id_range is None or spec.hashing is None or not spec.has_index or spec.never_needs_index:
-        return None
-    if id_range.lower < 0 or id_range.upper >= spec.num_embeddings:
-        return None
-    message = (
-        f"its ids are declared to be {id_range}, and it has {spec.num_embeddings} rows, but they go through an index, "
-        f"because dense_rows is {spec.hashing.dense_rows}."
-    )
-    advice = (
-        f"give HashConfig(dense_rows={id_range.upper + 1}) or more, so that ids are rows; the index stays if it counts "
-        "or evicts ids, which are then not those."
-    )
-    return Diagnostic("index_not_needed", table.module_path, message, advice)
-
-
 def init_fn_rows(table: TableFacts) -> Diagnostic | None:
     """An indexed table with its own ``init_fn``."""
     if table.index is None or not table.spec.custom_init_fn:
         return None
-    return Diagnostic(
-        "init_fn_rows",
-        table.module_path,
-        "the table has its own init_fn: it fills the rows when the table is built, and again, several rows at a time, "
-        "when they are re-used, so a new id's first weights depend on its row and on the order in which ids come.",
-        "leave out init_fn to have initial weights that depend on the id alone.",
-    )
+    message = "its own init_fn fills the rows of new ids, whose first weights depend on the order in which ids come."
+    advice = "leave out init_fn to have initial weights that depend on the id alone."
+    return Diagnostic("init_fn_rows", table.module_path, message, advice)
 
 
 def data_type_not_honoured(table: TableFacts) -> Diagnostic | None:
@@ -179,6 +151,21 @@ def data_type_not_honoured(table: TableFacts) -> Diagnostic | None:
     message = f"config.data_type is {table.config.data_type.name}, but the weight is {type_name(table.weight.dtype)}."
     advice = "cast the model, or correct the config; recfx goes by the weight's type."
     return Diagnostic("data_type_not_honoured", table.module_path, message, advice)
+
+
+def virtual_table_not_followed(table: TableFacts) -> Diagnostic | None:
+    """The config asks for a virtual table or has an eviction policy for one."""
+    policy = getattr(table.config, "virtual_table_eviction_policy", None)
+    if policy is None and not getattr(table.config, "use_virtual_table", False):
+        return None
+    is_raw = table.spec.has_index
+    instead = "ids get rows by its HashConfig" if is_raw else "ids are its rows"
+    message = f"{type(policy).__name__ if policy else 'use_virtual_table'} does nothing: {instead}."
+    advice = (
+        "use HashConfig.raw_ids() with on_full='evict' and evict='ttl' (in batches) or evict='lfu', or admit_after=."
+    )
+    severity = Severity.INFO if is_raw else Severity.WARNING
+    return Diagnostic("virtual_table_not_followed", table.module_path, message, advice, severity)
 
 
 def type_name(dtype: object) -> str:
@@ -196,7 +183,6 @@ _RULES: tuple[Callable[[TableFacts], Diagnostic | None], ...] = (
     weights_not_used,
     index_settings_not_used,
     index_left_out,
-    index_not_needed,
     init_fn_rows,
     data_type_not_honoured,
     virtual_table_not_followed,

@@ -4,65 +4,30 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, Literal
+from typing import Any
 
-import sympy
 from rich.console import Console, ConsoleOptions, RenderResult
 
-from recfx.errors import Diagnostic
-from recfx.inspect import wording
 from recfx.inspect.html import render_fragment, render_html
-from recfx.inspect.report_data import CollectionReport, ReportData
-from recfx.inspect.table_report import HashingReport
-from recfx.inspect.text import render, render_text
-
-_REASON = {
-    "code": "code",
-    "module_path": "path",
-    "message": "message",
-    "what_to_do": "what_to_do",
-    "severity": "severity",
-}
-_DECLINED = {"by": "by", "reason": "code", "message": "message", "node": "node"}
-_ROLLBACK = {"module_path": "path", "reason": "code", "message": "message"}
-_WHY = ("reason", "message", "what_to_do")  # keys of a collection itself, not of an object in it
-
-# How diagnostics are written in each field of the report that holds them: key -> attribute.
-_KEYS = {
-    "reasons": _REASON,
-    "notes": _REASON,
-    "declined": _DECLINED,
-    "kernels_passed_over": _DECLINED,
-    "rollbacks": _ROLLBACK,
-}
+from recfx.inspect.report_data import ReportData
+from recfx.inspect.sections import headline
+from recfx.inspect.text import render
+from recfx.printing.text import plain_text
 
 
-def plain(value: Any, field: str = "") -> Any:
-    """Convert to dicts, lists and scalars.
-
-    Args:
-        value: the report, or a part of it.
-        field: the field of the report that holds the value.
-    """
-    if isinstance(value, Diagnostic):
-        return {key: getattr(value, attribute) for key, attribute in _KEYS[field].items()}
+def plain(value: Any) -> Any:
+    """The report, or a part of it, as dicts, lists and scalars; symbolic sizes stay."""
     if is_dataclass(value):
-        names = [attribute.name for attribute in fields(ReportData if isinstance(value, ReportData) else value)]
-        if isinstance(value, CollectionReport):
-            names[names.index("why") : names.index("why") + 1] = _WHY
-        data = {name: plain(getattr(value, name), name) for name in names}
-        return data | {"counters": dict(value.counters)} if isinstance(value, HashingReport) else data
-    if isinstance(value, tuple):
-        return [plain(item, field) for item in value]
-    return str(value) if isinstance(value, sympy.Basic) else value
+        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+    return [plain(item) for item in value] if isinstance(value, tuple) else value
 
 
 @dataclass(frozen=True, repr=False)
 class Report(ReportData):
     """What was done to a model, or would be done. ``str()`` is plain text. The base class has the fields.
 
-    A terminal's ``rich.console.Console`` prints it in colours, and as wide as the terminal is: where there is no room,
-    tables leave out columns. Notebooks show it as HTML.
+    A terminal's ``rich.console.Console`` prints it in colours, and as wide as the terminal is. Notebooks show it as
+    HTML. Text shows the first of many rows, and HTML and JSON show all.
 
     Example:
         >>> report = recfx.explain(Model())
@@ -71,36 +36,30 @@ class Report(ReportData):
         >>> print(report)
         1 collection: 1 convertible. OK
         ...
-
-    Args:
-        tables: how tables are shown as text: ``"groups"`` (one line per group of like ones, if there are many) or
-            ``"all"`` (one line each). JSON and HTML always have all.
     """
 
-    tables: Literal["groups", "all"] = "groups"
-
     def __str__(self) -> str:
-        return render_text(self, self.tables == "all")
+        return plain_text(render(self))
 
     def __repr__(self) -> str:
-        return f"Report({wording.headline(self)})"
+        return f"Report({headline(self)})"
 
     def _repr_html_(self) -> str:
         """What a notebook shows: all but the details of each table."""
         return render_fragment(self)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield from render(self, self.tables == "all", options.max_width)
+        yield from render(self, options.max_width)
 
     def to_json(self) -> str:
-        """The whole report; keys are in the order of the fields of the base class, and symbolic sizes are text.
+        """The whole report; keys are the names of fields, and symbolic sizes are text.
 
         Example:
             >>> import json
             >>> json.loads(recfx.explain(Model()).to_json())["ok"]
             True
         """
-        return json.dumps(plain(self), indent=2)
+        return json.dumps(plain(self), indent=2, default=str)
 
     def to_html(self, picture: str = "") -> str:
         """A single page that needs no other file.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import sympy
 
@@ -26,15 +26,6 @@ class NodeReport:
     kernel: str
 
 
-@dataclass(frozen=True)
-class PassReport:
-    """One pass: whether it changed the graph, and the graph after the pass as text."""
-
-    name: str
-    modified: bool
-    graph: str = field(repr=False)
-
-
 @dataclass(frozen=True, repr=False)
 class CollectionReport:
     """One collection.
@@ -52,7 +43,7 @@ class CollectionReport:
         device: as the collection states it.
         tables: its tables, in order.
         nodes: the nodes of the final graph.
-        passes: the passes, in the order in which they ran.
+        graph: the final graph as text; ``""`` if it is not converted.
         declined: what passes and backends did not do, and why.
         reasons: the reasons among :attr:`Report.reasons` that are about it or its tables.
     """
@@ -68,7 +59,7 @@ class CollectionReport:
     device: str = ""
     tables: tuple[TableReport, ...] = ()
     nodes: tuple[NodeReport, ...] = ()
-    passes: tuple[PassReport, ...] = ()
+    graph: str = ""
     declined: tuple[Diagnostic, ...] = ()
     reasons: tuple[Diagnostic, ...] = ()
 
@@ -85,18 +76,8 @@ class CollectionReport:
         """Reason code if it is kept or refused; otherwise ``""``."""
         return "" if self.why is None else self.why.code
 
-    @property
-    def message(self) -> str:
-        """Why it is kept or refused; otherwise ``""``."""
-        return "" if self.why is None else self.why.message
 
-    @property
-    def what_to_do(self) -> str:
-        """What the user can change about that."""
-        return "" if self.why is None else self.why.what_to_do
-
-
-REPORT_VERSION = "1"
+REPORT_VERSION = "2"
 
 
 @dataclass(frozen=True)
@@ -127,9 +108,7 @@ class ReportData:
             failed.
         collections: every collection, converted or not, in the order of the model.
         reasons: everything worth knowing, errors first.
-        rollbacks: modules that the trace could not enter.
         verification: what ``convert`` compared.
-        notes: the reasons among ``reasons`` that the conversion itself recorded.
     """
 
     version: str
@@ -139,6 +118,4 @@ class ReportData:
     ok: bool
     collections: tuple[CollectionReport, ...]
     reasons: tuple[Diagnostic, ...]
-    rollbacks: tuple[Diagnostic, ...]
     verification: Verification
-    notes: tuple[Diagnostic, ...] = ()

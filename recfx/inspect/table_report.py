@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
 
 from recfx.errors import Diagnostic
+from recfx.hashing import HashIndex, ResolvedHashConfig
+from recfx.hashing.expected_room import expected_room
+from recfx.hashing.storage import EVAL_COUNTERS
 from recfx.ir.shards import CollectionSharding, ShardedTable
+from recfx.kernels.index.buckets import bucket_begins
+from recfx.kernels.index.index_buffers import COUNTERS
+
+ENOUGH_BATCHES = 10  # of training, for a pace
 
 
 @dataclass(frozen=True)
 class ShardReport:
-    """A rectangle of a table on one rank.
-
-    Args:
-        rank: the rank that has it.
-        rows: first row and the row after the last; the two are equal if the rank gets no rows.
-        columns: first column and the column after the last.
-        bytes: size of its weights.
-    """
+    """A rectangle of a table on one rank: first rows and columns, and those after the last; ``bytes`` of weights."""
 
     rank: int
     rows: tuple[int, int]
@@ -84,6 +87,8 @@ class ShardingReport:
 class HashingReport:
     """How the ids of a table become rows.
 
+    What an index holds and has counted is about ``rows_here``: on a rank with a slice of a table, about that slice.
+
     Args:
         mode: ``"static"`` (ids are rows, as in the standard collection), ``"adopted"`` (ids are rows, range-checked) or
             ``"index"`` (raw ids get rows). The other fields are None, or empty, if they have no meaning.
@@ -96,19 +101,23 @@ class HashingReport:
         admit_after: sightings before an id gets a row.
         unseen: what an id without a row reads in eval mode, or before it is admitted.
         seed: the seed of buckets, shared rows and initial rows.
-        ids_held: ids that have a row in the index; None on meta.
-        occupancy: share of the index's rows that are taken.
+        ids_held: ids that have a row in the index; None on meta, as are the fields that follow.
+        index_rows: number of rows that the index gives out.
+        occupancy: share of these that are taken.
         worst_bucket: number of the fullest bucket.
         worst_bucket_occupancy: share of that bucket's rows that are taken.
-        counters: (name, count) pairs of what has happened so far; see :attr:`HashIndex.counters`.
+        full_bucket: the bucket that has stopped training, if no batch was trained since.
+        counters: what has happened so far; see :attr:`HashIndex.counters`.
+        trained: the same in training alone.
+        evaluated: the ids seen, and those without a row, in eval mode.
         candidates: number of ids that were seen but not admitted; None with ``admit_after=1``.
+        forgets_candidates: whether a bucket counts as many of them as it can.
         longest_probe: number of slot groups (cache lines) that the slowest lookup reads.
         index_bytes: size of the index, without the weight.
         room: number of new ids that are expected to fit before one meets a full bucket.
         batches_until_full: batches until then at the mean pace: a lower estimate if fewer and fewer ids are new. None
             before the tenth batch of training, if no ids are new, and with ``on_full="evict"``.
-        rows_here: number of rows of the index that these figures are about: those of the table, or those of a rank's
-            slice of a table whose rows are cut. None on meta, and if this rank has none.
+        rows_here: number of rows of the table that the index covers.
     """
 
     mode: str
@@ -117,25 +126,84 @@ class HashingReport:
     buckets: int | None = None
     on_full: str = ""
     evict: str = ""
+    ttl_batches: int | None = None
     admit_after: int | None = None
     unseen: str = ""
     seed: int | None = None
     ids_held: int | None = None
+    index_rows: int | None = None
     occupancy: float | None = None
     worst_bucket: int | None = None
     worst_bucket_occupancy: float | None = None
-    counters: tuple[tuple[str, int], ...] = ()
+    full_bucket: int | None = None
+    counters: Mapping[str, int] = field(default_factory=dict)
+    trained: Mapping[str, int] = field(default_factory=dict)
+    evaluated: Mapping[str, int] = field(default_factory=dict)
     candidates: int | None = None
+    forgets_candidates: bool = False
     longest_probe: int | None = None
     index_bytes: int | None = None
     room: int | None = None
     batches_until_full: int | None = None
     rows_here: int | None = None
-    ttl_batches: int | None = None
 
     def count(self, counter: str) -> int:
         """One of the counters; 0 without an index that holds data."""
-        return dict(self.counters).get(counter, 0)
+        return self.counters.get(counter, 0)
+
+    @classmethod
+    def of(cls, config: ResolvedHashConfig | None, index: HashIndex | None = None) -> HashingReport:
+        """What the settings of a table say, and what its index holds; without one, or on meta, the settings alone."""
+        if config is None:
+            return cls("static")
+        if not config.has_index:
+            return cls("adopted", rows=config.rows, dense_rows=config.dense_rows)
+        settings = cls(
+            "index",
+            rows=config.rows,
+            dense_rows=config.dense_rows,
+            buckets=config.buckets,
+            on_full=config.on_full,
+            evict=config.evict if config.evicts else "",
+            ttl_batches=config.ttl_batches if config.evicts else None,
+            admit_after=config.admit_after,
+            unseen=config.unseen,
+            seed=config.seed,
+        )
+        return settings if index is None or index.bucket_taken.is_meta else settings._with(index)
+
+    def _with(self, index: HashIndex) -> HashingReport:
+        config, policy, buffers, occupancy = index.config, index.policy, index.index_buffers(), index.occupancy()
+        own = policy.own_buckets
+        borders = torch.arange(own.start, own.start + len(own) + 1, device=buffers.bucket_taken.device)
+        begins = bucket_begins(borders, config.rows, config.dense_rows, config.buckets) - policy.row_begin
+        counters, trained = index.counters, dict(zip(COUNTERS, buffers.counts.tolist(), strict=True))
+        full = index.full_at
+        is_full = full is not None and full[:2] == (index.adopted.times, trained["batches"])
+        room = expected_room(begins.diff() - int(policy.unseen == 2) - buffers.bucket_taken) if own else 0.0
+        added, batches = min(trained["inserted"], occupancy.taken), trained["batches"]
+        has_pace = added > 0 and batches >= ENOUGH_BATCHES and not config.evicts
+        places = torch.nonzero(buffers.candidate_counts).squeeze(1) if config.admits else buffers.bucket_taken[:0]
+        waiting = torch.bincount(torch.searchsorted(begins, places, right=True) - 1, minlength=len(own))
+        return replace(
+            self,
+            ids_held=occupancy.taken,
+            index_rows=occupancy.rows,
+            occupancy=occupancy.taken / max(occupancy.rows, 1),
+            worst_bucket=occupancy.worst_bucket if own else None,
+            worst_bucket_occupancy=occupancy.worst_bucket_taken / max(occupancy.worst_bucket_rows, 1),
+            full_bucket=full[2] if full is not None and is_full else None,
+            counters=counters,
+            trained=trained,
+            evaluated=dict(zip(EVAL_COUNTERS, index.fold_eval_counts().tolist(), strict=True)),
+            candidates=places.numel() if config.admits else None,
+            forgets_candidates=config.admits and bool((waiting == begins.diff()).any()),
+            longest_probe=index.longest_probe(),
+            index_bytes=sum(tensor.numel() * tensor.element_size() for tensor in buffers),
+            room=int(room),
+            batches_until_full=int(room * batches / added) if has_pace else None,
+            rows_here=policy.own_rows,
+        )
 
 
 DENSE = "none: gradients to weight.grad"
@@ -189,11 +257,6 @@ class TableReport:
         return f"TableReport({self.name!r}, {self.rows:,} rows of {self.dim} {self.dtype}{hashing})"
 
     @property
-    def index(self) -> HashingReport | None:
-        """``hashing``, if the table has an index that holds data."""
-        return None if self.hashing is None or self.hashing.ids_held is None else self.hashing
-
-    @property
     def has_dense_gradient(self) -> bool:
         """Whether backward writes a gradient as large as its part here."""
         return self.optimizer == DENSE
@@ -202,8 +265,3 @@ class TableReport:
     def bytes_here(self) -> int:
         """The size of this rank's part of the weight."""
         return self.bytes if self.sharding is None else self.sharding.bytes_here
-
-    @property
-    def is_here(self) -> bool:
-        """Whether this rank has any part of it."""
-        return self.sharding is None or self.sharding.bytes_here > 0

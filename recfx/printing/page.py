@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from html import escape as escape_html
 from importlib.resources import files
 from urllib.parse import urlencode
@@ -45,6 +45,7 @@ _STYLE = """
   & tr.warning td:nth-child(-n+2) { color: var(--warning); font-weight: 600; }
 }
 """
+_PROSE = ("holds for", "message", "what to do")  # columns of sentences
 _PAGE_STYLE = """
 :root { color-scheme: light dark; --paper: #fff; --text: #1c1c1c; }
 @media (prefers-color-scheme: dark) { :root { --paper: #16181b; --text: #e4e4e4; } }
@@ -105,47 +106,47 @@ def pre(text: str) -> str:
     return f'<pre tabindex="0">{escape_html(printable(text, keep=chr(10)))}</pre>'
 
 
-def table(grid: Grid, classes: Iterable[str] = (), ids: Iterable[str] = (), linked: str = "") -> list[str]:
+def table(grid: Grid, classes: Iterable[str] = (), names: Iterable[str] = (), linked: str = "") -> list[str]:
     """A table, without its title.
 
     Args:
         grid: what is in it.
         classes: the class of each row, if they have any.
-        ids: the name of each row as links have it, such as ``node=ebc_lookup``; ``""`` if it has none.
+        names: what each row is called in links, after the name of the first column, such as ``node=ebc_lookup``.
         linked: another page, which has the same names: the first cell of each row is a link to its place there.
     """
-    numbers = [column in grid.numbers for column in grid.columns]
+    kind = grid.columns[0] if grid.columns else ""
     of_rows = list(classes) or [""] * len(grid.rows)
-    names = list(ids) or [""] * len(grid.rows)
+    of_links: list[str | None] = [*names] or [None] * len(grid.rows)
+    used: set[str | None] = {None}
     lines = []
-    for row, of_row, name in zip(grid.rows, of_rows, names, strict=True):
-        cells = list(map(_cell, row, numbers))
-        if linked:
-            cells[0] = f"<td>{link(linked, grid.columns[0], row[0], row[0])}</td>"
-        attributes = (f" class={of_row}" if of_row else "") + (f' id="{escape(name)}"' if name else "")
-        lines.append(f"<tr{attributes}>{''.join(cells)}</tr>")
+    for row, of_row, name in zip(grid.rows, of_rows, of_links, strict=True):
+        cells = [_cell(column, text, column in grid.numbers) for column, text in zip(grid.columns, row, strict=True)]
+        if linked and name is not None:
+            address = f"{linked}#{urlencode({kind: name}, errors='replace')}"
+            cells[0] = f'<td><a href="{escape(address)}">{escape(row[0])}</a></td>'
+        named = "" if name in used else f' id="{escape(f"{kind}={name}")}"'  # links lead to the first of a name
+        used.add(name)
+        lines.append(f"<tr{f' class={of_row}' if of_row else ''}{named}>{''.join(cells)}</tr>")
     below = [f"<p>{escape(grid.more)}</p>"] if grid.more else []
-    return [frame(grid.columns, lines, grid.numbers), *below] if lines else below
+    return [_frame(grid, lines), *below] if lines else below
 
 
-def link(address: str, kind: str, name: str, text: str) -> str:
-    """A link to what another page shows under a name, such as ``model.html#node=ebc_lookup``."""
-    return f'<a href="{escape(address)}#{escape(urlencode({kind: name}, errors="replace"))}">{escape(text)}</a>'
+def _cell(column: str, text: str, number: bool) -> str:
+    if column in _PROSE:
+        return f'<td class="prose" data-column="{column}">{escape(text)}</td>'
+    return f"<td{' class=number' if number else ''}>{escape(text)}</td>"
 
 
-def _cell(text: str, number: bool) -> str:
-    return f'<td class="number">{escape(text)}</td>' if number else f"<td>{escape(text)}</td>"
-
-
-def frame(columns: tuple[str, ...], rows: list[str], numbers: Collection[str] = ()) -> str:
-    """A table around rows that are HTML already."""
+def _frame(grid: Grid, rows: list[str]) -> str:
     head = "".join(
-        f'<th scope="col"{" class=number" if column in numbers else ""}>{escape(column)}</th>' for column in columns
+        f'<th scope="col"{" class=number" if column in grid.numbers else ""}>{escape(column)}</th>'
+        for column in grid.columns
     )
     # What is wider or higher than the window scrolls by itself, also with the keyboard.
     return "\n".join(
         [
-            f'<div class="scroll" tabindex="0" role="group" aria-label="{escape(columns[0])}">'
+            f'<div class="scroll" tabindex="0" role="group" aria-label="{escape(grid.columns[0])}">'
             f"<table><thead><tr>{head}</tr></thead><tbody>",
             *rows,
             "</tbody></table></div>",

@@ -122,19 +122,6 @@ try:
 except ImportError:  # TorchRec 1.6 and older have none
     PECEmbeddingCollection = Absent
 
-try:
-    from torchrec.modules.embedding_configs import (
-        CountBasedEvictionPolicy,
-        CountTimestampMixedEvictionPolicy,
-        FeatureL2NormBasedEvictionPolicy,
-        FeatureScoreBasedEvictionPolicy,
-        NoEvictionPolicy,
-        TimestampBasedEvictionPolicy,
-    )
-except ImportError:  # TorchRec 1.2 has no virtual tables
-    CountBasedEvictionPolicy = CountTimestampMixedEvictionPolicy = FeatureL2NormBasedEvictionPolicy = Absent
-    FeatureScoreBasedEvictionPolicy = NoEvictionPolicy = TimestampBasedEvictionPolicy = Absent
-
 
 def let_files_take_batches() -> None:
     """Give a ``KeyedJaggedTensor`` all attributes that the code in a TorchScript file may look for, which are those of
@@ -172,19 +159,13 @@ __all__ = [
     "SEQUENCE_SETTINGS",
     "Absent",
     "BaseForward",
-    "CountBasedEvictionPolicy",
-    "CountTimestampMixedEvictionPolicy",
-    "FeatureL2NormBasedEvictionPolicy",
-    "FeatureScoreBasedEvictionPolicy",
     "GroupName",
     "HashZchEvictionPolicyName",
     "HashZchManagedCollisionModule",
     "KJTAllToAllForward",
     "ModelDeltaTrackerTrec",
-    "NoEvictionPolicy",
     "PECEmbeddingCollection",
     "RawIdTracker",
-    "TimestampBasedEvictionPolicy",
     "disable_compilation",
     "is_fx_symbolic_tracing",
     "let_files_take_batches",

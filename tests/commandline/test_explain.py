@@ -17,12 +17,9 @@ from tests.inspect.models import only_model
 MODELS = "tests.inspect.models"
 
 
-def test_text_and_status_of_a_good_model(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_and_status_of_a_good_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", f"{MODELS}:only_model"]) == 0
     assert capsys.readouterr().out == f"{explain(only_model())}\n"
-    monkeypatch.setenv("COLUMNS", "60")
-    assert main(["explain", f"{MODELS}:only_model"]) == 0
-    assert "\ncolumns left out: " in capsys.readouterr().out
 
 
 def test_sample_is_used_and_refusal_is_status_1(capsys: pytest.CaptureFixture[str]) -> None:
@@ -72,7 +69,7 @@ def test_a_file_that_cannot_be_written_is_as_it_was(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
-@pytest.mark.parametrize("more", ["", "--graph", "--tables all"])
+@pytest.mark.parametrize("more", ["", "--graph"])
 def test_names_fit_every_terminal(more: str, encoding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding=encoding))
@@ -85,16 +82,9 @@ def test_names_fit_every_terminal(more: str, encoding: str, tmp_path: Path, monk
     assert "esc\\x1b[31m\\x00" in page.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("more", ["", "--tables all", "--graph"])
+@pytest.mark.parametrize("more", ["", "--graph"])
 def test_names_of_collections_fit_every_terminal(more: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", f"{MODELS}:strange_collections", *more.split()]) == 0
     text = capsys.readouterr().out
     assert {letter for letter in text if not letter.isprintable()} == {"\n"}
     assert "esc\\x1b[31m\\x00" in text
-
-
-def test_all_tables(capsys: pytest.CaptureFixture[str]) -> None:
-    for tables, lines in (("groups", 1), ("all", 30)):
-        assert main(["explain", f"{MODELS}:many_tables", "--tables", tables]) == 0
-        section = capsys.readouterr().out.partition("\nTables: ")[2].partition("\n\n")[0]
-        assert len(section.splitlines()) == lines + 4  # title, columns, line, what "your own" is

@@ -153,6 +153,6 @@ def test_a_number_that_the_forward_changes_is_no_constant() -> None:
         graph_of(Counts())
     model = nn.Sequential(Counts())
     original, graph = copy.deepcopy(model), graph_of(model)
-    assert [(note.path, note.code) for note in recfx.explain(graph).rollbacks] == [("0", "lost_by_tracing")]
+    assert [(note.path, note.code) for note in recfx.explain(graph).reasons] == [("0", "lost_by_tracing")]
     for _ in range(3):
         assert torch.equal(graph(BATCH), original(BATCH))

@@ -90,22 +90,18 @@ def test_every_rank_sees_its_share(wrapping: str) -> None:
         assert slice_of.occupancy == slice_of.ids_held / rows.rows_here
         assert slice_of.worst_bucket in ((0,), (1, 2))[rank]
         assert codes(report) >= {
-            ("cuts_at_bucket_borders", "rows"),
             ("uneven_cuts", "rows"),
             ("optimizer_state_per_column_block", "columns"),
-            ("ids_on_every_rank", "replicas"),
         }
-        assert "mean_divided_last" in {code for code, _ in codes(report)}
         for shown in (answer["text"], answer["html"]):
             assert f"sharding, as rank {rank} of 2 sees it" in shown
             assert "0: rows 0-20, 1: rows" in shown
-        assert ("on other ranks" in answer["text"]) == (rank == 0)
         plain = json.loads(answer["json"])["collections"][0]["tables"][0]["sharding"]
         assert list(plain) == [field.name for field in dataclasses.fields(ShardingReport)]
         assert plain["shards"][1] == {"rank": 1, "rows": [21, 64], "columns": [0, 8], "bytes": 1376}
         (planned,) = answer["planned"].collections
         assert [table.sharding for table in planned.tables] == [table.sharding for table in collection.tables]
-        assert (planned.nodes, planned.passes[-1]) == (collection.nodes, collection.passes[-1])
+        assert (planned.nodes, planned.graph) == (collection.nodes, collection.graph)
         assert codes(answer["planned"]) == codes(report) | {("weights_not_used", table) for table in tables}
 
 
@@ -114,9 +110,7 @@ def test_dense_kernels_and_static_tables() -> None:
         (collection,) = answer["report"].collections
         assert collection.tables[0].sharding.compute_kernel == "dense"
         assert collection.tables[0].optimizer == "none: gradients to weight.grad"
-        assert not {"cuts_at_bucket_borders", "optimizer_state_per_column_block"} & {
-            code for code, _ in codes(answer["report"])
-        }
+        assert "optimizer_state_per_column_block" not in {code for code, _ in codes(answer["report"])}
 
 
 def few_buckets(rank: int, world_size: int) -> tuple[Report, int]:

@@ -84,8 +84,6 @@ class CostAt(Shown):
         step = step_text(self.trains, self.hardware.name, self.batch, lengths, self.world_size)
         return f"{in_time(self.seconds)} predicted for a {step}"
 
-    SPARE = ("kind", "flops", "resident", "written", "read", "wire")
-
     def as_grid(self) -> Grid:
         rows = [(node.name, node.kind, *_numbers(node)) for node in self.nodes]
         title, times = (
@@ -331,8 +329,6 @@ class PlanComparison(Shown):
 
     def __iter__(self) -> Iterator[PlanRow]:
         return iter(self.rows)
-
-    SPARE = ("output", "ids", "imbalance", "wire", "tables", "ranks", "sharding")
 
     def as_grid(self) -> Grid:
         best, columns = self.best, ("plan", *_HEADS, "sharding")

@@ -57,12 +57,7 @@ def test_both_modes_have_one_graph() -> None:
 
 
 def test_the_report_says_so() -> None:
-    messages = reasons(converted(ASKED, ASKED))
-    assert messages.keys() == {"found_on_device"}
-    assert (
-        "(node find_rows), in training as well, in copies of the indexes that take 1024 bytes there"
-        in messages["found_on_device"]
-    )
+    assert reasons(converted(ASKED, ASKED)).keys() == {"found_on_device"}
 
 
 @pytest.mark.parametrize(
