@@ -81,11 +81,7 @@ def run(options: argparse.Namespace, directory: Path) -> list[bool]:
         passed.append(compare(f"recfx.export, quantize={quantize!r}", answer(loaded, batch), trained, most))
         print(f"   {report.bytes:,} bytes")
 
-    section("3. torch.jit.script of a trace", "the way that users know, of the converted model itself")
-    loaded = save_and_load(recfx.trace(model, sample), directory)
-    passed.append(compare("recfx.trace, torch.jit.script, save, load", answer(loaded, batch), trained))
-
-    section("4. TorchRec's flow", "recfx.unconvert gives the standard model, and the rows of all ids")
+    section("3. TorchRec's flow", "recfx.unconvert gives the standard model, and the rows of all ids")
     plain, mapping = recfx.unconvert(model, with_mapping=True)
     by_rows = to_rows(batch, mapping)
     passed.append(compare("recfx.unconvert", answer(plain, by_rows), trained))

@@ -77,7 +77,7 @@ def _extend() -> None:
     from recfx.planner.torchrec_entry import extend_torchrec
 
     extend_torchrec()  # DistributedModelParallel(recfx.convert(model)) shards what was converted, as it does without
-    extend_torch()  # torch.jit.script compiles what was converted
+    extend_torch()  # torch.jit.script and torch.export refuse what was converted
     refuse_averaging()  # torch's AveragedModel does not follow the ids of hashed tables
     guard_tables()  # torch's parametrizations leave converted tables as they are
     OBSERVERS.append(ConversionWarnings)

@@ -371,14 +371,13 @@ def test_inference() -> None:
     for told in (
         "recfx.export, quantize=None: largest difference",
         "recfx.export, quantize='int8': largest difference",
-        "recfx.trace, torch.jit.script, save, load: largest difference",
         "shard_quant_model: [26] tables on the devices: largest difference",
         "shard_quant_model: [13, 13] tables on the devices: largest difference",
         "torch.jit.script, save, load: largest difference",
         "nothing ran on an NPU",
     ):
         assert told in finished.stdout
-    assert finished.stdout.count("\nok  ") == 13 - finished.stdout.count(
+    assert finished.stdout.count("\nok  ") == 12 - finished.stdout.count(
         "it is left out"
     )  # beside FBGEMM 1.4 and older
     assert "Warning" not in finished.stderr

@@ -104,7 +104,7 @@ def classify(module: nn.Module, path: str) -> Finding | None:
         return refused(
             "script_module",
             "a ScriptModule holds a collection; its code can no longer be rewritten.",
-            "convert the Python model instead: torch.jit.script compiles what convert returns.",
+            "convert the Python model instead, and call recfx.export for TorchScript.",
         )
     if isinstance(module, fx.GraphModule) and (node := _inlined_table(module)) is not None:
         return refused(

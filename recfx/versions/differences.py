@@ -132,17 +132,6 @@ def let_files_take_batches() -> None:
         setattr(KeyedJaggedTensor, name, None)
 
 
-@functools.cache
-def strict_export_runs_hooks() -> bool:
-    """Whether torch.export with ``strict=True`` runs forward hooks of modules that torch.fx has made; torch 2.9 and
-    older pass over them without a word.
-    """
-    hooked = torch.fx.symbolic_trace(torch.nn.Identity())
-    hooked.register_forward_hook(lambda _, arguments, output: output + 1)
-    program = torch.export.export(torch.nn.Sequential(hooked), (torch.zeros(1),), strict=True)
-    return bool(program.module()(torch.zeros(1)))
-
-
 def pt2_reader() -> Callable[..., Any] | None:
     """What reads an archive; torch 2.7 lays them out differently, with pickles in them. It is imported when it is
     needed, and torch.export's tracer with it.
@@ -173,5 +162,4 @@ __all__ = [
     "preprocess_input",
     "programs_without_stacks",
     "pt2_reader",
-    "strict_export_runs_hooks",
 ]

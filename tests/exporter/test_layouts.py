@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,6 @@ PROGRAMS: dict[str, dict[str, Any]] = {
     **FORMATS,
     **{f"{name} of int8": {**options, "quantize": "int8"} for name, options in FORMATS.items()},
     "torchscript of int4 and fp16": {"quantize": {"hashed": "int4", "adopted": "fp16"}},
-    "torch.jit.script": {},
-    "torch.export": {},
 }
 PARTS = ["values", "lengths", "weights", "offsets"]
 KEYS = ["a", "b", "c"]
@@ -79,19 +76,12 @@ def models() -> dict[str, nn.Module]:
 @pytest.mark.parametrize("kind", ["pooled", "weighted", "sequence"])
 def test_programs_read_any_layout(kind: str, program: str, models: dict[str, nn.Module], tmp_path: Path) -> None:
     model, sample = models[kind], recfx.Sample(*_batch(6))
-    if program == "torch.jit.script":
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            run: Any = torch.jit.script(recfx.trace(model, sample))
-    elif program == "torch.export":
-        run = torch.export.export(model, sample.args).module()
-    else:
-        recfx.export(model, tmp_path / "model", sample, **PROGRAMS[program])
-        run = recfx.load(tmp_path / "model")
+    recfx.export(model, tmp_path / "model", sample, **PROGRAMS[program])
+    run = recfx.load(tmp_path / "model")
     different = []
-    for batch_size in (6,) if program == "torch.export" else (6, 0):
+    for batch_size in (6, 0):
         dense, features = _batch(batch_size)
-        for part in PARTS[: 3 + (program != "torch.export")]:
+        for part in PARTS:
             for name, layout in LAYOUTS.items():
                 if (part, name) == ("offsets", "expanded"):  # no offsets of bags
                     continue

@@ -18,7 +18,6 @@ from tests.exporter.hashed_models import (
     FORMATS,
     HASHING,
     IDS,
-    TRACES,
     SequenceModel,
     SequenceOutput,
     assert_same_file,
@@ -203,19 +202,6 @@ def test_the_kernel_that_pools_leaves_them_to_aten_and_says_so(tmp_path: Path) -
     recfx.export(model, tmp_path / "aten", call(6), device="npu", quantize="int8")
     answer, expected = (recfx.load(tmp_path / name)(*sample.args) for name in ("kernel", "aten"))
     torch.testing.assert_close(answer, expected, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("way", TRACES)
-def test_torch_compiles_it(way: str) -> None:
-    """``torch.jit.script`` and ``torch.export`` of the model, and of its graphs."""
-    taken = TRACES[way](trained(model=SequenceModel))
-    scripted = torch.jit.script(taken)
-    for size in (1, 6):
-        sample = call(size, seed=9)
-        expected = taken(*sample.args)
-        torch.testing.assert_close(scripted(*sample.args), expected, rtol=1e-5, atol=1e-6)
-        program = torch.export.export(taken, sample.args).module()
-        torch.testing.assert_close(program(*sample.args), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("quantize", [None, "int8", "int4"])

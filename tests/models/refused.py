@@ -238,7 +238,7 @@ REFUSED = [
         lambda: Holder(torch.jit.script(collection())),
         "script_module",
         "arch.sparse",
-        "torch.jit.script compiles what convert returns",
+        "call recfx.export for TorchScript",
     ),
     Refused("quantized", _quantized, "quantized_collection", "arch.sparse", "recfx.export(..., quantize=)"),
     Refused("fused", lambda: Holder(_fused()), "fused_collection", "arch.sparse", "apply_optimizer_in_backward"),
@@ -299,7 +299,7 @@ REFUSED = [
         lambda: Holder(torch.jit.script(sequences())),
         "script_module",
         "arch.sparse",
-        "torch.jit.script compiles what convert returns",
+        "call recfx.export for TorchScript",
     ),
     Refused(
         "embedding_with_an_option",

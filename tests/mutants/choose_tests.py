@@ -133,7 +133,7 @@ _EXPORTER = {
     "sharded_export": ["exporter/test_sharded"],
     "table_sources": ["exporter/test_checkpoint_export", "exporter/test_sharded"],
     "served_collection": ["exporter/test_torchrec_flow"],
-    "torch_entry": ["exporter/test_scripting", "exporter/test_torch_export"],
+    "torch_entry": ["exporter/test_scripting"],
 }
 _STEMS = {
     "recfx/collections/sharding": {stem: [f"sharding/{name}" for name in names] for stem, names in _SHARDING.items()},
