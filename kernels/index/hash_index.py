@@ -22,7 +22,7 @@ from torch import Tensor
 
 from recfx.kernels.build import library
 from recfx.kernels.index import hash_index_reference, slot_table  # noqa: F401  register the references
-from recfx.kernels.index.index_buffers import COUNTERS, IndexBuffers, IndexPolicy, flat
+from recfx.kernels.index.index_buffers import IndexBuffers, IndexPolicy, flat
 
 _LATER_THAN_ANY = 2**62  # a batch number
 
@@ -66,13 +66,6 @@ class Inserted(NamedTuple):
     ids_before: Tensor
     report: Tensor
     expired_ids: Tensor
-
-
-class UndoRecord(NamedTuple):
-    """What ``undo_insert`` needs to take one batch back. Only the operators that made it understand the tensors."""
-
-    inserted: Inserted
-    tensors: tuple[Tensor, ...]
 
 
 def find(
@@ -154,8 +147,8 @@ def find_or_insert(
     """Take several tables through one training batch, each with its own range of ``ids``: all tables, or none.
 
     With ``ttl_batches``, ids that none of so many batches before this one has seen lose their rows first, except for
-    rows that batches in flight use. They have lost them even if a bucket is then full, or if the batch is undone: the
-    batch that takes its place would expire the same ids.
+    rows that batches in flight use. They have lost them even if a bucket is then full: the batch
+    that takes its place would expire the same ids.
 
     Ids without a row are handled in the order in which they first appear. With ``admit_after > 1``, an id's sightings
     in this batch are added to its earlier ones, and below ``admit_after`` it remains a candidate. Any other id gets the
@@ -195,40 +188,6 @@ def _batch_arguments(
 ) -> tuple[object, ...]:
     oldest, listed, oldest_listed = map(list, zip(*in_flight, strict=True)) if in_flight else ([], [], [])
     return flat(buffers), flat(policies), oldest, listed, oldest_listed
-
-
-def find_or_insert_undoably(
-    ids: Tensor,
-    begins: list[int],
-    ends: list[int],
-    buffers: list[IndexBuffers],
-    policies: list[IndexPolicy],
-    in_flight: list[InFlight],
-) -> UndoRecord:
-    """``find_or_insert``, with what it takes to undo it. Its size is that of the batch."""
-    arguments = _batch_arguments(buffers, policies, in_flight)
-    results = library.operators().find_or_insert_undoably(ids, begins, ends, *arguments)
-    return UndoRecord(Inserted(*results[:6]), tuple(results[6:]))
-
-
-def undo_insert(
-    record: UndoRecord, begins: list[int], ends: list[int], buffers: list[IndexBuffers], policies: list[IndexPolicy]
-) -> None:
-    """Take back a batch that went through ``find_or_insert_undoably``: all tables are as they were before.
-
-    What the indexes hold is equal bit for bit, except that expired ids remain expired; weights are the caller's. The
-    batch must be the last one that changed these indexes and has not been undone, and must not have found a bucket
-    full.
-
-    Args:
-        record: what that call returned.
-        begins, ends, buffers, policies: as in that call.
-
-    Raises:
-        RuntimeError: the record does not fit the indexes; nothing has changed.
-    """
-    rows, *given, _ = record.inserted
-    library.operators().undo_insert(rows, begins, ends, flat(buffers), flat(policies), *given, *record.tensors)
 
 
 def add_counts(counts: list[Tensor], amounts: list[int]) -> None:
@@ -294,18 +253,6 @@ def _find_or_insert(ids: Tensor, begins: list[int], *rest: object) -> tuple[Tens
     states_before = torch.empty(count, dtype=torch.uint8, device=ids.device)
     rows = torch.empty_like(ids, memory_format=torch.contiguous_format)
     return rows, new_rows, states_before, ids_before, ids.new_empty(len(begins), 2), ids.new_empty(expired)
-
-
-@library.fake("find_or_insert_undoably")
-def _find_or_insert_undoably(
-    ids: Tensor, begins: list[int], ends: list[int], buffers: list[Tensor], policies: list[int], *rest: object
-) -> tuple[Tensor, ...]:
-    evicts = any(
-        scores.numel() for scores in buffers[IndexBuffers._fields.index("row_scores") :: len(IndexBuffers._fields)]
-    )
-    changes = torch.library.get_ctx().new_dynamic_size()
-    of_undo = ids.new_empty(ids.numel() if evicts else 0), ids.new_empty(changes, 5)
-    return *_find_or_insert(ids, begins), *of_undo, ids.new_empty(len(begins), len(COUNTERS))
 
 
 @library.fake("any_nonzero")

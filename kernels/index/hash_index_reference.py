@@ -190,37 +190,6 @@ def _insert(
     return inserted
 
 
-@library.reference("find_or_insert_undoably")
-def find_or_insert_undoably(
-    ids: Tensor,
-    begins: list[int],
-    ends: list[int],
-    all_buffers: list[Tensor],
-    all_policies: list[int],
-    oldest_in_flight: list[int],
-    rows_in_flight: list[Tensor] | None = None,
-    oldest_listed: list[int] | None = None,
-) -> tuple[Tensor, ...]:
-    """``find_or_insert_undoably``, by a copy of everything, as bytes."""
-    rest = all_buffers, all_policies, oldest_in_flight, rows_in_flight
-    expired = _expire(ids, *rest)
-    tensors = _without_lock(grouped(IndexBuffers, all_buffers))
-    before = torch.cat([tensor.reshape(-1).view(torch.uint8) for tensor in tensors])
-    return *_insert(ids, begins, ends, *rest), expired, before, ids.new_empty(0), ids.new_empty(0)
-
-
-@library.reference("undo_insert")
-def undo_insert(
-    rows: Tensor, begins: list[int], ends: list[int], buffers: list[Tensor], policies: list[int], *record: Tensor
-) -> None:
-    """``undo_insert``."""
-    *_, before, _, _ = record
-    tensors = _without_lock(grouped(IndexBuffers, buffers))
-    pieces = before.split([tensor.nbytes for tensor in tensors])
-    kept = [piece.clone().view(tensor.dtype).view_as(tensor) for piece, tensor in zip(pieces, tensors, strict=True)]
-    torch._foreach_copy_(tensors, kept)
-
-
 def _copies(buffers: list[IndexBuffers]) -> list[IndexBuffers]:
     return [IndexBuffers(*map(torch.clone, index)) for index in buffers]
 

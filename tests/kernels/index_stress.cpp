@@ -138,7 +138,7 @@ void train(Index& index, const std::vector<int64_t>& ids, int threads, bool take
     });
   };
   TableBatch batch(index, ids.data(), rows.data(), kBatchSize, std::numeric_limits<int64_t>::max(), nullptr, 0, 0,
-                   scores.data(), parts, false);
+                   scores.data(), parts);
   on_threads(threads, kBatchSize, [&](int64_t begin, int64_t end) {
     find_range(ids.data(), rows.data(), begin, end, index.table, {0});
     if (batch.touches_while_finding(threads)) {

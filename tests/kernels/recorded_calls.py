@@ -123,9 +123,6 @@ def _indexes(batches: int) -> None:
         got = indexes.run(ids, begins, ends, tables)
         new = got.report[:, 0].cumsum(0).tolist()
         hash_index.mark_initialized(buffers, policies, got.new_rows, [0, *new[:-1]], new)
-        batch = begins, ends, buffers, policies
-        undo = hash_index.find_or_insert_undoably(ids + 7, *batch, [hash_index.InFlight.nothing()] * len(tables))
-        hash_index.undo_insert(undo, *batch)
         slots, cells, locks = (
             [getattr(buffer, name) for buffer in buffers] for name in ("slot_groups", "side_row", "lock")
         )

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from recfx.hashing import HashConfig, HashIndex
 from recfx.kernels.index import hash_index, index_rebuild
 from recfx.kernels.index.buckets import bucket_of
-from recfx.kernels.index.index_buffers import EVICTED, STATE, IndexBuffers, IndexPolicy
+from recfx.kernels.index.index_buffers import EVICTED, STATE, IndexBuffers
 from tests.kernels.chosen_ids import of_one_bucket, of_one_slot
 from tests.kernels.indexes import assert_same, assert_sound, copy_of, empty, insert
 from tests.kernels.threads import assert_same_on_any_threads
@@ -174,101 +174,6 @@ def test_full_leaves_everything_as_it_was(on_full: str, admit_after: int) -> Non
     if on_full == "error":
         for name in IndexBuffers._fields:
             assert torch.equal(getattr(buffers, name), getattr(before, name)), name
-
-
-def insert_and_undo(
-    ids: torch.Tensor, index: IndexBuffers, policy: IndexPolicy, operators: Any, oldest: int = 2**62
-) -> bool:
-    """Returns whether the batch fit into its buckets."""
-    stretch, in_flight = ([0], [ids.numel()]), [hash_index.InFlight.since(oldest)]
-    record = operators.find_or_insert_undoably(ids, *stretch, [index], [policy], in_flight)
-    fits = int(record.inserted.report[0, 1]) < 0
-    if fits:
-        operators.undo_insert(record, *stretch, [index], [policy])
-    return fits
-
-
-@settings(max_examples=60)
-@given(
-    st.integers(1, 200), st.integers(0, 5), st.integers(1, 5), CONFIGS, BATCHES, st.integers(0, 3), st.integers(0, 1)
-)
-def test_a_batch_that_is_undone_was_never_there(
-    index_rows: int,
-    dense_rows: int,
-    buckets: int,
-    config: dict[str, Any],
-    batches: list[tuple[str, list[int]]],
-    batches_in_flight: int,
-    mark_new: int,
-) -> None:
-    ours, policy = empty(index_rows, dense_rows, buckets=min(buckets, index_rows), **config)
-    policy = policy._replace(mark_new=mark_new)
-    theirs = copy_of(ours)
-    for kind, id_list in batches:
-        ids, oldest = torch.tensor(id_list, dtype=torch.int64), int(ours.counts[0]) + 1 - batches_in_flight
-        if kind == "erase":
-            for index in (ours, theirs):
-                hash_index.erase(ids, index, policy)
-        elif kind == "find":  # here: a batch that is refused, with other ids and some of these
-            insert_and_undo(ids[:0], theirs, policy, hash_index, oldest)  # expired ids do not come back
-            for operators in (hash_index, reference):
-                insert_and_undo(torch.cat([ids * 3, ids[::2]]), ours, policy, operators, oldest)
-                assert_same(ours, theirs)
-                assert torch.equal(ours.uninitialized, theirs.uninitialized)
-        else:
-            for left, right in zip(insert(ids, ours, policy, oldest), insert(ids, theirs, policy, oldest), strict=True):
-                assert torch.equal(left, right)
-            rows = torch.nonzero(ours.row_state > 2).squeeze(1)
-            for index in (ours, theirs):
-                hash_index.mark_initialized([index], [policy], rows, [0], [rows.numel()])
-        assert_same(ours, theirs)
-    assert_sound(ours, policy)
-
-
-@pytest.mark.parametrize("config", [{"on_full": "share"}, {"on_full": "evict", "evict": "lfu"}])
-def test_a_large_batch_is_undone(config: dict[str, Any]) -> None:
-    """One that several threads insert, for two tables at once."""
-    generator = torch.Generator().manual_seed(1)
-    tables = [empty(5800, 40, buckets=50, **config) for _ in range(2)]
-    for step in range(3):
-        ids = torch.randint(1500 * step, 1500 * step + 4000, (40_000,), generator=generator)
-        for index, policy in tables:
-            insert(ids, index, policy)
-    before = [copy_of(index) for index, _ in tables]
-    indexes, policies = [index for index, _ in tables], [policy for _, policy in tables]
-    stretches, in_flight = ([5, 20_000], [20_000, 39_999]), [hash_index.InFlight.nothing()] * 2
-    ids = torch.cat([torch.randint(2500, 5500, (39_000,), generator=generator), torch.arange(1000) + 10**6])
-    ids = ids[torch.randperm(ids.numel(), generator=generator)]
-    record = hash_index.find_or_insert_undoably(ids, *stretches, indexes, policies, in_flight)
-    assert int(record.inserted.report[:, 1].max()) < 0
-    assert int(indexes[0].counts[EVICTED]) > int(before[0].counts[EVICTED]) or config["on_full"] == "share"
-    hash_index.undo_insert(record, *stretches, indexes, policies)
-    for index, policy, index_before in zip(indexes, policies, before, strict=True):
-        assert_same(index, index_before)
-        assert_sound(index, policy)
-
-
-def test_records_that_do_not_fit_are_refused() -> None:
-    index, policy = empty(10, on_full="evict", admit_after=2)
-    ids, stretch = torch.arange(4).repeat(2), ([0], [8])
-    record = hash_index.find_or_insert_undoably(ids, *stretch, [index], [policy], [hash_index.InFlight.nothing()])
-    before, inserted, (scores, candidates, counted) = copy_of(index), record.inserted, record.tensors
-    wrong = [
-        record._replace(inserted=inserted._replace(rows=inserted.rows + 10)),
-        record._replace(inserted=inserted._replace(new_rows=inserted.new_rows + 10)),
-        record._replace(inserted=inserted._replace(report=inserted.report + 1)),
-        record._replace(inserted=inserted._replace(report=inserted.report - 1)),
-        record._replace(tensors=(scores[1:], candidates, counted)),
-        record._replace(tensors=(scores, torch.tensor([[1, 0, 0, 0, 0]]), counted)),
-        record._replace(tensors=(scores, torch.tensor([[0, 10, 0, 0, 0]]), counted)),
-    ]
-    for record_or_wrong in wrong:
-        with pytest.raises(RuntimeError, match=r"undo_insert"):
-            hash_index.undo_insert(record_or_wrong, *stretch, [index], [policy])
-    assert_same(index, before)
-    assert index.lock.item() == 0
-    hash_index.undo_insert(record, *stretch, [index], [policy])
-    assert int(index.counts.sum()) == 0
 
 
 @pytest.mark.parametrize("evict", ["lru", "lfu"])

@@ -47,7 +47,6 @@ def test_opcheck(config: dict[str, Any]) -> None:
             ),
         ),
         ("find_or_insert", (ids, [0, 3], [3, 5], both, policies, [NOTHING_IN_FLIGHT, 1])),
-        ("find_or_insert_undoably", (ids, [0, 3], [3, 5], both, policies, [NOTHING_IN_FLIGHT, 1])),
         ("add_counts", ([index.counts, other.counts], list(range(12)))),
         ("any_nonzero", ([index.lock, index.counts[:1]],)),
         ("any_nonzero", ([index.lock],)),
@@ -55,11 +54,7 @@ def test_opcheck(config: dict[str, Any]) -> None:
         ("erase", (ids[:2], list(index), list(policy))),
         ("rebuild", (list(index), list(policy))),
     ]
-    rows, *given, _, scores, candidates, counted = torch.ops.recfx.find_or_insert_undoably(
-        ids, [0, 3], [3, 5], both, policies, [NOTHING_IN_FLIGHT, 1]
-    )
-    cases.insert(8, ("undo_insert", (rows, [0, 3], [3, 5], both, policies, *given, scores, candidates, counted)))
-    of_policies = ("find_or_insert", "find_or_insert_undoably", "undo_insert", "mark_initialized", "erase", "rebuild")
+    of_policies = ("find_or_insert", "mark_initialized", "erase", "rebuild")
     for name, arguments in cases if config is KINDS[-1] else [case for case in cases if case[0] in of_policies]:
         torch.library.opcheck(getattr(torch.ops.recfx, name).default, arguments)
 

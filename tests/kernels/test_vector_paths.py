@@ -15,9 +15,9 @@ from tests.support.forked_script import run_script
 SCRIPT = Path(repeat_calls.__file__)
 OPERATORS = {
     "bag_offsets", "bucketize", "different_ids", "erase", "find", "find_and_pool", "find_or_insert",
-    "find_or_insert_undoably", "find_tables", "fused_step_", "init_rows_", "mark_initialized",
+    "find_tables", "fused_step_", "init_rows_", "mark_initialized",
     "per_sample_weight_gradients", "pool_again_", "pooled_lookup", "rebuild", "served_lookup", "slot_tables_",
-    "sum_rows", "undo_insert",
+    "sum_rows",
 }  # fmt: skip
 
 

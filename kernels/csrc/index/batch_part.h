@@ -15,7 +15,6 @@
 #include "index/new_ids.h"
 #include "index/rows_in_flight.h"
 #include "index/slot_changes.h"
-#include "index/undo.h"
 
 namespace recfx {
 
@@ -36,28 +35,18 @@ class BatchPart {
 
   // `rows` holds the rows that were found, and -1 for other ids. Rows that are used by batches from number
   // `oldest_in_flight` on are not evicted, and neither are the rows of earlier batches in `listed`. scores_before: see
-  // TouchedScores. notes_candidates: for candidates_before().
+  // TouchedScores.
   BatchPart(Index& index, const int64_t* ids, int64_t* rows, int64_t batch, int64_t oldest_in_flight,
-            RowsInFlight& listed, int64_t* scores_before, bool notes_candidates)
+            RowsInFlight& listed, int64_t* scores_before)
       : index_(index),
         ids_(ids),
         rows_(rows),
         batch_(batch),
         oldest_in_flight_(std::min(oldest_in_flight, batch)),
         listed_(listed),
-        scores_before_(scores_before),
-        notes_candidates_(notes_candidates) {}
+        scores_before_(scores_before) {}
 
   const std::vector<Given>& given() const { return given_; }
-  // The candidates that commit() changed, in the order of the changes.
-  const std::vector<CandidateBefore>& candidates_before() const { return candidates_before_; }
-  // Adds what commit() adds to the index's counts.
-  void add_counts_to(int64_t* counts) const {
-    counts[kInserted] += static_cast<int64_t>(given_.size());
-    counts[kEvicted] += evicted_;
-    counts[kSharedAnswers] += shared_answers_;
-    counts[kUnseenAnswers] += unseen_answers_;
-  }
   // The bucket that was full; kNone if everything went well.
   int64_t full_bucket() const { return full_bucket_; }
   // The position in the batch of the id whose bucket was full.
@@ -125,7 +114,6 @@ class BatchPart {
     if (index_.candidates) {
       // Allocated here, because commit() must not run out of memory.
       new_candidates_.assign(index_.slice.own_buckets(), 0);
-      candidates_before_.reserve(notes_candidates_ ? distinct.size() : 0);
     }
   }
 
@@ -164,11 +152,10 @@ class BatchPart {
         offer(row);
       }
     }
-    int64_t counts[kCounters] = {};
-    add_counts_to(counts);
-    for (int which = 0; which < kCounters; ++which) {
-      index_.count(static_cast<Counter>(which), counts[which]);
-    }
+    index_.count(kInserted, static_cast<int64_t>(given_.size()));
+    index_.count(kEvicted, evicted_);
+    index_.count(kSharedAnswers, shared_answers_);
+    index_.count(kUnseenAnswers, unseen_answers_);
   }
 
  private:
@@ -251,9 +238,6 @@ class BatchPart {
   // that was admitted to a full bucket and shares a row remains a candidate.
   void update_candidates() {
     for (const NewId& each : new_ids_.distinct()) {
-      if (each.seen_before > 0 && notes_candidates_) {
-        note_before(index_.candidates->table.find(each.id));
-      }
       if (each.has_row) {
         index_.remove_candidate(each.id);
       } else if (each.seen_before > 0) {
@@ -283,25 +267,14 @@ class BatchPart {
       std::vector<int64_t> blocked;
       const int64_t oldest = candidates.oldest.take(bucket - index_.slice.first_bucket, begin, end,
                                                     index_.slice.own_dense_rows, candidates, blocked);
-      note_before(oldest);
       index_.remove_candidate(candidates.ids[oldest]);
       place = oldest;
-    } else {
-      note_before(place);
     }
     candidates.table.insert(each.id, place);
     candidates.ids[place] = each.id;
     candidates.counts[place] = sightings(each);
     candidates.order[place] = order;
     candidates.free_places.take(place);
-  }
-
-  void note_before(int64_t place) {
-    if (!notes_candidates_) {
-      return;
-    }
-    const Candidates& candidates = *index_.candidates;
-    candidates_before_.push_back({place, candidates.ids[place], candidates.counts[place], candidates.order[place]});
   }
 
   void full(int64_t bucket, const NewId& each) {
@@ -316,13 +289,11 @@ class BatchPart {
   int64_t oldest_in_flight_;
   RowsInFlight& listed_;
   int64_t* scores_before_;
-  bool notes_candidates_;
   NewIds new_ids_;
   std::vector<Given> given_;
   SlotChanges slot_changes_;
   std::vector<int64_t> new_candidates_;  // so far, per bucket: an id's order must not depend on other buckets
-  std::vector<CandidateBefore> candidates_before_;
-  std::vector<int64_t> blocked_;  // rows in flight that the search for victims came across
+  std::vector<int64_t> blocked_;         // rows in flight that the search for victims came across
   int64_t full_bucket_ = kNone;
   int64_t full_position_ = kNone;
   int64_t evicted_ = 0;

@@ -22,7 +22,6 @@
 #include "index/find_in_groups.h"
 #include "index/index_buffers.h"
 #include "index/table_batch.h"
-#include "index/undo.h"
 
 namespace recfx {
 namespace {
@@ -189,34 +188,8 @@ std::vector<int64_t> missing_of(const Part& part, const std::vector<Task>& tasks
   return positions;
 }
 
-// What undo_insert() needs besides the answers: scores_before [ids] if a table evicts, candidates_before
-// [changes, 5] = (table, CandidateBefore), and counted [tables, 6], what was added to the counts.
-struct UndoRecord {
-  at::Tensor scores_before;
-  at::Tensor candidates_before;
-  at::Tensor counted;
-};
-
 using Inserted = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 using ListedRows = std::optional<std::vector<at::Tensor>>;
-
-void record(const std::deque<TableBatch>& batches, UndoRecord& undo) {
-  const int64_t tables = static_cast<int64_t>(batches.size());
-  int64_t changes = 0;
-  for (int64_t t = 0; t < tables; ++t) {
-    batches[t].add_counts_to(mutable_int64(undo.counted) + t * kCounters);
-    changes += static_cast<int64_t>(batches[t].candidates_before().size());
-  }
-  undo.candidates_before = at::empty({changes, 5}, int64_options());
-  int64_t* next = mutable_int64(undo.candidates_before);
-  for (int64_t t = 0; t < tables; ++t) {
-    for (const CandidateBefore& each : batches[t].candidates_before()) {
-      for (const int64_t number : {t, each.place, each.id, each.count, each.order}) {
-        *next++ = number;
-      }
-    }
-  }
-}
 
 // Takes their rows from ids that have not been seen for too long; returns these ids, table by table.
 at::Tensor expire(int64_t ids, std::deque<TableBatch>& batches) {
@@ -242,10 +215,9 @@ at::Tensor expire(int64_t ids, std::deque<TableBatch>& batches) {
 
 // Returns rows, new_rows, their previous states and ids, report [tables, 2] = (new rows, full bucket or -1), and the
 // ids that have expired.
-// undo: filled if it is not null, and if no bucket is full.
-Inserted insert_batch(const at::Tensor& ids, at::IntArrayRef begins, at::IntArrayRef ends, at::TensorList buffers,
-                      at::IntArrayRef policies, at::IntArrayRef oldest_in_flight, const ListedRows& rows_in_flight,
-                      at::OptionalIntArrayRef oldest_listed, UndoRecord* undo_record) {
+Inserted find_or_insert(const at::Tensor& ids, at::IntArrayRef begins, at::IntArrayRef ends, at::TensorList buffers,
+                        at::IntArrayRef policies, at::IntArrayRef oldest_in_flight, const ListedRows& rows_in_flight,
+                        at::OptionalIntArrayRef oldest_listed) {
   const at::Tensor contiguous = ids.contiguous();
   const int64_t* data = int64_data(contiguous, "ids");
   const int64_t tables = static_cast<int64_t>(begins.size());
@@ -262,22 +234,14 @@ Inserted insert_batch(const at::Tensor& ids, at::IntArrayRef begins, at::IntArra
   const Locked locked = write_lock(buffers);
   std::vector<Index> indexes = index_views(buffers, policies);
   const bool evicts = std::any_of(indexes.begin(), indexes.end(), [](const Index& each) { return each.policy.evict; });
-  if (undo_record != nullptr) {
-    undo_record->scores_before = at::full({evicts ? ids.numel() : 0}, kNoScoreBefore, int64_options());
-    undo_record->candidates_before = at::empty({0, 5}, int64_options());
-    undo_record->counted = at::zeros({tables, kCounters}, int64_options());
-  }
-  int64_t* const scores = !evicts                  ? nullptr
-                          : undo_record != nullptr ? mutable_int64(undo_record->scores_before)
-                                                   : kept_memory<ScoresBefore>(ids.numel());
+  int64_t* const scores = evicts ? kept_memory<ScoresBefore>(ids.numel()) : nullptr;
   std::deque<TableBatch> batches;
   std::vector<Part> parts;
   for (int64_t t = 0; t < tables; ++t) {
     const at::Tensor listed = rows_in_flight ? (*rows_in_flight)[t] : at::empty({0}, int64_options());
     batches.emplace_back(indexes[t], data + begins[t], row_data + begins[t], ends[t] - begins[t], oldest_in_flight[t],
                          int64_data(listed, "rows_in_flight"), listed.numel(), rows_in_flight ? (*oldest_listed)[t] : 0,
-                         evicts ? scores + begins[t] : nullptr, TableBatch::parts_for(indexes[t], ends[t] - begins[t]),
-                         undo_record != nullptr);
+                         evicts ? scores + begins[t] : nullptr, TableBatch::parts_for(indexes[t], ends[t] - begins[t]));
     for (int64_t part = 0; part < batches[t].parts(); ++part) {
       parts.push_back({static_cast<size_t>(t), part});
     }
@@ -366,93 +330,7 @@ Inserted insert_batch(const at::Tensor& ids, at::IntArrayRef begins, at::IntArra
       mutable_int64(ids_before)[position++] = each.id_before;
     });
   }
-  if (undo_record != nullptr) {
-    record(batches, *undo_record);
-  }
   return {rows, new_rows, states_before, ids_before, report, expired};
-}
-
-Inserted find_or_insert(const at::Tensor& ids, at::IntArrayRef begins, at::IntArrayRef ends, at::TensorList buffers,
-                        at::IntArrayRef policies, at::IntArrayRef oldest_in_flight, const ListedRows& rows_in_flight,
-                        at::OptionalIntArrayRef oldest_listed) {
-  return insert_batch(ids, begins, ends, buffers, policies, oldest_in_flight, rows_in_flight, oldest_listed, nullptr);
-}
-
-// Returns what find_or_insert returns, and an UndoRecord.
-std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>
-find_or_insert_undoably(const at::Tensor& ids, at::IntArrayRef begins, at::IntArrayRef ends, at::TensorList buffers,
-                        at::IntArrayRef policies, at::IntArrayRef oldest_in_flight, const ListedRows& rows_in_flight,
-                        at::OptionalIntArrayRef oldest_listed) {
-  UndoRecord undo;
-  Inserted inserted =
-      insert_batch(ids, begins, ends, buffers, policies, oldest_in_flight, rows_in_flight, oldest_listed, &undo);
-  return std::tuple_cat(std::move(inserted), std::make_tuple(undo.scores_before, undo.candidates_before, undo.counted));
-}
-
-// Takes back the last batch that these tables went through, with what find_or_insert_undoably returned for it.
-void undo_insert(const at::Tensor& rows, at::IntArrayRef begins, at::IntArrayRef ends, at::TensorList buffers,
-                 at::IntArrayRef policies, const at::Tensor& new_rows, const at::Tensor& states_before,
-                 const at::Tensor& ids_before, const at::Tensor& report, const at::Tensor& scores_before,
-                 const at::Tensor& candidates_before, const at::Tensor& counted) {
-  const int64_t* row_data = int64_data(rows, "rows");
-  const int64_t* given = int64_data(new_rows, "new_rows");
-  const uint8_t* states = buffer_data<uint8_t>(states_before, "states_before", at::kByte, new_rows.numel());
-  const int64_t* ids = longs(ids_before, "ids_before", new_rows.numel());
-  const Locked locked = write_lock(buffers);
-  std::vector<Index> indexes = index_views(buffers, policies);
-  const int64_t tables = static_cast<int64_t>(indexes.size());
-  const int64_t* given_counts = longs(report, "report", 2 * tables);
-  const int64_t* amounts = longs(counted, "counted", tables * kCounters);
-  const int64_t* scores = int64_data(scores_before, "scores_before");
-  const int64_t* candidates = int64_data(candidates_before, "candidates_before", 2);
-  // Everything is checked before anything is changed.
-  TORCH_CHECK(static_cast<int64_t>(begins.size()) == tables && static_cast<int64_t>(ends.size()) == tables,
-              "recfx: undo_insert needs one entry per table in every list");
-  int64_t first = 0;
-  for (int64_t t = 0; t < tables; ++t) {
-    const Index& index = indexes[t];
-    const int64_t own_rows = index.slice.rows();
-    TORCH_CHECK(0 <= begins[t] && begins[t] <= ends[t] && ends[t] <= rows.numel() &&
-                    (!index.policy.evict || scores_before.numel() == rows.numel()),
-                "recfx: undo_insert: table ", t, " has ids ", begins[t], " to ", ends[t], " of ", rows.numel());
-    TORCH_CHECK(0 <= given_counts[2 * t] && given_counts[2 * t] <= new_rows.numel() - first,
-                "recfx: undo_insert: the report does not fit the new rows");
-    for (int64_t i = begins[t]; i < ends[t]; ++i) {
-      TORCH_CHECK(row_data[i] < own_rows, "recfx: undo_insert: row ", row_data[i], " is outside the table");
-    }
-    for (const int64_t end = first + given_counts[2 * t]; first < end; ++first) {
-      TORCH_CHECK(0 <= given[first] && given[first] < own_rows && is_taken(index.row_state[given[first]]),
-                  "recfx: undo_insert: row ", given[first], " was not given out");
-    }
-  }
-  TORCH_CHECK(first == new_rows.numel(), "recfx: undo_insert: the report does not fit the new rows");
-  const int64_t changes = candidates_before.numel() / 5;
-  for (int64_t i = 0; i < changes; ++i) {
-    const int64_t t = candidates[5 * i];
-    TORCH_CHECK(0 <= t && t < tables && indexes[t].candidates && 0 <= candidates[5 * i + 1] &&
-                    candidates[5 * i + 1] < indexes[t].slice.rows(),
-                "recfx: undo_insert: a candidate is outside the table");
-  }
-  for (int64_t t = tables - 1; t >= 0; --t) {
-    Index& index = indexes[t];
-    for (const int64_t begin = first - given_counts[2 * t]; first > begin;) {
-      --first;
-      undo_given(index, given[first], states[first], ids[first]);
-    }
-    if (index.policy.evict) {
-      undo_scores(index, row_data + begins[t], scores + begins[t], ends[t] - begins[t]);
-    }
-    for (int which = 0; which < kCounters; ++which) {
-      index.count(static_cast<Counter>(which), -amounts[t * kCounters + which]);
-    }
-  }
-  for (int64_t i = changes - 1; i >= 0; --i) {
-    const int64_t* each = candidates + 5 * i;
-    undo_candidate(*indexes[each[0]].candidates, {each[1], each[2], each[3], each[4]});
-  }
-  for (Index& index : indexes) {
-    forget_lowest(index);
-  }
 }
 
 // Adds to the first counts of several tables at once. Readers of one index may do it at the same time.
@@ -544,14 +422,6 @@ TORCH_LIBRARY_FRAGMENT(recfx, library) {
       "find_or_insert(Tensor ids, int[] begins, int[] ends, Tensor(a!)[] buffers, int[] policies, "
       "int[] oldest_in_flight, Tensor[]? rows_in_flight=None, int[]? oldest_listed=None) "
       "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
-  library.def(
-      "find_or_insert_undoably(Tensor ids, int[] begins, int[] ends, Tensor(a!)[] buffers, int[] policies, "
-      "int[] oldest_in_flight, Tensor[]? rows_in_flight=None, int[]? oldest_listed=None) "
-      "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
-  library.def(
-      "undo_insert(Tensor rows, int[] begins, int[] ends, Tensor(a!)[] buffers, int[] policies, Tensor new_rows, "
-      "Tensor states_before, Tensor ids_before, Tensor report, Tensor scores_before, Tensor candidates_before, "
-      "Tensor counted) -> ()");
   library.def("add_counts(Tensor(a!)[] counts, int[] amounts) -> ()");
   library.def("any_nonzero(Tensor[] cells) -> Tensor");
   library.def("mark_initialized(Tensor(a!)[] buffers, int[] policies, Tensor rows, int[] begins, int[] ends) -> ()");
@@ -562,8 +432,6 @@ TORCH_LIBRARY_IMPL(recfx, CPU, library) {
   library.impl("find", find);
   library.impl("find_tables", find_tables);
   library.impl("find_or_insert", find_or_insert);
-  library.impl("find_or_insert_undoably", find_or_insert_undoably);
-  library.impl("undo_insert", undo_insert);
   library.impl("add_counts", add_counts);
   library.impl("any_nonzero", any_nonzero);
   library.impl("mark_initialized", mark_initialized);

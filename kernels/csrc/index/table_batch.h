@@ -33,15 +33,14 @@ class TableBatch {
   // `rows` holds the rows that were found, and -1 for other ids; `scores_before` has room for as many numbers if the
   // table evicts. parts: at most kParts, and 1 if the table has candidates. For the others see BatchPart.
   TableBatch(Index& index, const int64_t* ids, int64_t* rows, int64_t count, int64_t oldest_in_flight,
-             const int64_t* listed_rows, int64_t listed, int64_t oldest_listed, int64_t* scores_before, int64_t parts,
-             bool notes_candidates)
+             const int64_t* listed_rows, int64_t listed, int64_t oldest_listed, int64_t* scores_before, int64_t parts)
       : index_(index),
         count_(count),
         batch_(index.counts[kBatches] + 1),
         listed_(listed_rows, listed, oldest_listed),
         touched_(index, rows, count, scores_before) {
     for (int64_t part = 0; part < parts; ++part) {
-      parts_.emplace_back(index, ids, rows, batch_, oldest_in_flight, listed_, scores_before, notes_candidates);
+      parts_.emplace_back(index, ids, rows, batch_, oldest_in_flight, listed_, scores_before);
     }
   }
 
@@ -141,17 +140,6 @@ class TableBatch {
   }
   // After that.
   void commit(int64_t part) { parts_[part].commit(); }
-
-  // What the batch has added to the index's counts, once it is committed.
-  void add_counts_to(int64_t* counts) const {
-    counts[kBatches] += 1;
-    counts[kIdsSeen] += count_;
-    for (const BatchPart& part : parts_) {
-      part.add_counts_to(counts);
-    }
-  }
-  // The candidates that it has changed, in the order of the changes.
-  const std::vector<CandidateBefore>& candidates_before() const { return parts_.front().candidates_before(); }
 
  private:
   const BatchPart* first_full() const {
