@@ -116,7 +116,6 @@ def test_managed_collisions_of_a_sequence_are_kept_and_listed() -> None:
             assert report.ok
     (kept,) = [entry for entry in recfx.explain(Beside(managed_sequence())).collections if entry.status == "kept"]
     assert kept.reason == "managed_collision"
-    assert kept.what_to_do.startswith("nothing, if this is intended; to convert it, pass managed_collisions='convert'")
     assert [(table.name, table.rows) for table in kept.tables] == [("m", 20)]
 
 
