@@ -321,6 +321,10 @@ def _step_joined(parts: Sequence[_PartOfTables], weight: torch.Tensor, optimizer
 @torch.compiler.disable
 def _step(parts: list[_PartOfTables]) -> None:
     """Step all tables of ``parts``. Opaque to compiled autograd, because the kernels work on memory addresses."""
+    for part, tables in _reached(parts):
+        for weight in (part.weights[table] for table in tables):
+            if weight.requires_grad:
+                increment_version(weight)  # kernels write past autograd, and other backwards may have noted it
     lookups: dict[StepOnce, list[GradientPart]] = {}
     for part, _ in parts:
         lookups.setdefault(part.lookup, []).append(part)

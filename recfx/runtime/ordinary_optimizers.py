@@ -5,7 +5,6 @@ Torch calls a hook before each step of any optimizer, which is how those of a ta
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
@@ -99,22 +98,16 @@ class OrdinaryOptimizers:
             ConversionError: ``evict_needs_fused_optimizer``.
         """
         given = None if self._has_loaded() else self._given
-        if self._index.config.evicts or (given is not None and self._has_renewed):
-            self._reset_given(optimizer, group, weight, given)
-        elif given is not None and group.get("weight_decay"):
-            with contextlib.suppress(ConversionError):
-                self._reset_given(optimizer, group, weight, given)
-
-    def _reset_given(
-        self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any], weight: Tensor, given: Tensor | None
-    ) -> None:
-        state = optimizer.state.get(weight, {})
-        starts = self._starts.get(optimizer)
-        if starts is None or any(name not in starts and not _is_number(value) for name, value in state.items()):
-            starts = self._starts_of(optimizer, group, weight)
-        for name, value in state.items():
-            self._check(optimizer, name, value, name in starts and value.shape[:1] == weight.shape[:1])
-        states, last = _states_of_rows(state, starts), self._stepped.get(optimizer)
+        is_renewed = self._index.config.evicts or (given is not None and self._has_renewed)
+        if not is_renewed and (given is None or not group.get("weight_decay")):
+            return
+        try:
+            starts = self._checked_starts(optimizer, group, weight)
+        except ConversionError:
+            if is_renewed:
+                raise
+            return
+        states, last = _states_of_rows(optimizer.state.get(weight, {}), starts), self._stepped.get(optimizer)
         if states and given is not None and (last is None or last <= self._newest):
             if last is None and self._stepped:
                 self._check_not_older(optimizer, states, torch.nonzero((given > 0) & (given < self._steps)).squeeze(1))
@@ -122,6 +115,14 @@ class OrdinaryOptimizers:
             for of_rows in states:
                 of_rows.tensor.index_fill_(0, rows.to(of_rows.tensor.device), of_rows.value)
         self._starts[optimizer] = starts
+
+    def _checked_starts(self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any], weight: Tensor) -> _Starts:
+        state, starts = optimizer.state.get(weight, {}), self._starts.get(optimizer)
+        if starts is None or any(name not in starts and not _is_number(value) for name, value in state.items()):
+            starts = self._starts_of(optimizer, group, weight)
+        for name, value in state.items():
+            self._check(optimizer, name, value, name in starts and value.shape[:1] == weight.shape[:1])
+        return starts
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Note that ``optimizer`` has stepped the rows as their ids have them now."""
@@ -182,7 +183,7 @@ class OrdinaryOptimizers:
         "apply_optimizer_in_backward.",
     ) -> ConversionError:
         return ConversionError(
-            f"table {self._table!r} gives rows of ids to others, and its {type(optimizer).__name__} {why}: what it has "
+            f"table {self._table!r} gives rows to new ids, and its {type(optimizer).__name__} {why}: what it has "
             "of a row would carry over to the row's next id.",
             reason="evict_needs_fused_optimizer",
             module_path=self._collection,

@@ -408,6 +408,20 @@ def test_weight_decay_of_a_row_that_no_id_had_is_not_in_the_state_of_its_first(n
     torch.testing.assert_close(model.weight("t").detach()[row], oracle.detach()[0])
 
 
+def test_a_decayed_state_of_unknown_age_is_refused_in_a_table_that_does_not_evict() -> None:
+    model = converted(hashing=HashConfig.raw_ids())
+    optimizer = OPTIMIZERS["momentum"](model.parameters())
+    optimizer.param_groups[0]["weight_decay"] = 0.5
+    learn(model, optimizer, (1,), (1,))
+    resumed = converted(hashing=HashConfig.raw_ids())
+    first, second = SGD(resumed.parameters(), lr=0.1), OPTIMIZERS["momentum"](resumed.parameters())
+    resumed.load_state_dict(model.state_dict())
+    second.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    learn(resumed, first, (7,))
+    with refused("evict_needs_fused_optimizer", match="may be older"):
+        second.step()
+
+
 def test_a_table_that_does_not_evict_is_decayed_by_any_optimizer() -> None:
     model = converted(hashing=HashConfig.raw_ids())
     learn(model, Adafactor(model.parameters(), weight_decay=0.1), (1,), (2,))

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
-from torchrec import EmbeddingBagCollection
+from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 
 import recfx
 from recfx.errors import ConversionError, InputError
@@ -209,6 +209,30 @@ def test_what_a_backward_reads_again_may_not_have_changed(changed: str, backend:
     ):
         output.sum().backward()
     assert torch.equal(model.weight("t"), before * 2 if changed == "table" else before)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "fbgemm", "reference"])
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("again", [False, True])
+def test_a_fused_step_changes_what_the_backward_of_weights_of_ids_reads(again: bool, shared: bool, backend: str) -> None:
+    keys = ["f", "g"] if shared else ["f"]
+    ebc = EmbeddingBagCollection(tables=[table(f"t{key}", [key]) for key in keys], is_weighted=True)
+    ebc.embedding_bags[f"t{keys[-1]}"].weight = ebc.embedding_bags["tf"].weight
+    model: Any = recfx.convert(ebc, backend=backend)
+    attach(model, "sgd")
+
+    def loss(needs_gradient: bool) -> torch.Tensor:
+        weights = torch.ones(2 * len(keys), requires_grad=needs_gradient)
+        batch = KeyedJaggedTensor(keys, torch.arange(2 * len(keys)), weights, lengths=torch.full((len(keys),), 2))
+        return model(batch).values().sum()
+
+    first, second = loss(True), loss(True)
+    first.backward(retain_graph=again)
+    with refused("changed_before_backward", error=InputError):
+        (first if again else second).backward()
+    first, second = loss(False), loss(False)  # these backwards do not read the table
+    first.backward(retain_graph=again)
+    (first if again else second).backward()
 
 
 def test_rows_of_a_sequence_may_not_have_changed_before_the_backward() -> None:
