@@ -33,6 +33,7 @@ from recfx.checkpoint.sharded import joined_counts, tables_contents
 from recfx.checkpoint.storage import Parts
 from recfx.checkpoint.table_names import sharded_names
 from recfx.errors import CheckpointError
+from recfx.runtime.ordinary_optimizers import reset_before_saving
 
 _ON_META = "is on the meta device: there is nothing to save", "call to_empty() and initialise the model first."
 
@@ -132,11 +133,13 @@ def _contents(model: nn.Module, optimizer: Any, peers: Peers) -> dict[str, Tenso
 
     def describe() -> tuple[dict[str, list[Tensor]], dict[str, Any] | None]:
         sharded = sharded_names(model)
+        inner = None if optimizer is None else unwrap_optimizer(optimizer)
+        if inner is not None:
+            reset_before_saving(inner)
         state = {name: value for name, value in model.state_dict().items() if name not in sharded}
         check_has_elements(state, *_ON_META)
         tensors, counts = tables_contents(model)
         written.update(tensors)
-        inner = None if optimizer is None else unwrap_optimizer(optimizer)
         described = None if inner is None else describe_optimizer(inner, model)
         if described is not None:
             written.update({OPTIMIZER + name: tensor for name, tensor in described.sharded.items()})

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import functools
 import inspect
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary, WeakMethod, WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -57,6 +58,8 @@ class OrdinaryOptimizers:
         self._newest = 1  # ``_steps`` when any row last went to a new id
         # int32, by row: ``_steps`` when it last went to a new id; 0 if it never has since a state was loaded.
         self._given, self._loads, self._has_renewed = given
+        self._is_copy = given[0] is not None
+        index.before_saving = WeakMethod(self.before_saving)
         _watch_steps()
         _NEW.add(self)
 
@@ -115,6 +118,36 @@ class OrdinaryOptimizers:
             for of_rows in states:
                 of_rows.tensor.index_fill_(0, rows.to(of_rows.tensor.device), of_rows.value)
         self._starts[optimizer] = starts
+
+    def before_saving(self) -> None:
+        """Reset what optimizers have of rows that went to new ids: who loads the state does not know of these rows.
+
+        Warns if no optimizer is known that could have a state from before they did.
+
+        Raises:
+            ConversionError: ``evict_needs_fused_optimizer``.
+        """
+        weight = self.weight()
+        if weight is None or not weight.requires_grad or self._given is None or self._has_loaded():
+            return
+        for optimizer, last in list(self._stepped.items()):
+            for group in optimizer.param_groups if last <= self._newest else ():
+                if any(parameter is weight for parameter in group["params"]):
+                    self.reset_before_saving(optimizer, group, weight)
+        is_known = self._starts or self._stepped or not (self._index.adopted.times or self._is_copy)
+        if not is_known and self._has_renewed and bool(self._given.any()):
+            warnings.warn(
+                f"table {self._table!r}: rows have gone to new ids since a state was loaded, and no optimizer has "
+                "stepped, so what an optimizer has of the former ids stays in its state when it is saved now. Call "
+                "step() of each optimizer right after its state was loaded, while there are no gradients.",
+                stacklevel=2,
+            )
+
+    def reset_before_saving(self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any], weight: Tensor) -> None:
+        """``before_saving``, for one optimizer."""
+        self._index.refresh()
+        if optimizer.state.get(weight):
+            self.before_step(optimizer, group, weight)
 
     def _checked_starts(self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any], weight: Tensor) -> _Starts:
         state, starts = optimizer.state.get(weight, {}), self._starts.get(optimizer)
@@ -209,6 +242,16 @@ _NEW: WeakSet[OrdinaryOptimizers] = WeakSet()
 def _watch_steps() -> None:
     register_optimizer_step_pre_hook(_before_step)
     register_optimizer_step_post_hook(_after_step)
+
+
+def reset_before_saving(optimizer: torch.optim.Optimizer) -> None:
+    """``before_saving``, for an optimizer that may not have stepped yet.
+
+    Raises:
+        ConversionError: ``evict_needs_fused_optimizer``.
+    """
+    for table, group, weight in _tables_of(optimizer):
+        table.reset_before_saving(optimizer, group, weight)
 
 
 def _before_step(optimizer: torch.optim.Optimizer, *arguments: Any) -> None:
