@@ -214,7 +214,7 @@ def test_what_a_backward_reads_again_may_not_have_changed(changed: str, backend:
 @pytest.mark.parametrize("backend", ["cpu", "fbgemm", "reference"])
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("again", [False, True])
-def test_a_fused_step_changes_what_the_backward_of_weights_of_ids_reads(again: bool, shared: bool, backend: str) -> None:
+def test_a_fused_step_changes_what_weights_of_ids_read_in_a_backward(again: bool, shared: bool, backend: str) -> None:
     keys = ["f", "g"] if shared else ["f"]
     ebc = EmbeddingBagCollection(tables=[table(f"t{key}", [key]) for key in keys], is_weighted=True)
     ebc.embedding_bags[f"t{keys[-1]}"].weight = ebc.embedding_bags["tf"].weight
