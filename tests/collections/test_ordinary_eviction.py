@@ -394,19 +394,20 @@ class TwoCollections(nn.Module):
         return self.first(first).values() + self.second(second).values()
 
 
-def test_a_batch_that_is_refused_later_changes_no_state_and_no_gradient() -> None:
+def test_rows_that_a_batch_leaves_that_another_collection_refuses_start_anew() -> None:
     model: Any = recfx.convert(TwoCollections(), (features(1), features(1)), hashing=EVICTS)
     optimizer = HALF(model.parameters())
     for ids in ((1, 2, 3, 4), (1, 2, 3)):
         model(features(*ids), features(*ids)).sum().backward()
         optimizer.step()
-    before = copy.deepcopy((model.state_dict(), optimizer.state_dict()["state"], [w.grad for w in model.parameters()]))
+    weight = model.second.weight("t")
+    unchanged = model.second.state_dict(), optimizer.state[weight], weight.grad
+    before = copy.deepcopy(unchanged)
     with refused("table_full", error=TableFullError):
         model(features(5, 6), features(*range(10, 20)))
-    after = model.state_dict(), optimizer.state_dict()["state"], [w.grad for w in model.parameters()]
-    torch.testing.assert_close(after, before, rtol=0, atol=0)
-    model(features(5), features(1))
-    assert state_of(model.first, optimizer, 5) == 0.25
+    torch.testing.assert_close(unchanged, before, rtol=0, atol=0)
+    assert [state_of(model.first, optimizer, id_) for id_ in (5, 6)] == [0.25, 0.25]
+    assert not model.first.weight("t").grad[model.first.index("t").find(torch.tensor([5, 6]))].any()
 
 
 def test_rows_of_erased_ids_start_anew_as_well() -> None:
