@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from recfx.errors import Diagnostic
 from recfx.ir.meta import Frozen, NodeMeta
 from recfx.ir.operator_graph import OperatorGraph
-from recfx.ir.printer import format_meta
 
 
 @dataclass(frozen=True)
@@ -55,11 +54,6 @@ class PassRecord(Frozen):
     def text(self) -> str:
         """The graph after the pass, as ``format_graph`` prints it."""
         return "\n".join(node.line for node in self.nodes)
-
-    @property
-    def text_with_meta(self) -> str:
-        """The text of the graph with the metadata of each node."""
-        return "\n".join(node.line + format_meta(node.meta) for node in self.nodes)
 
 
 BEFORE = "before"
