@@ -23,7 +23,7 @@ HEAVY = {"torch", "torchrec", "fbgemm_gpu", "triton", "sympy", "numpy", "rich", 
     [
         (["--version"], 0, recfx.__version__),
         (["--help"], 0, "explain "),
-        (["cost", "--help"], 0, "otherwise 512)"),
+        (["plan", "--help"], 0, "default: 512)"),
         (["explain"], 2, "required: module:factory"),
         (["doctor", "--device", "tpu"], 2, "none of cpu, cuda, npu"),
     ],

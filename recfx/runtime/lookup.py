@@ -329,8 +329,10 @@ class Lookup(NodeModule):
                 read = self._pool(keep_ids(features, -values - 2, untrained))
             return self._pool(keep_ids(features, values, ~untrained)) + read
         kernel, untouched = self._reading_kernel()
+        pooled = self._pool(keep_ids(features, values, ~untrained))
+        # Made last, so that its backward runs first: before the fused step of the rows that are trained.
         (read,) = kernel(untouched, self._batch(keep_ids(features, -values - 2, untrained)))
-        return self._pool(keep_ids(features, values, ~untrained)) + read
+        return pooled + read
 
     def _reading_kernel(self) -> tuple[LookupKernel, list[torch.Tensor]]:
         """A kernel of the chosen target that steps no optimizer, and the weights to call it with, which get no

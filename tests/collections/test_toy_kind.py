@@ -183,7 +183,6 @@ _ABOUT_POOLED_ONES = {
     "collections/kinds/pooled.py": "the kind",
     "collections/pooled.py": "the class and the config that users build",
     "discovery/classify.py": "the quantized one, which is refused",
-    "inspect/sections.py": "the class that reports need not name",
 }
 
 

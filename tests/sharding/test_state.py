@@ -10,7 +10,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torchrec.distributed.types import EnumerableShardingSpec, ParameterSharding, ShardingEnv, ShardMetadata
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -479,27 +478,6 @@ def test_every_rank_of_another_world_gets_a_share_of_what_was_counted(worlds: tu
             assert [sum(column) for column in zip(*of_ranks, strict=True)][1:] == sums[0][name][1:], (how, name)
             assert {counts[0] for counts in of_ranks} == {4}
             assert all(counts[1] > 0 and counts[2] > 0 for counts in of_ranks), (how, name, of_ranks)
-
-
-def averaged(rank: int, world_size: int, case: Case, use_buffers: bool) -> dict[str, torch.Tensor]:
-    """The average of a model that evicts; of one rank's part of it, or of the whole."""
-    model = make(case, world_size)
-    average = AveragedModel(model, use_buffers=use_buffers, multi_avg_fn=get_ema_multi_avg_fn(0.5))
-    for step in range(8):
-        average.update_parameters(model)
-        train(model, case, rank, world_size, step, step + 1)
-    average.update_parameters(model)
-    return whole_state(average.module)
-
-
-@pytest.mark.parametrize("use_buffers", [False, True])
-@pytest.mark.parametrize("plan", ["mixed", "columns"])
-def test_averages_of_shards_follow_the_ids(plan: str, use_buffers: bool) -> None:
-    case = case_of(plan)
-    expected = model_state(averaged(0, 0, case, use_buffers))
-    assert int(expected["hash_indexes.a.counts"][3]) > 0
-    for averages in ranks(2).run(averaged, case, use_buffers):
-        assert_same(model_state(averages), expected, exact=False)
 
 
 def make_crossed(case: Case, world_size: int, seed: int = 0) -> torch.nn.Module:
