@@ -24,7 +24,7 @@ from recfx.planner.pricing.hardware import NAMED
 from recfx.planner.topology import plain_topology
 
 VERSION = "1"
-"""Of the JSON that ``draw`` and ``export`` print; that of ``explain`` and of plans has its own."""
+"""The version of the JSON that ``draw`` and ``export`` print; reports and plans have their own."""
 
 Outcome = tuple[object, bool]
 

@@ -429,7 +429,7 @@ def _explicit_root(root: nn.Module, sample: Sample) -> tuple[nn.Module, dict[str
     signature = inspect.signature(type(root).forward)
     parameters = list(signature.parameters.values())
     variadic = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
-    # Of a container, torch.fx would make an argument for each item.
+    # torch.fx would make an argument for each item of a container.
     hidden = any(each.kind in variadic or isinstance(each.default, (dict, list, tuple)) for each in parameters)
     if hidden or "forward" in root.__dict__:
         original, count = root.__dict__.get("forward") or type(root).forward.__get__(root), len(sample.args)

@@ -153,7 +153,7 @@ class HopSize(NamedTuple):
     wire: Wire | None = None
 
     def on(self, wire: Wire) -> HopSize:
-        """The same of what sends float32, if it sends this instead."""
+        """This size, computed for float32, with the rows and gradients sent in the precisions of ``wire`` instead."""
         return self._replace(collectives=tuple(map(wire.on, self.collectives)), wire=wire if self.collectives else None)
 
 
@@ -217,7 +217,7 @@ class WayBack(ABC):
         """How much this rank sends, hop by hop, if rows are so wide; it can be asked for a thousand ranks."""
 
     def wires_of(self, wires: Wires) -> list[Wire | None]:
-        """That of each hop."""
+        """The wire of each hop; None where rows travel in float32."""
         return [wires.get(COMM_OPS.get(operation, "")) for operation, _ in self.steps]
 
     def hops(self, travelling: Travelling, world: World, wires: Wires) -> tuple[Hop, ...]:

@@ -18,7 +18,7 @@ IDS, TABLES, OUTPUT, WIRE, DENSE = "ids", "tables", "output", "wire", "dense"
 and what recfx did not make."""
 
 MOST_KINDS = 32
-"""Of more kinds of ranks, the graphs of so many are made, from that with most rows to read to that with fewest."""
+"""If there are more kinds of ranks, this many graphs are made, from the kind with most rows to read down."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 GB = 10**9
 MEMORY_BANDWIDTH = 1600 * GB
-"""Of an Ascend 910B: 1.6 TB/s of HBM2e."""
+"""An Ascend 910B reads and writes 1.6 TB/s of HBM2e, by its data sheet."""
 
 MEASURED_HERE = "measured on this machine: "
 """How the source of a measured constant begins."""

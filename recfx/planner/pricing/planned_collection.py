@@ -66,7 +66,7 @@ class PlannedCollection:
         return rewritten(self._before(rank), self.rewrites)
 
     def graph(self, rank: int) -> OperatorGraph:
-        """The same graph, without the checks."""
+        """The graph that the passes make on one rank, without the checks of ``rewriting``."""
         graph = self._before(rank)
         for pass_ in passes() if self.rewrites is None else self.rewrites:
             graph = pass_.call(graph).graph
@@ -161,7 +161,7 @@ def planned_by(
     path: str = "",
     chip: str | None = None,
 ) -> PlannedCollection:
-    """The same by TorchRec's plan for it. Raises what ``read_plan`` raises."""
+    """Plan a collection as TorchRec's plan shards it. Raises what ``read_plan`` raises."""
     return planned_with(collection, path, read_plan(collection.tables, plan, 0, world_size, path), device, chip)
 
 
