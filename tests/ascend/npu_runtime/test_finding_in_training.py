@@ -20,7 +20,11 @@ from tests.builders.batches import batch
 from tests.builders.collections import table
 from tests.builders.optimizers import attach
 
-pytestmark = pytest.mark.usefixtures("simulated_kernels")
+# The histories save states before any optimizer has stepped, which recfx warns of.
+pytestmark = [
+    pytest.mark.usefixtures("simulated_kernels"),
+    pytest.mark.filterwarnings("ignore:table .* rows have gone"),
+]
 ASKED = recfx.HashConfig(dense_rows=0, find_on_device=True)
 TABLES = ("t0", "t1")
 
