@@ -136,6 +136,8 @@ def _topology(ranks: int, hardware: str | None) -> Any:
 def _sharding(given: argparse.Namespace) -> dict[str, Any]:
     """What ``--plan``, ``--ranks`` and ``--hardware`` say, as ``recfx.explain`` and ``recfx.draw`` take it."""
     if given.plan is None:
+        if given.ranks is None and given.hardware and given.command == "explain":
+            raise UsageError("--hardware says what the ranks are: it needs --ranks, or a --plan")
         return {} if given.ranks is None else {"topology": _topology(given.ranks, given.hardware)}
     read = read_plan(given.plan)
     ranks = given.ranks if read.world_size is None else read.world_size

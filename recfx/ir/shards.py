@@ -231,7 +231,7 @@ class CollectionSharding:
         return {way: Travelling(way, on_way, self.world_size) for way, on_way in shards.items()}
 
     def seen_from(self, rank: int) -> CollectionSharding:
-        """The same shards, seen from another rank, with what is known of them already."""
+        """Describe these shards as another rank sees them, without computing again what is known of them."""
         self.local()  # known once for all ranks
         other = copy.copy(self)
         object.__setattr__(other, "rank", rank)

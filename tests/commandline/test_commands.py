@@ -101,6 +101,7 @@ def test_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["train", f"{MODELS}:dlrm"], "invalid choice"),
         (["verify", f"{MODELS}:dlrm"], "explain --verify"),
         (["explain"], "module:factory"),
+        (["explain", f"{MODELS}:dlrm", "--hardware", "h100"], "it needs --ranks"),
         (["draw", f"{MODELS}:only_model", "x.html", "--whole-graph"], "only_model returns no sample"),
         (["draw", f"{MODELS}:dlrm", "x.html", "--ranks", "2", "--whole-graph"], "--whole-graph does not fit --ranks"),
         (["plan", f"{MODELS}:dlrm", "x.json", "--ranks", "0"], "--ranks 0: there must be one at least"),
