@@ -60,7 +60,7 @@ torch._dynamo.guards.profile_guard_manager = lambda *arguments: 0.0
 _LONG_FILES = frozenset(
     {
         "test_coverage.py", "test_doctor.py", "test_examples.py", "test_hivm.py", "test_interpreted.py",
-        "test_interpreted_targets.py", "test_linalg.py", "test_on_device.py", "test_serve_cpp.py",
+        "test_interpreted_targets.py", "test_linalg.py", "test_mutants.py", "test_on_device.py", "test_serve_cpp.py",
         "test_thread_safety.py", "test_tiling.py",
     }
 )  # fmt: skip

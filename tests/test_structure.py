@@ -228,14 +228,14 @@ def test_the_quick_tests_of_the_makefile_are_there() -> None:
     assert [name for name in names if not (ROOT / "tests" / name).exists()] == []
 
 
-MOST_LINES = {"product": 58_300, "tests": 82_500}
-"""The most lines of Python in ``recfx``, ``kernels`` and ``lowering``, and in ``tests``. What a change adds, it finds
-room for. Lower them with every cut; the aim is 45,000 and 63,000.
+MOST_LINES = {"product": 58_300, "tests": 82_500, "tools": 7_600}
+"""The most lines of Python in ``recfx``, ``kernels`` and ``lowering``, in ``tests``, and in what of it are tools and
+benchmarks. What a change adds, it finds room for. Lower them with every cut; the aim is 45,000, 63,000 and 8,000.
 """
 
 
 def test_the_project_does_not_grow() -> None:
-    folders = {"product": ("recfx", *LINKS), "tests": ("tests",)}
+    folders = {"product": ("recfx", *LINKS), "tests": ("tests",), "tools": ("tests/tools", "tests/bench")}
     listed = {name: [path for folder in of for path in (ROOT / folder).rglob("*.py")] for name, of in folders.items()}
     files = {name: {path.resolve() for path in paths} for name, paths in listed.items()}
     lines = {name: sum(path.read_text().count("\n") for path in paths) for name, paths in files.items()}

@@ -1,8 +1,7 @@
 """How much of the unified buffer compiled kernels take, as bounds: one version of the compiler is not deterministic.
 
-``python -m tests.ascend.bounds`` measures every kernel in all of its forms and writes ``bounds.txt``, and counts what
-kernels do per row (``row_work.py``): some minutes. ``--only PART`` measures the kernels whose names contain a part, and
-keeps what is known of the others.
+``python -m tests.ascend.bounds`` measures every kernel in all of its forms and writes ``bounds.txt``: some minutes.
+``--only PART`` measures the kernels whose names contain a part, and keeps what is known of the others.
 """
 
 from __future__ import annotations
@@ -243,19 +242,12 @@ def measure_all(cases: Iterable[KernelCase]) -> Bounds:
 
 
 def main() -> None:
-    from tests.ascend import row_work
     from tests.ascend.cases import CASES
 
     parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
     parser.add_argument("--only", default="", metavar="PART", help="measure kernels whose names contain this")
-    parser.add_argument("--rows", action="store_true", help="count what kernels do per row, and nothing else")
-    options = parser.parse_args()
-    part = options.only
+    part = parser.parse_args().only
     chosen = [case for case in CASES if part in subject_of(case).kernel]
-    of_others = {form: works for form, works in row_work.read().items() if part and part not in form.kernel}
-    row_work.write({**of_others, **row_work.count_all(chosen)})
-    if options.rows:
-        return
     known = {subject_of(case).kernel for case in CASES}
     kept = {subject: bound for subject, bound in read().items() if subject.kernel in known} if FILE.exists() else {}
     kept = {subject: bound for subject, bound in kept.items() if part and part not in subject.kernel}

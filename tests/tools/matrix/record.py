@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 RECORDS = Path(__file__).with_name("records")
 SETS = runpy.run_path(str(ROOT / "recfx" / "versions" / "sets.py"))["SETS"]  # `import recfx` would import torch
 """The sets, as ``recfx.versions.sets`` has them."""

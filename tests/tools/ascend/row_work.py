@@ -2,7 +2,7 @@
 
 A compiled form is followed over batches of two sizes; the difference is what the additional rows, bags or steps take.
 What a batch looks like is known by the names of a kernel's parameters. The figures are written to
-``tests/ascend/row_work.txt`` by ``python -m tests.ascend.bounds``, with the bounds of the unified buffer.
+``row_work.txt`` by ``python -m tests.tools.ascend.row_work``.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from typing import Any
 
 from tests.ascend import tools
 from tests.ascend.bounds import subject_of
-from tests.ascend.chip_model import Assumptions
+from tests.ascend.cases import CASES
 from tests.ascend.hivm import compile_to_hivm
-from tests.ascend.hivm_program import Core, Vector, program_of
 from tests.ascend.kernel_case import KernelCase
 from tests.ascend.lower import LoweringError, lower
-from tests.ascend.per_row import FIGURES, FILE, Form, FormWork, RowWork, row_work
-from tests.ascend.vector_core import ModelledCore
+from tests.tools.ascend.chip_model import Assumptions
+from tests.tools.ascend.hivm_program import Core, Vector, program_of
+from tests.tools.ascend.per_row import FIGURES, FILE, Form, FormWork, RowWork
+from tests.tools.ascend.vector_core import ModelledCore
 
 Program = Callable[[Core, Sequence[Any]], None]
 
@@ -42,7 +43,7 @@ _FLAGS = {"WEIGHTED": "weighted", "MEAN": "mean", "DECAYS": "decays"}
 _HEADER = """\
 # What kernels that read rows of tables do per row, and beyond their rows per bag of ten ids or per row that is stepped:
 # counted in what Ascend's compilers make of each form for rows as wide as the block, with every id present. What the
-# columns mean is in per_row.py. Nothing was run on a chip. Written by `python -m tests.ascend.bounds`.
+# columns mean is in per_row.py. Nothing was run on a chip. Written by `python -m tests.tools.ascend.row_work`.
 """
 _Batch = tuple[int, int, bool]
 """Bags, ids per bag, and whether each id is of a row of its own."""
@@ -147,11 +148,6 @@ def count_all(cases: Iterable[KernelCase]) -> dict[Form, list[FormWork]]:
     return works
 
 
-def read() -> Mapping[Form, Sequence[FormWork]]:
-    """The committed figures; none before they were first written."""
-    return row_work() if FILE.exists() else {}
-
-
 def write(works: Mapping[Form, Sequence[FormWork]]) -> None:
     """Commit to these figures."""
     names = f"# {'kernel':<32} {'rule':<16} {'elements':<8} {'block':>5} {'form':<21} {'with':<6} {'per':<4}"
@@ -176,3 +172,7 @@ def misfit(compiled: FormWork, known: FormWork) -> str:
             if abs(figure - committed) > 0.02 * abs(committed) + 0.001:
                 wrong.append(f"{figure:g} {name} per {per}, not {committed:g}")
     return "; ".join(wrong)
+
+
+if __name__ == "__main__":
+    write(count_all(CASES))

@@ -7,8 +7,8 @@ from dataclasses import fields, replace
 import pytest
 
 from recfx.kernels.build.tiling import ASCEND_910B, CHIPS
-from tests.ascend.chip_model import ASSUMPTIONS, KIND, MIDDLE, SOURCES, Assumptions, modelled, parts_of
-from tests.ascend.per_row import RowWork
+from tests.tools.ascend.chip_model import ASSUMPTIONS, KIND, MIDDLE, SOURCES, Assumptions, modelled, parts_of
+from tests.tools.ascend.per_row import RowWork
 
 POOLED = "recfx_pooled_lookup"
 NOTHING = replace(MIDDLE, **{field.name: 0.0 for field in fields(Assumptions) if field.name != "name"})

@@ -162,7 +162,7 @@ def _in_child(copy: Path, tests: Sequence[str], pipe: int, limits: Limits) -> No
         os.chdir(copy)
         sys.dont_write_bytecode = True
         os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
-        here = str(Path(__file__).resolve().parents[2])
+        here = str(Path(__file__).resolve().parents[3])
         given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         os.environ["PYTHONPATH"] = os.pathsep.join([str(copy), *(path for path in given if path not in ("", here))])
         os.environ.setdefault("RECFX_ASCEND_TOOLS", f"{here}/.ascend")  # not in the copy

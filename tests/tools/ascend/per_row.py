@@ -1,7 +1,7 @@
 """What kernels that read rows of tables do per row, as Ascend's compilers make it: counted, not timed.
 
 The figures are in ``row_work.txt``, one line per compiled form, version of the compiler and unit of work. They are
-written by ``python -m tests.ascend.bounds``, and ``tests/ascend`` compares them with what is compiled.
+written by ``python -m tests.tools.ascend.row_work``, and ``tests/ascend`` compares them with what is compiled.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What has been verified on what: the section of kernels/README.md, written from a run of the checks.
 
-``python -m tests.ascend.verified`` runs every level on every kernel, and writes the section only if all of them passed
-and none was skipped.
+``python -m tests.tools.ascend.verified`` runs every level on every kernel, and writes the section only if all of
+them passed and none was skipped.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.ascend.cases import CASES
 from tests.ascend.kernel_case import KernelCase
 
 README = tools.ROOT / "kernels/README.md"
-COMMAND = "python -m tests.ascend.verified"
+COMMAND = "python -m tests.tools.ascend.verified"
 BEGIN, END = f"<!-- written by `{COMMAND}`: -->\n\n", "\n<!-- up to here -->\n"
 WIDE = 1024
 """Columns for which the table gives the unified buffer."""

@@ -7,8 +7,8 @@ import functools
 import re
 from pathlib import Path
 
-from tests.mutants.compile_once import included_by
-from tests.mutants.interpreted import tests_that_interpret
+from tests.tools.mutants.compile_once import included_by
+from tests.tools.mutants.interpreted import tests_that_interpret
 
 _INTERPRETED = ["ascend/test_interpreted.py", "ascend/test_interpreted_targets.py"]
 _ON_NPU = "ascend/npu_runtime"
@@ -229,9 +229,9 @@ def _importing() -> dict[str, list[Path]]:
     Those that only run in Triton's interpreter or on a device are started by others (``_INTERPRETED``).
     """
     importing: dict[str, list[Path]] = {}
-    elsewhere = (Path("tests/ascend/interpreted"), Path("tests/ascend/on_device"))
+    elsewhere = (Path("tests/ascend/interpreted"), Path("tests/ascend/on_device"), Path("tests/tools"))
     for file in sorted(Path("tests").rglob("test_*.py")):
-        if file.parent in elsewhere:
+        if not set(elsewhere).isdisjoint(file.parents):
             continue
         for name in set(re.findall(r"^\s*(?:from|import) (recfx[\w.]*)", _text(file), re.MULTILINE)):
             importing.setdefault(name, []).append(file)

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.matrix.stand_ins import stand_in
+from tests.tools.matrix.stand_ins import stand_in
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / ".sets"
 
 # What torch, TorchRec and tensordict need besides each other and CUDA; and what tests need, as it is installed here.

@@ -8,17 +8,17 @@ import os
 import sys
 from typing import Any
 
-from tests.matrix import names
-from tests.matrix.environment import ROOT, Environment
-from tests.matrix.record import SETS, keep, read, unexplained
+from tests.tools.matrix import names
+from tests.tools.matrix.environment import ROOT, Environment
+from tests.tools.matrix.record import SETS, keep, read, unexplained
 
-_IGNORED = ("--ignore=tests/ascend", "--ignore=tests/matrix/test_record.py")  # the latter is about what the run writes
+_IGNORED = ("--ignore=tests/ascend", "--ignore=tests/tools")
 _SUITE = ("-q", "-p", "no:cacheprovider", "--dist=loadfile", "--no-loadscope-reorder", *_IGNORED)
 
 
 def main() -> int:
     """Run on each set what is asked for; 1 if something fails on one of them."""
-    parser = argparse.ArgumentParser(prog="python -m tests.matrix", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.tools.matrix", description=__doc__)
     parser.add_argument("sets", nargs="+", choices=[versions.name for versions in SETS])
     parser.add_argument("--names", action="store_true", help="only look for the names that recfx uses, and keep them")
     parser.add_argument("--smoke", action="store_true", help="only the shortest way through recfx, without compiling")
@@ -32,10 +32,10 @@ def main() -> int:
             print(f"\n==> torch {versions.torch}, TorchRec {versions.torchrec}, FBGEMM {versions.fbgemm}", flush=True)
             environment = Environment(versions)
             environment.make()
-            failures += environment.run(["-m", "tests.matrix.names"]).returncode != 0
+            failures += environment.run(["-m", "tests.tools.matrix.names"]).returncode != 0
             if given.smoke:
                 os.environ["CXX"] = "false"  # compiling takes minutes: the torch references of operators run
-                failures += environment.run(["-m", "tests.matrix.smoke"]).returncode != 0
+                failures += environment.run(["-m", "tests.tools.matrix.smoke"]).returncode != 0
             elif not given.names:
                 failures += not _suite(versions, environment, given)
     if given.names and not failures:
@@ -55,7 +55,7 @@ def _suite(versions: Any, environment: Environment, given: argparse.Namespace) -
     results.write_text(json.dumps(files))
     version = environment.run(["-c", "import sys; print('%d.%d' % sys.version_info[:2])"], capture_output=True)
     path = keep(versions, version.stdout.strip(), files)
-    print(f"written: {path.relative_to(ROOT)}; python -m tests.matrix.record prints the table of tests/README.md")
+    print(f"written: {path.relative_to(ROOT)}; python -m tests.tools.matrix.record prints the table of tests/README.md")
     for file in unexplained(versions.name, files):
         print(f"fails without a known cause: {file}")
     return not unexplained(versions.name, files)

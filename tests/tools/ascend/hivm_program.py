@@ -13,7 +13,7 @@ from math import prod
 from typing import Any, NamedTuple, Protocol
 
 from tests.ascend.hivm import BYTES
-from tests.ascend.hivm_scalars import VALUE, Scalars, UnknownOperation, name_of, names_in, quotient, remainder
+from tests.tools.ascend.hivm_scalars import VALUE, Scalars, UnknownOperation, name_of, names_in, quotient, remainder
 
 
 class Vector(NamedTuple):

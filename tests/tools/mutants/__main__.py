@@ -1,4 +1,4 @@
-"""``python -m tests.mutants [package or file ...]``: how many of a sample of faults the tests notice.
+"""``python -m tests.tools.mutants [package or file ...]``: how many of a sample of faults the tests notice.
 
 Exit status 0 when at least nine in ten of those that are not equivalent (``equivalent.txt``) are noticed.
 """
@@ -17,11 +17,11 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.mutants import cpp, mutate
-from tests.mutants.choose_tests import tests_for
-from tests.mutants.libraries import Libraries
-from tests.mutants.mutant import Mutant
-from tests.mutants.run import LONGEST_TEST, Limits, Outcome, copy_of, preload, run_tests
+from tests.tools.mutants import cpp, mutate
+from tests.tools.mutants.choose_tests import tests_for
+from tests.tools.mutants.libraries import Libraries
+from tests.tools.mutants.mutant import Mutant
+from tests.tools.mutants.run import LONGEST_TEST, Limits, Outcome, copy_of, preload, run_tests
 
 PACKAGES = [
     "passes", "runtime", "hashing", "collections/sharding", "checkpoint", "verification", "lowering", "optim",
@@ -83,7 +83,7 @@ def judge(copy: Path, mutant: Mutant, tests: Sequence[str], limits: Limits, libr
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.tools.mutants", description=__doc__)
     parser.add_argument("what", nargs="*", default=PACKAGES, help=f"packages or files (default: {' '.join(PACKAGES)})")
     parser.add_argument("--sample", type=int, default=24, help="how many mutants (default: 24)")
     parser.add_argument("--skip", type=int, default=0, help="how many of the first ones an earlier run has judged")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.ascend import tools, verified
+from tests.ascend import tools
 from tests.ascend.cases import CASES
+from tests.tools.ascend import verified
 
 STALE = f"`{verified.COMMAND}` runs the checks and writes the section of kernels/README.md again"
 

@@ -14,12 +14,14 @@ from recfx.kernels.build import tiling
 from recfx.kernels.build.tiling import ASCEND_910B, refusal
 from recfx.optim.rules.adam import ADAM
 from tests.ascend import bounds, tools, written_then_read
+from tests.ascend.bounds import Bound, misfit
 from tests.ascend.cases import CASES as EVERY_CASE
 from tests.ascend.guard_pages import guarded, signal_of
 from tests.ascend.hivm import UnifiedBufferOverflow, compile_to_hivm
 from tests.ascend.interpreter import interpreter
 from tests.ascend.kernel_case import Call, KernelCase, Place, assert_answered, function_at, resolved
 from tests.ascend.linalg_on_cpu import LinalgOnCpu
+from tests.ascend.lint import lint
 from tests.ascend.lower import Lowered, lower
 
 DIM = 48
@@ -46,7 +48,7 @@ def call_with_codes(place: Place) -> Call:
 
 
 def wrong(name: str, block: int = 64, build: Callable[[Place], Call] = call, table: str = "*fp32") -> KernelCase:
-    kernel = f"tests.ascend.wrong_kernels:recfx_wrong_{name}"
+    kernel = f"tests.tools.ascend.wrong_kernels:recfx_wrong_{name}"
     return KernelCase(name, kernel, SIGNATURE | {"table_ptr": table}, {"BLOCK_D": block}, {"sum": build}, programs=1)
 
 
@@ -146,6 +148,39 @@ def test_a_need_that_is_too_small_is_noticed(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_kernel_of_unknown_operations_is_refused() -> None:
     """Nobody takes an empty answer for a kernel that was lowered."""
     tools.triton_ascend().require()
-    absent = KernelCase("absent", "tests.ascend.wrong_kernels:recfx_wrong_absent", SIGNATURE, {}, {})
+    absent = KernelCase("absent", "tests.tools.ascend.wrong_kernels:recfx_wrong_absent", SIGNATURE, {}, {})
     with pytest.raises(RuntimeError, match="has no attribute 'recfx_wrong_absent'"):
         lower([absent], tools.triton_ascend_folder())
+
+
+def test_a_wrong_bound_is_noticed() -> None:
+    """Too tight, too loose, of a kernel that overflows, and of one whose vectors became loops."""
+    assert misfit(Bound(3104, 0), Bound(3104, 0)) == ""
+    assert "the bound is 3072" in misfit(Bound(3104, 0), Bound(3072, 0))
+    assert "much looser: 4704" in misfit(Bound(3104, 0), Bound(4704, 0))
+    assert "one overflows" in misfit(Bound(None, 0), Bound(3104, 0))
+    assert "1 loops" in misfit(Bound(3104, 1), Bound(3104, 0))
+
+
+HASHES = {"ids_ptr": "*i32", "hashes_ptr": "*i32", "num_ids": "i32"}
+WRONG = {
+    "shifts_unsigned": "unsigned_vector",
+    "multiplies_high": "multiply_high",
+    "trusts_cas": "compare_and_swap",
+    "stores_every_other": "discrete_store",
+    "hashes_wide": "wide_vector",
+    "computes_in_double": "double",
+    "carries_a_boolean": "boolean_in_while",
+}
+
+
+def test_every_rule_finds_what_it_is_for() -> None:
+    tools.triton_ascend().require()
+    kernel = "tests.tools.ascend.wrong_kernels:recfx_wrong_{}"
+    cases = [KernelCase(name, kernel.format(name), HASHES, {"BLOCK": 64}, {}) for name in WRONG]
+    codes = {
+        name: [code for code, _ in lint(answer)]
+        for name, answer in lower(cases, tools.triton_ascend_folder()).items()
+        if isinstance(answer, Lowered)
+    }
+    assert codes == {name: [code] for name, code in WRONG.items()}

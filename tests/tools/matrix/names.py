@@ -1,6 +1,6 @@
 """Which names of torch, TorchRec and FBGEMM recfx uses, read from its sources: nothing is imported for it.
 
-``names.txt`` has those that every set is known to have: ``tests/matrix/test_names.py`` compares, so that a new name is
+``names.txt`` has those that every set is known to have: ``tests/test_names.py`` compares, so that a new name is
 looked for in the oldest and the newest set (``make names``) before it is used. What is in one version alone belongs in
 ``recfx/versions/differences.py``, which is not looked at.
 """
@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 PACKAGES = ("torch", "torchrec", "fbgemm_gpu")
 KNOWN = Path(__file__).with_name("names.txt")
 

@@ -2,7 +2,7 @@
 
 Scalars are computed one after the other, and hand instructions to three pipes: copies in (MTE2), copies out (MTE3) and
 vectors (V). Each pipe begins its instructions in order, and waits where it is told to wait for another. What takes how
-long are the assumptions of ``tests.ascend.chip_model``; nothing was timed on a chip.
+long are the assumptions of ``tests.tools.ascend.chip_model``; nothing was timed on a chip.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tests.ascend.chip_model import Assumptions
 from tests.ascend.hivm import BYTES
-from tests.ascend.hivm_program import UnknownOperation, Vector
+from tests.tools.ascend.chip_model import Assumptions
+from tests.tools.ascend.hivm_program import UnknownOperation, Vector
 
 _CACHED_LINES = 256
 _LINE_BYTES = 64
@@ -32,7 +32,7 @@ class _Pipe:
 
 
 class ModelledCore:
-    """See ``tests.ascend.hivm_program.Core``.
+    """See ``tests.tools.ascend.hivm_program.Core``.
 
     Args:
         values: the integers that parameters hold, by name; the contents of others do not matter.

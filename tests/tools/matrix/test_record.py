@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.matrix import record
+from tests.tools.matrix import record
 
 RECORDS = sorted(record.RECORDS.glob("*.json"))
 README = (record.ROOT / "tests" / "README.md").read_text()
@@ -23,7 +23,7 @@ XML = """<testsuites><testsuite>
 
 def test_the_table_is_that_of_the_records() -> None:
     begin, end = "the records say:\n\n", "\n\n## Benchmarks"
-    assert README.partition(begin)[2].partition(end)[0] == record.table(), "python -m tests.matrix.record"
+    assert README.partition(begin)[2].partition(end)[0] == record.table(), "python -m tests.tools.matrix.record"
 
 
 @pytest.mark.parametrize("path", RECORDS, ids=[path.stem for path in RECORDS])

@@ -1,6 +1,7 @@
-"""``python -m tests.ascend.model``: times of the README's workload on an Ascend chip, by a model; nothing was timed.
+"""``python -m tests.tools.ascend.model``: times of the README's workload on an Ascend chip, by a model.
+Nothing was timed.
 
-It is ``tests.ascend.chip_model``, for the kernels alone: not for what sorts their ids, or for other operators.
+It is ``tests.tools.ascend.chip_model``, for the kernels alone: not for what sorts their ids, or for other operators.
 With ``--write``, the table goes into ``kernels/README.md``.
 """
 
@@ -12,11 +13,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from recfx.kernels.build.tiling import ASCEND_910B
-from tests.ascend.chip_model import ASSUMPTIONS, MIDDLE, Assumptions, Modelled, modelled_form
-from tests.ascend.per_row import Form, FormWork, row_work
+from tests.tools.ascend.chip_model import ASSUMPTIONS, MIDDLE, Assumptions, Modelled, modelled_form
+from tests.tools.ascend.per_row import Form, FormWork, row_work
 
-COMMAND = "python -m tests.ascend.model"
-README = Path(__file__).resolve().parents[2] / "kernels/README.md"
+COMMAND = "python -m tests.tools.ascend.model"
+README = Path(__file__).resolve().parents[3] / "kernels/README.md"
 _BEGIN, _END = f"<!-- written by `{COMMAND} --write`: -->", "<!-- the table ends here -->"
 BEFORE = Path(__file__).with_name("row_work_before.txt")
 TABLES, ROWS, DIM, BATCH, IDS_PER_BAG = 26, 100_000, 64, 2048, 10

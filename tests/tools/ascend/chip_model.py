@@ -25,7 +25,7 @@ from functools import cache
 from types import MappingProxyType
 
 from recfx.kernels.build.tiling import Chip, block_of
-from tests.ascend.per_row import Form, FormWork, RowWork, row_work
+from tests.tools.ascend.per_row import Form, FormWork, RowWork, row_work
 
 _PIECE_BYTES = 256
 """What a vector core works on at once."""

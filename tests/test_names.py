@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from tests.matrix import names
+from tests.tools.matrix import names
 
 
 def test_every_name_is_known() -> None:

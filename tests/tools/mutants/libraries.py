@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.mutants import compile_once
+from tests.tools.mutants import compile_once
 
 
 class Libraries:

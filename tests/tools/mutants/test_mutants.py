@@ -12,11 +12,11 @@ from textwrap import dedent
 
 import pytest
 
-from tests.mutants import choose_tests, cpp, mutate
-from tests.mutants.__main__ import PACKAGES, equivalents, files_of, sample
-from tests.mutants.choose_tests import tests_for as files_that_judge
+from tests.tools.mutants import choose_tests, cpp, mutate
+from tests.tools.mutants.__main__ import PACKAGES, equivalents, files_of, sample
+from tests.tools.mutants.choose_tests import tests_for as files_that_judge
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(autouse=True)
@@ -142,11 +142,11 @@ def test_equivalent_mutants_are_of_lines_that_are_there() -> None:
         assert first in " ".join(Path(file).read_text().split()), (file, change)
 
 
-# Not `-m tests.mutants`: Python would take the tests of the directory where it runs.
+# Not `-m tests.tools.mutants`: Python would take the tests of the directory where it runs.
 RUN = [
     sys.executable,
     "-c",
-    f"import sys; sys.path[0] = {str(ROOT)!r}; from tests.mutants.__main__ import main; sys.exit(main())",
+    f"import sys; sys.path[0] = {str(ROOT)!r}; from tests.tools.mutants.__main__ import main; sys.exit(main())",
 ]
 FILES = {
     "recfx/__init__.py": "",

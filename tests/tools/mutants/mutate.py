@@ -2,7 +2,7 @@
 
 mutmut itself runs each mutant behind a function that it puts in place of the real one, and chooses tests by the calls
 that it sees in its own process. recfx reads code objects and runs most of its sharded code in other processes, so here
-mutmut only says what to change, and ``tests.mutants.run`` changes the files of a copy of the repository.
+mutmut only says what to change, and ``tests.tools.mutants.run`` changes the files of a copy of the repository.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mutmut.mutation import mutators
 from mutmut.mutation.file_mutation import Mutation, MutationVisitor
 from mutmut.mutation.pragma_handling import IgnoredCode
 
-from tests.mutants.mutant import Mutant
+from tests.tools.mutants.mutant import Mutant
 
 
 def _string(node: libcst.BaseString) -> Iterable[libcst.BaseString]:

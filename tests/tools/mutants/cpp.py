@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from tests.mutants.mutant import Mutant
+from tests.tools.mutants.mutant import Mutant
 
 _NO_CODE = re.compile(
     r"""//[^\n]* | /\*.*?\*/ | R"\((?:.*?)\)" | "(?:\\.|[^"\\\n])*" | '(?:\\.|[^'\\\n])' | ^[ \t]*\#(?:\\\n|[^\n])*""",
