@@ -60,15 +60,6 @@ def _printable(name: str) -> str:
     return cut if cut.isprintable() else ascii(cut)
 
 
-_ALL = (
-    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32,
-    torch.uint64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex32, torch.complex64,
-    torch.complex128, torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz,
-)  # fmt: skip
-DTYPES: dict[str, torch.dtype] = {str(dtype).removeprefix("torch."): dtype for dtype in _ALL}
-NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
-
-
 def check_storable(name: str, tensor: torch.Tensor) -> None:
     """Refuse a tensor whose content is not simply its elements, such as a quantized or a sparse one.
 
@@ -82,7 +73,7 @@ def check_storable(name: str, tensor: torch.Tensor) -> None:
             reason="value_not_supported",
             what_to_do="save such a model with torch.distributed.checkpoint.",
         )
-    if tensor.dtype in NAMES and tensor.layout == torch.strided:
+    if tensor.layout == torch.strided and not tensor.is_quantized:
         return
     raise CheckpointError(
         f"{name} is a tensor of dtype {tensor.dtype} and layout {tensor.layout}.",

@@ -13,11 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recfx.checkpoint import storage
 from recfx.checkpoint.contents import check_names
 from recfx.checkpoint.optimizer_fits import check_settings_fit, check_state_fits
-from recfx.checkpoint.saved_folder import SavedFolder
 from recfx.checkpoint.saved_optimizers import STEP_AS_SAVED, SavedOptimizer, SavedOptimizers
+from recfx.checkpoint.storage import SavedFolder
 from recfx.checkpoint.table_names import NamedTable, sharded_parameters, sharded_tables
 from recfx.collections.collection import unsharded_collections
 from recfx.collections.kinds import kind_of
@@ -229,7 +228,7 @@ class BackwardPlan:
             value = saved.read(folder, key)
             state[key] = value if value.dim() == 0 else value.to(self.optimizer.parameter.device)
         elif current.shape == saved.tensors[key].shape:
-            storage.read_into(folder, {saved.saved_as(key): current.detach()})
+            folder.read_into({saved.saved_as(key): current.detach()})
         else:
             value = saved.read(folder, key)
             if current.numel() == value.numel():

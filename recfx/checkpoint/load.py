@@ -15,11 +15,10 @@ from torch import nn
 from torchrec.optim.warmup import WarmupOptimizer
 
 from recfx.argument_types import typed
-from recfx.checkpoint import storage
 from recfx.checkpoint.contents import MODEL, with_prefix
-from recfx.checkpoint.directory import told_as
+from recfx.checkpoint.directory import locked, told_as
 from recfx.checkpoint.in_backward import BackwardPlan, optimizers_in_backward, plan_in_backward
-from recfx.checkpoint.manifest import Manifest
+from recfx.checkpoint.manifest import Manifest, missing, torn
 from recfx.checkpoint.model_plan import ModelPlan, plan_model, refused_as
 from recfx.checkpoint.ordinary import (
     load_state,
@@ -30,9 +29,9 @@ from recfx.checkpoint.ordinary import (
     unwrap_optimizer,
 )
 from recfx.checkpoint.peers import Peers, checked_directory, checked_model
-from recfx.checkpoint.saved_folder import SavedFolder, open_verified
 from recfx.checkpoint.saved_optimizers import SavedOptimizers
 from recfx.checkpoint.settings import read_settings
+from recfx.checkpoint.storage import SavedFolder
 from recfx.checkpoint.table_names import prefix_of
 from recfx.errors import CheckpointError, Diagnostic, Severity, few, with_article
 
@@ -50,7 +49,7 @@ def load_checkpoint(
     """Load what ``save_checkpoint`` saved: training continues bit for bit as if it had never stopped.
 
     Files, names, shapes, dtypes and indexes are checked first: after an error, the model, its indexes and its
-    optimizers are as they were. No file is unpickled, so no file can run code, whoever wrote it. Three things can leave
+    optimizers are as they were. A file is as trusted as by ``torch.load(weights_only=True)``. Three things can leave
     a mixture of old and new: a disk that fails between the check and the reading of large weights (the message says
     so), a load hook of the user that raises, and an interrupt (Ctrl-C) during loading. If that happens, load again;
     until then, a table with an index whose rows may have changed cannot be used (``load_interrupted``).
@@ -135,21 +134,23 @@ def _load(
     peers: Peers,
 ) -> None:
     """Load; ``consequence`` gets what is true of the model if the disk fails from here on."""
-    with contextlib.ExitStack() as open_files:
-        opened: list[SavedFolder] = []
+    with contextlib.ExitStack() as lock:
 
-        def begin() -> Manifest:  # the first rank locks and verifies for all
-            opened.append(open_files.enter_context(open_verified(path)))
-            return opened[0].manifest
+        def begin() -> str:  # the first rank locks and verifies for all
+            if not path.is_dir():
+                raise missing(path)
+            lock.enter_context(locked(path, shared=True))
+            manifest = Manifest.read(path)
+            manifest.verify(path)
+            return manifest.data
 
-        manifest = peers.first(begin)
-        assert manifest is not None
+        folder = SavedFolder(path / str(peers.first(begin)))
         plans: list[_Plans] = []
 
         def plan() -> tuple[tuple[bool, bool], list[Diagnostic]]:
-            if not opened:
-                opened.append(open_files.enter_context(contextlib.closing(SavedFolder(path, manifest))))
-            plans.append(_plan(root, opened[0], optimizer, in_backward, submodule))
+            if not folder.path.is_dir():
+                raise torn(folder.path, "it is missing")
+            plans.append(_plan(root, folder, optimizer, in_backward, submodule))
             return (plans[0].optimizer is None, in_backward), plans[0].notes
 
         of_ranks = peers.agree(plan)
@@ -165,7 +166,7 @@ def _load(
             plans[0].undo()
             raise
         consequence.append("The model may hold a mixture of old and new.")
-        peers.agree(lambda: plans[0].carry_out(opened[0]))
+        peers.agree(lambda: plans[0].carry_out(folder))
         for note in dict.fromkeys(note for _, notes in of_ranks for note in notes) if peers.is_first else ():
             _log.warning("%s", note)
 
@@ -220,8 +221,7 @@ def _plan(
     in_backward: bool,
     submodule: str,
 ) -> _Plans:
-    described = storage.describe(folder)
-    settings = read_settings(folder, described)
+    described, settings = folder.described, read_settings(folder)
     extra = settings["extra_state"]
     names = [*with_prefix(described, MODEL), *extra]
     prefix = prefix_of(submodule, root.state_dict(), names) if submodule else ""

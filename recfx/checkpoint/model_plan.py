@@ -15,7 +15,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from recfx.checkpoint import storage
 from recfx.checkpoint.contents import (
     MODEL,
     check_has_elements,
@@ -24,8 +23,8 @@ from recfx.checkpoint.contents import (
     mismatch,
     with_prefix,
 )
-from recfx.checkpoint.saved_folder import SavedFolder
 from recfx.checkpoint.sharded import IN_PLACE_BYTES, TablePlan, plan_tables
+from recfx.checkpoint.storage import SavedFolder
 from recfx.checkpoint.table_names import (
     check_index_sizes,
     fit_names,
@@ -96,9 +95,9 @@ class ModelPlan:
         for _, collection in collections_by_prefix(self.model, UnshardedCollection):
             for name in collection.hash_indexes:
                 collection.index(name).expect_load()
-        storage.read_into(self.folder, {self.prefix + name: tensor for name, tensor in self.in_place.items()})
+        self.folder.read_into({self.prefix + name: tensor for name, tensor in self.in_place.items()})
         for name, move in self.moves.items():
-            (saved,) = storage.read(self.folder, {self.prefix + name: self.described[name]}).values()
+            (saved,) = self.folder.read([self.prefix + name]).values()
             move.apply(saved, self.state[name])
         self.model.load_state_dict(self.state, strict=not self.tables)  # sharded tables are not in it
         for table in self.tables:
@@ -143,7 +142,7 @@ def plan_model(
     for prefix, collection in collections_by_prefix(model, UnshardedCollection):
         for table in collection.hash_indexes:
             check_index_sizes(saved, whole_tables[prefix, table], collection.index(table).policy.own_rows, table)
-    index_state = _read_aside(folder, start, saved, sorted(index_keys & saved.keys()))
+    index_state = _read_aside(folder, start, sorted(index_keys & saved.keys()))
     fitted, moves = _fit_indexes(model, {**saved, **index_state})
     index_state.update(fitted)
     for name, value in state.items():
@@ -157,7 +156,7 @@ def plan_model(
     rest = [name for name in state if name in saved and name not in index_keys and name not in moves]
     own = [name for name in rest if not name.endswith(_EXTRA_STATE) and state[name].data_ptr() in addresses]
     in_place = {name: state[name] for name in own if _is_big(state[name])}
-    state.update(_read_aside(folder, start, saved, [name for name in rest if name not in in_place]))
+    state.update(_read_aside(folder, start, [name for name in rest if name not in in_place]))
     state.update(index_state)
     state.update(extra_state)
     return ModelPlan(model, folder, state, in_place, moves, saved, plan_tables(model, folder, saved), start)
@@ -196,8 +195,8 @@ def _fit_indexes(model: nn.Module, saved: Mapping[str, Tensor]) -> tuple[dict[st
     return fitted, moves
 
 
-def _read_aside(folder: SavedFolder, prefix: str, saved: Mapping[str, Tensor], names: list[str]) -> dict[str, Tensor]:
-    return with_prefix(storage.read(folder, {prefix + name: saved[name] for name in names}), prefix)
+def _read_aside(folder: SavedFolder, prefix: str, names: list[str]) -> dict[str, Tensor]:
+    return with_prefix(folder.read([prefix + name for name in names]), prefix)
 
 
 def _is_big(tensor: Tensor) -> bool:

@@ -19,9 +19,8 @@ from torchrec.optim.warmup import WarmupOptimizer
 
 from recfx.checkpoint.contents import mismatch
 from recfx.checkpoint.optimizer_fits import ELEMENTWISE, check_settings_fit, check_state_fits
-from recfx.checkpoint.saved_folder import SavedFolder
 from recfx.checkpoint.saved_optimizers import SavedOptimizer, SavedOptimizers, kind_of_class
-from recfx.checkpoint.storage import Parts
+from recfx.checkpoint.storage import Parts, SavedFolder
 from recfx.checkpoint.table_names import NamedTable, sharded_parameters, sharded_tables
 from recfx.collections.sharding.optimizer import ShardedFusedOptimizer
 from recfx.errors import CheckpointError, Diagnostic, Severity, few, type_of

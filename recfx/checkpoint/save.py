@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.checkpoint.metadata import Metadata
 
 from recfx.argument_types import typed
 from recfx.checkpoint import storage
@@ -30,7 +29,7 @@ from recfx.checkpoint.ordinary import describe_optimizer, join_described, unwrap
 from recfx.checkpoint.peers import Peers, checked_directory, checked_model
 from recfx.checkpoint.settings import pack_settings
 from recfx.checkpoint.sharded import joined_counts, tables_contents
-from recfx.checkpoint.storage import Parts
+from recfx.checkpoint.storage import Parts, SavedFolder
 from recfx.checkpoint.table_names import sharded_names
 from recfx.errors import CheckpointError
 from recfx.runtime.ordinary_optimizers import reset_before_saving
@@ -90,7 +89,6 @@ def save_checkpoint(
 
 def _write(path: Path, tensors: dict[str, Tensor | Parts], data: str, temporary: str, peers: Peers) -> None:
     with contextlib.ExitStack() as stack:  # the first rank holds the lock for all
-        written: list[Metadata] = []
         switching: list[Manifest] = []
 
         def begin() -> None:
@@ -106,14 +104,18 @@ def _write(path: Path, tensors: dict[str, Tensor | Parts], data: str, temporary:
                 remove_leftovers(path, Manifest.read(path).data)
 
         def finish() -> None:
-            storage.write_index(path / data, written[0])
+            for file in sorted(SavedFolder(path / data).files()):
+                if not (path / data / file).is_file():
+                    raise FileNotFoundError(
+                        f"{file} of another rank is not in {path / data} here: the directory must be shared"
+                    )
             switching.append(Manifest.of_folder(path / data))
             switching[0].switch(path, temporary)
 
         peers.first(begin)
         try:
             peers.first(lambda: check_writable(path, temporary))
-            written.append(storage.write(path / data, tensors, peers.group))
+            storage.write(path / data, tensors, peers.group)
             peers.first(finish)
         except BaseException:
             if peers.is_first and (not switching or _counts(path, data) is False):

@@ -14,11 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recfx.checkpoint import storage
 from recfx.checkpoint.contents import IN_BACKWARD, OPTIMIZER, mismatch
 from recfx.checkpoint.optimizer_fits import NOT_SETTINGS, is_number
-from recfx.checkpoint.saved_folder import SavedFolder
 from recfx.checkpoint.sharded import read_rows
+from recfx.checkpoint.storage import SavedFolder
 from recfx.errors import CheckpointError
 from recfx.hashing.row_move import RowMove
 from recfx.ir.shard import Shard
@@ -115,7 +114,7 @@ class SavedOptimizer:
 
     def read(self, folder: SavedFolder, key: str) -> Tensor:
         """One tensor of the state, whole; if there is one number per row and block of columns, see ``_mean``."""
-        (saved,) = storage.read(folder, {self.saved_as(key): self.tensors[key]}).values()
+        (saved,) = folder.read([self.saved_as(key)]).values()
         if not self._in_blocks(key):
             return saved
         return self._mean(list(saved.chunk(len(self.blocks))))

@@ -1,24 +1,27 @@
 """Everything that a checkpoint stores besides tensors: extra states of modules, and settings of optimizers.
 
-It is stored as a tensor of bytes that contain JSON. Its author may be malicious, so its shape is checked before its
-content is used.
+It is stored as a tensor of bytes, which are those of ``torch.save``, to be read with ``weights_only=True``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import base64
+import io
+import json
+import re
+from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
-from recfx.checkpoint import plain_data, storage
 from recfx.checkpoint.contents import SETTINGS
 from recfx.checkpoint.manifest import torn
-from recfx.checkpoint.saved_folder import SavedFolder
-from recfx.errors import CheckpointError, type_of
-
-_MOST_BYTES = 1 << 30
+from recfx.checkpoint.storage import SavedFolder
+from recfx.errors import CheckpointError
 
 
 def pack_settings(settings: dict[str, Any]) -> Tensor:
@@ -27,112 +30,65 @@ def pack_settings(settings: dict[str, Any]) -> Tensor:
     Raises:
         CheckpointError: ``value_not_supported``.
     """
+    stream = io.BytesIO()
     try:
-        content = plain_data.encode(settings)
-    except (TypeError, RecursionError) as error:
-        problem = "a value that contains itself" if isinstance(error, RecursionError) else str(error)
+        torch.save(tree_map(_plain, settings), stream)
+        _load(stream.getvalue())
+    except Exception as error:  # of the user's classes
         raise CheckpointError(
-            f"a setting of an optimizer, or an extra state of a module, is not plain data ({problem}).",
+            f"a setting of an optimizer, or an extra state of a module, is not plain data ({_what(error)}).",
             reason="value_not_supported",
             what_to_do="use numbers, strings and tensors, and lists and dicts of them.",
         ) from error
-    if len(content) > _MOST_BYTES:
-        raise CheckpointError(
-            f"settings of optimizers and extra states of modules take {len(content)} bytes together.",
-            reason="value_not_supported",
-            what_to_do="keep large tensors in buffers, or directly in an optimizer's state, not in lists or dicts.",
-        )
-    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
+    return torch.frombuffer(bytearray(stream.getvalue()), dtype=torch.uint8)
 
 
-def read_settings(folder: SavedFolder, described: Mapping[str, Tensor]) -> dict[str, Any]:
+def _what(error: Exception) -> str:
+    """The class that torch refuses, out of a message of a page; otherwise what has happened."""
+    refused = re.search(r"GLOBAL (\S+)", str(error))
+    return refused[1] if refused else f"{type(error).__name__}: {error}"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (numpy.float64, numpy.int64, numpy.bool_)):  # these compute bit for bit as Python's do
+        return value.item()
+    return value.detach().to("cpu", copy=True) if type(value) is Tensor else value  # not all that it is a view of
+
+
+def _load(content: bytes) -> dict[str, Any]:
+    settings: dict[str, Any] = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
+    return settings
+
+
+def read_settings(folder: SavedFolder) -> dict[str, Any]:
     """The settings that were given to ``pack_settings``.
 
     Raises:
         CheckpointError: ``checkpoint_torn``.
     """
-    entry = described.get(SETTINGS)
-    if entry is None or entry.dtype != torch.uint8 or entry.dim() != 1 or entry.numel() > _MOST_BYTES:
+    if SETTINGS not in folder.described:
         raise torn(folder.path, "it has no settings")
-    content = storage.read(folder, {SETTINGS: entry})[SETTINGS].numpy().tobytes()
+    content = folder.read([SETTINGS])[SETTINGS].numpy().tobytes()
     try:
-        settings = plain_data.decode(content)
-        _check(settings, {"extra_state": dict, "in_backward": dict, "optimizer": (dict, type(None))}, "settings")
-        _check_names(settings["extra_state"], "extra_state")
-        _check_names(settings["in_backward"], "in_backward")
-        for name, optimizer in settings["in_backward"].items():
-            _check_in_backward(optimizer, f"in_backward of {name!a}")
-        if settings["optimizer"] is not None:
-            _check_optimizer(settings["optimizer"])
-        _check_warm_ups(settings.setdefault("warm_ups", {}))  # files of earlier versions have none
-    except ValueError as error:
-        raise torn(folder.path, f"its settings are invalid: {error}") from None
-    return dict(settings)
+        if not content.startswith(b"{"):
+            return _load(content)
+        settings: dict[str, Any] = json.loads(content, object_hook=_version_2)
+    except Exception as error:
+        raise torn(folder.path, f"its settings cannot be read: {error}") from None
+    return {"warm_ups": {}, **settings}
 
 
-def _check(value: object, entries: Mapping[str, type | tuple[type, ...]], place: str) -> None:
-    if not isinstance(value, dict):
-        raise ValueError(f"{place} is {type_of(value)}")
-    for key, kind in entries.items():
-        if key not in value or not isinstance(value[key], kind):
-            raise ValueError(f"{place} has no {key!r}, or one of the wrong type")
+_VERSION_2: dict[str, Callable[[Any], Any]] = {
+    "tuple": tuple, "set": set, "dict": dict, "OrderedDict": OrderedDict, "bytes": base64.b64decode, "size": torch.Size,
+    "complex": lambda parts: complex(*parts), "dtype": lambda name: getattr(torch, name), "device": torch.device,
+    "tensor": lambda tensor: tensor,
+}  # fmt: skip
 
 
-def _check_names(value: dict[Any, Any], place: str) -> None:
-    if not all(isinstance(name, str) for name in value):
-        raise ValueError(f"{place} has keys that are not names")
-
-
-def _are_names(values: list[Any]) -> bool:
-    return all(isinstance(name, str) for name in values) and len(set(values)) == len(values)
-
-
-def _check_state(state: Any, place: str) -> None:
-    """Check what is saved besides tensors about the state of one parameter."""
-    _check(state, {"values": dict, "tensors": list}, place)
-    _check_names(state["values"], place)
-    if not _are_names(state["tensors"]) or set(state["tensors"]) & set(state["values"]):
-        raise ValueError(f"{place} has wrong names")
-
-
-def _check_in_backward(optimizer: Any, place: str) -> None:
-    _check(optimizer, {"kind": str, "settings": dict}, place)
-    _check_state(optimizer, place)
-    _check_names(optimizer["settings"], place)
-    if "params" in optimizer["settings"]:
-        raise ValueError(f"{place} has wrong names")
-    if "blocks" not in optimizer:
-        return
-    blocks, end = optimizer["blocks"], 0
-    for block in blocks if isinstance(blocks, list) else [None]:
-        if not isinstance(block, tuple) or [type(column) for column in block] != [int, int]:
-            raise ValueError(f"{place} has wrong blocks")
-        if block[0] != end or block[1] <= end:
-            raise ValueError(f"{place} has blocks that do not follow each other")
-        end = block[1]
-    if not blocks:
-        raise ValueError(f"{place} has no blocks")
-
-
-def _check_optimizer(optimizer: Any) -> None:
-    _check(optimizer, {"kind": str, "groups": list, "state": dict}, "optimizer")
-    if not isinstance(optimizer.get("any_order", False), bool):
-        raise ValueError("optimizer has a wrong 'any_order'")
-    for group in optimizer["groups"]:
-        _check(group, {"params": list}, "a group of optimizer")
-        _check_names(group, "a group of optimizer")
-        if not _are_names(group["params"]):
-            raise ValueError("a group of optimizer has wrong params")
-    _check_names(optimizer["state"], "optimizer")
-    for name, state in optimizer["state"].items():
-        _check_state(state, f"the state of {name!a}")
-
-
-def _check_warm_ups(warm_ups: Any) -> None:
-    if not isinstance(warm_ups, dict):
-        raise ValueError("the warm-ups are no dict")
-    _check_names(warm_ups, "warm-ups")
-    for state in warm_ups.values():
-        numbers = isinstance(state, list) and [type(number) for number in state] == [int, int]
-        if not numbers or not all(0 <= number < 1 << 63 for number in state):
-            raise ValueError("a warm-up has a wrong state")
+def _version_2(entry: dict[str, Any]) -> Any:
+    """What an object in the JSON of version 2 stands for: its one key says what it is."""
+    if "content" in entry:
+        data = bytearray(base64.b64decode(entry["content"]))
+        return torch.tensor(data, dtype=torch.uint8).view(getattr(torch, entry["dtype"])).view(entry["size"])
+    ((kind, content),) = entry.items()
+    return _VERSION_2[kind](content)

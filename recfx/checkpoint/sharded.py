@@ -14,10 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recfx.checkpoint import storage
 from recfx.checkpoint.contents import IN_BACKWARD, MODEL, check_saved_as
-from recfx.checkpoint.saved_folder import SavedFolder
-from recfx.checkpoint.storage import Parts
+from recfx.checkpoint.storage import Parts, SavedFolder
 from recfx.checkpoint.table_names import NamedTable, check_index_sizes, sharded_tables
 from recfx.collections.fit_table import check_weight, saved_shape
 from recfx.collections.sharding.collection import sharded_collections
@@ -215,14 +213,12 @@ def _plan_index(plan: TablePlan, folder: SavedFolder, saved: Mapping[str, Tensor
     if SLICE_COUNTS in keys:
         sizes[SLICE_COUNTS] = (part_count(spec.hashing), len(STATISTICS))
     if any(saved[keys[name]].shape != size for name, size in sizes.items()):
-        read = storage.read(folder, {MODEL + key: saved[key] for key in keys.values()})
+        read = folder.read([MODEL + key for key in keys.values()])
         whole_state = {name: read[MODEL + key] for name, key in keys.items()}
         pieces, plan.move = fit_whole_index(table.module, table.table, whole_state, plan.saved)
         plan.indexes = {shard.name: piece for shard, piece in pieces.items()}
         return
-    common = storage.read(
-        folder, {MODEL + keys[name]: saved[keys[name]] for name in (COUNTS, IDENTITY) if name in keys}
-    )
+    common = folder.read([MODEL + keys[name] for name in (COUNTS, IDENTITY) if name in keys])
     few = {name: common[MODEL + keys[name]] for name in (COUNTS, IDENTITY) if name in keys}
     check_identity(spec.hashing, spec.name, few.get(IDENTITY))
     slices: dict[tuple[int, int], dict[str, Tensor]] = {}
@@ -234,7 +230,7 @@ def _plan_index(plan: TablePlan, folder: SavedFolder, saved: Mapping[str, Tensor
                 here = parts_between(spec.hashing, *shard.rows) if name == SLICE_COUNTS else range(*shard.rows)
                 target = torch.empty(len(here), *described.shape[1:], dtype=described.dtype, device="cpu")
                 offsets = (here.start, *(0 for _ in described.shape[1:]))
-                storage.read_into(folder, {MODEL + keys[name]: Parts(tuple(described.shape)).put(offsets, target)})
+                folder.read_into({MODEL + keys[name]: Parts(tuple(described.shape)).put(offsets, target)})
                 slices[shard.rows][name] = target
     plan.indexes = {shard.name: piece for shard, piece in fit_slices(table.module, table.table, slices).items()}
 
@@ -263,12 +259,12 @@ def read_rows(
     """
     first, end = shard.rows
     if move is None:
-        storage.read_into(folder, {name: Parts(tuple(described.shape)).put((row + first, column), target)})
+        folder.read_into({name: Parts(tuple(described.shape)).put((row + first, column), target)})
         return
     here = move.within(first, end)
     if here.old_rows.numel() == 0:
         return
     begin = int(here.old_rows.min())  # a shard's buckets are adjacent, so this reads few rows of other shards
     part = torch.empty(int(here.old_rows.max()) + 1 - begin, target.shape[1], dtype=described.dtype, device="cpu")
-    storage.read_into(folder, {name: Parts(tuple(described.shape)).put((row + begin, column), part)})
+    folder.read_into({name: Parts(tuple(described.shape)).put((row + begin, column), part)})
     RowMove(part.shape[0], here.old_rows - begin, here.new_rows).apply(part, target)

@@ -1,21 +1,23 @@
-"""Tensors in a folder: written in the format of ``torch.distributed.checkpoint``, read by the position of elements.
+"""Tensors in a folder of ``torch.distributed.checkpoint`` (DCP), of which each rank writes and reads its own parts.
 
-A rank writes and reads its own parts of a tensor.
+DCP reads tensors with ``torch.load(weights_only=True)``. Its description of them, ``.metadata``, is a pickle, which is
+read here by an unpickler that knows no other classes than those of such a description. So no file can run code.
 """
 
 from __future__ import annotations
 
+import pickle
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.graph import increment_version
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -24,14 +26,9 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
-from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.checkpoint.state_dict_saver import save
-from torch.distributed.checkpoint.storage import WriteResult
-from torch.distributed.checkpoint.utils import _create_file_view
 
-from recfx.checkpoint.directory import write_durably
-from recfx.checkpoint.saved_folder import SavedFolder
-from recfx.checkpoint.tensor_index import INDEX, SavedChunk, SavedTensor, from_json, to_json
+from recfx.checkpoint.manifest import torn
 
 
 class Parts:
@@ -75,117 +72,109 @@ class Parts:
         ]
 
 
-class SavePlanner(DefaultSavePlanner):
-    """DCP's planner, which also finds ``Parts``."""
-
+class _SavePlanner(DefaultSavePlanner):
     def lookup_object(self, index: MetadataIndex) -> Any:
         value: Any = self.state_dict[index.fqn]
         return value.at(index.offset) if isinstance(value, Parts) else super().lookup_object(index)
 
-    def transform_object(self, write_item: WriteItem, object: Any) -> Tensor:
-        """Its elements in order, because they are found by their position in the file."""
-        tensor: Tensor = object
-        return tensor.detach().resolve_conj().resolve_neg().contiguous()
+
+class _LoadPlanner(DefaultLoadPlanner):
+    def __init__(self, targets: Mapping[str, Any], metadata: Metadata) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self.state_dict, self.metadata = dict(targets), metadata
+
+    def lookup_tensor(self, index: MetadataIndex) -> Tensor:
+        value: Any = self.state_dict[index.fqn]
+        return value.at(index.offset) if isinstance(value, Parts) else super().lookup_tensor(index)
 
 
-class _Writer(FileSystemWriter):
-    """DCP's writer, which says where it has written what; torch 2.9 to 2.11 would say so in a copy alone."""
+class _MetadataUnpickler(pickle.Unpickler):
+    """Refuses everything but data of DCP's own classes."""
 
-    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        super().finish(metadata, results)
-        metadata.storage_data = {result.index: result.storage_data for of_rank in results for result in of_rank}
+    _CLASSES = frozenset(
+        (
+            "Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "TensorProperties", "ChunkStorageMetadata",
+            "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING", "_StorageInfo", "_get_layout", "Size", "PosixPath",
+        )
+    )  # fmt: skip
+
+    def find_class(self, module: str, name: str) -> Any:
+        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        if is_dtype or (name in self._CLASSES and module.startswith(("torch", "pathlib"))):
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"{module}.{name} does not belong to it")
 
 
-def write(folder: Path, tensors: Mapping[str, Tensor | Parts], group: dist.ProcessGroup | None = None) -> Metadata:
-    """Write ``tensors`` to a new folder; with a group, all its ranks' tensors, each tensor or part from one of them.
+class SavedFolder:
+    """A data folder, opened for reading.
 
-    Returns:
-        what DCP has written, for ``write_index``, because the file that says so must not be read.
+    Args:
+        path: its path.
     """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @cached_property
+    def metadata(self) -> Metadata:
+        """DCP's description of the folder.
+
+        Raises:
+            CheckpointError: ``checkpoint_torn``.
+        """
+        path = self.path / ".metadata"
+        try:
+            with open(path, "rb") as file:
+                metadata = _MetadataUnpickler(file).load()
+        except OSError:
+            raise
+        except Exception as error:  # a pickle that is damaged can raise anything
+            raise torn(path, f"it does not describe a checkpoint ({error})") from None
+        if not isinstance(metadata, Metadata):
+            raise torn(path, "it does not describe a checkpoint")
+        return metadata
+
+    @cached_property
+    def described(self) -> dict[str, Tensor]:
+        """The shapes and dtypes of all saved tensors, as meta tensors."""
+        entries = self.metadata.state_dict_metadata.items()
+        return {
+            name: torch.empty(entry.size, dtype=entry.properties.dtype, device="meta")
+            for name, entry in entries
+            if isinstance(entry, TensorStorageMetadata)
+        }
+
+    def files(self) -> set[str]:
+        """The names of the files that hold the tensors."""
+        return {entry.relative_path for entry in self.metadata.storage_data.values()}
+
+    def read_into(self, targets: Mapping[str, Tensor | Parts]) -> None:
+        """Read tensors into ``targets``, which have the same shapes; dtypes are converted.
+
+        Raises:
+            CheckpointError: ``checkpoint_torn``.
+            OSError: an error of the disk.
+        """
+        planner, reader = _LoadPlanner(targets, self.metadata), FileSystemReader(self.path)
+        reader.set_up_storage_reader(self.metadata, True)
+        try:
+            reader.read_data(planner.create_local_plan(), planner).wait()
+        except (pickle.UnpicklingError, EOFError) as error:
+            raise torn(self.path, f"it has something else than tensors ({error})") from error
+
+    def read(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """Read tensors into new ones on the CPU."""
+        with torch.inference_mode(False):  # optimizers keep them, and change them in place
+            tensors = {name: torch.empty_like(self.described[name], device="cpu") for name in names}
+        self.read_into(tensors)
+        return tensors
+
+
+def write(folder: Path, tensors: Mapping[str, Tensor | Parts], group: dist.ProcessGroup | None = None) -> None:
+    """Write ``tensors`` to a new folder; with a group, all its ranks' tensors, each tensor or part from one of them."""
     with warnings.catch_warnings():  # DCP says that it assumes a single process, each time
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        return save(
-            dict(tensors), storage_writer=_Writer(folder), planner=SavePlanner(), process_group=group,
+        save(
+            dict(tensors), storage_writer=FileSystemWriter(folder), planner=_SavePlanner(), process_group=group,
             no_dist=group is None,
         )  # fmt: skip
-
-
-def write_index(folder: Path, metadata: Metadata) -> None:
-    """Add ``tensors.json`` to a folder that ``write`` has written.
-
-    Raises:
-        OSError: an error of the disk, or this rank does not see a file that another rank has written.
-    """
-    files = sorted({entry.relative_path for entry in metadata.storage_data.values()})
-    for file in files:
-        if not (folder / file).is_file():
-            raise FileNotFoundError(f"{file} of another rank is not in {folder} here: the directory must be shared")
-    begins = _begins(folder, metadata)
-    tensors = {}
-    for name, entry in metadata.state_dict_metadata.items():
-        assert isinstance(entry, TensorStorageMetadata)
-        chunks = []
-        for chunk in entry.chunks:
-            index = MetadataIndex(name, chunk.offsets)
-            file = metadata.storage_data[index].relative_path
-            chunks.append(SavedChunk(tuple(chunk.offsets), tuple(chunk.sizes), file, begins[index]))
-        tensors[name] = SavedTensor(entry.properties.dtype, tuple(entry.size), tuple(chunks))
-    content = to_json(tensors)
-    from_json(content, {file: (folder / file).stat().st_size for file in files})  # raises if it could not be loaded
-    write_durably(folder / INDEX, content)
-
-
-def _begins(folder: Path, metadata: Metadata) -> dict[MetadataIndex, int]:
-    """Where the elements of each chunk begin in their file, after what ``torch.save`` writes in front of them."""
-    by_file: dict[str, list[MetadataIndex]] = {}
-    for index, entry in metadata.storage_data.items():
-        by_file.setdefault(entry.relative_path, []).append(index)
-    begins = {}
-    for file, indexes in by_file.items():
-        with open(folder / file, "rb") as stream:
-            for index in indexes:
-                entry = metadata.storage_data[index]
-                view: Any = _create_file_view(stream, entry.offset, entry.length)
-                archive: Any = torch._C.PyTorchFileReader(view)
-                begins[index] = entry.offset + archive.get_record_offset("data/0")
-    return begins
-
-
-def describe(folder: SavedFolder) -> dict[str, Tensor]:
-    """Shapes and dtypes of the tensors in the folder, as meta tensors.
-
-    Raises:
-        CheckpointError: ``checkpoint_torn``.
-    """
-    return {name: torch.empty(saved.size, dtype=saved.dtype, device="meta") for name, saved in folder.tensors.items()}
-
-
-def read_into(folder: SavedFolder, targets: Mapping[str, Tensor | Parts]) -> None:
-    """Read tensors of the folder into ``targets``, which have the same shapes; dtypes are converted."""
-    for name, target in targets.items():
-        saved = folder.tensors[name]
-        if tuple(target.size()) != saved.size:
-            raise ValueError(f"{name} was saved as {saved.size}, not {tuple(target.size())}")
-        if isinstance(target, Parts):
-            parts = target
-        else:
-            parts = Parts(saved.size).put((0,) * len(saved.size), target)
-        chunks = [ChunkStorageMetadata(torch.Size(chunk.offsets), torch.Size(chunk.sizes)) for chunk in saved.chunks]
-        described = TensorStorageMetadata(TensorProperties(saved.dtype), torch.Size(saved.size), chunks)
-        for item in create_read_items_for_chunk_list(name, described, parts.__create_chunk_list__()):
-            assert item.storage_index.index is not None
-            part = parts.at(item.dest_index.offset)
-            for dim, (begin, length) in enumerate(zip(item.dest_offsets, item.lengths, strict=True)):
-                part = part.narrow(dim, begin, length)
-            chunk = saved.chunks[item.storage_index.index]
-            folder.read(chunk, saved.dtype, tuple(item.storage_offsets), tuple(item.lengths), part)
-            if not part.is_inference():
-                increment_version(part)  # because not all reading goes through torch
-
-
-def read(folder: SavedFolder, described: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Read tensors that ``describe`` has named into new ones on the CPU."""
-    with torch.inference_mode(False):  # optimizers keep them, and change them in place
-        tensors = {name: torch.empty_like(tensor, device="cpu") for name, tensor in described.items()}
-    read_into(folder, tensors)
-    return tensors

@@ -18,6 +18,7 @@ import recfx
 from recfx.checkpoint import directory as checkpoint_directory
 from recfx.checkpoint import manifest, model_plan, save, storage
 from recfx.checkpoint.directory import check_writable, locked, make_directory, remove_leftovers
+from recfx.checkpoint.storage import SavedFolder
 from recfx.kernels.build.private_files import sync_directory
 from tests.checkpoint.training import OnePart, Training, assert_same
 from tests.support.refusals import refused
@@ -174,7 +175,7 @@ def test_no_file_stays_open(tmp_path: Path) -> None:
     recfx.save_checkpoint(model, tmp_path)
     recfx.load_checkpoint(model, tmp_path)
     assert len(os.listdir("/proc/self/fd")) == before
-    (next(tmp_path.glob("data-*")) / "tensors.json").write_text("{}")
+    (next(tmp_path.glob("data-*")) / ".metadata").write_text("{}")
     with pytest.raises(recfx.CheckpointError):
         recfx.load_checkpoint(model, tmp_path)
     with pytest.raises(recfx.CheckpointError):
@@ -250,7 +251,7 @@ def test_a_disk_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     if place == "manifest":
         monkeypatch.setattr(manifest, "_content", fail)
     else:
-        monkeypatch.setattr(os, "preadv", fail)
+        monkeypatch.setattr(SavedFolder, "read_into", fail)
     with refused("checkpoint_unreadable", match=r"No space left.*Nothing was loaded", error=recfx.CheckpointError):
         training.load(tmp_path)
     assert_same(training.everything(), before)
@@ -259,13 +260,13 @@ def test_a_disk_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_disk_that_fails_when_weights_are_read_into_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build().save(tmp_path)
     monkeypatch.setattr(model_plan, "IN_PLACE_BYTES", 0)
-    read_into = storage.read_into
+    read_into = SavedFolder.read_into
 
-    def reading(folder: Path, targets: dict[str, torch.Tensor]) -> None:
+    def reading(folder: SavedFolder, targets: dict[str, torch.Tensor]) -> None:
         if any("embedding_bags" in name for name in targets):
             fail()
         read_into(folder, targets)
 
-    monkeypatch.setattr(storage, "read_into", reading)
+    monkeypatch.setattr(SavedFolder, "read_into", reading)
     with refused("checkpoint_unreadable", match="may hold a mixture", error=recfx.CheckpointError):
         build(3).load(tmp_path)

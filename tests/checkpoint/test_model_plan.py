@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 import recfx
-from recfx.checkpoint import model_plan, storage
-from recfx.checkpoint.table_names import check_same_tables_have_indexes
+from recfx.checkpoint import model_plan
+from recfx.checkpoint.storage import SavedFolder
 from recfx.hashing import state
-from tests.checkpoint.crafted import change_index, change_settings
+from tests.checkpoint.crafted import change_settings
 from tests.checkpoint.training import RAW, OnePart, Training, assert_same, batch, collection
 from tests.support.refusals import refused
 
@@ -103,21 +103,6 @@ def test_a_module_inside_that_refuses_its_state(tmp_path: Path) -> None:
     assert "the Stateful does not accept what was saved (TypeError" in error.message
 
 
-@pytest.mark.parametrize("name", ["before.weight", "after.bias"])
-def test_a_name_that_is_there_twice(tmp_path: Path, name: str) -> None:
-    recfx.save_checkpoint(Model(1, 2), tmp_path)
-    change(tmp_path, {name: 3})
-    assert f"'{name}' is in the checkpoint twice" in not_loaded(Model(5, 2), tmp_path).message
-
-
-@pytest.mark.parametrize("name", ["before.weight", "after.bias"])
-def test_a_tensor_that_was_saved_as_something_else(tmp_path: Path, name: str) -> None:
-    recfx.save_checkpoint(Model(1, 2), tmp_path)
-    change(tmp_path, {name: 3})
-    change_index(tmp_path, lambda index: index["tensors"].pop(f"model.{name}"))
-    assert f"'{name}' is a tensor on one side only" in not_loaded(Model(5, 2), tmp_path).message
-
-
 @pytest.mark.parametrize(("limit", "in_place"), [(128, True), (129, False)])
 def test_what_is_lost_when_the_disk_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int, in_place: bool
@@ -126,7 +111,7 @@ def test_what_is_lost_when_the_disk_fails(
     recfx.save_checkpoint(Model(1, 2), tmp_path)
     target = Model(5, 2)
     before = weights(target)
-    read_into = storage.read_into
+    read_into = SavedFolder.read_into
 
     def reading(folder: Any, targets: dict[str, torch.Tensor]) -> None:
         if "model.before.weight" in targets:
@@ -134,30 +119,12 @@ def test_what_is_lost_when_the_disk_fails(
         read_into(folder, targets)
 
     monkeypatch.setattr(model_plan, "IN_PLACE_BYTES", limit)
-    monkeypatch.setattr(storage, "read_into", reading)
+    monkeypatch.setattr(SavedFolder, "read_into", reading)
     with refused("checkpoint_unreadable", match="the disk is gone", error=recfx.CheckpointError) as caught:
         recfx.load_checkpoint(target, tmp_path)
     assert ("The model may hold a mixture" in caught.value.message) == in_place
     assert ("Nothing was loaded" in caught.value.message) != in_place
     assert all(torch.equal(value, before[name]) for name, value in weights(target).items())
-
-
-def test_a_big_tensor_that_a_state_hook_returns_is_not_read_into(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It may be the user's own."""
-    monkeypatch.setattr(model_plan, "IN_PLACE_BYTES", 0)
-    theirs = torch.zeros(4, 8)
-
-    def replace(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
-        state[f"{prefix}weight"] = theirs
-
-    source, target = Model(1, 2), Model(5, 2)
-    recfx.save_checkpoint(source, tmp_path)
-    target.before.register_state_dict_post_hook(replace)
-    recfx.load_checkpoint(target, tmp_path)
-    assert torch.equal(theirs, torch.zeros(4, 8))
-    assert torch.equal(target.before.weight, source.before.weight)
 
 
 def test_whatever_the_callers_modes_are(tmp_path: Path) -> None:
@@ -173,28 +140,6 @@ def test_whatever_the_callers_modes_are(tmp_path: Path) -> None:
         assert all(torch.equal(value, weights(source)[name]) for name, value in weights(target).items())
         sum(parameter.sum() for parameter in target.parameters()).backward()
         optimizer.step()
-
-
-KEYS = [f"hash_indexes.t.{name}" for name in ("row_ids", "row_state", "identity")]
-
-
-def test_tables_with_an_index_on_one_side() -> None:
-    weight = "embedding_bags.t.weight"
-    for prefix in ("", "ebc.", "a.b."):
-        keys, with_weight = [prefix + key for key in KEYS], [prefix + weight]
-        check_same_tables_have_indexes([(prefix, "t")], with_weight, [*keys, *with_weight])
-        check_same_tables_have_indexes([], with_weight, with_weight)
-        check_same_tables_have_indexes([(prefix, "t")], with_weight, [])  # a table that is missing as a whole
-        check_same_tables_have_indexes([], [], [*keys, *with_weight])  # and one that nobody has here
-        check_same_tables_have_indexes([], with_weight, [f"{prefix}hash_indexes.t.other", f"{prefix}indexes.t.row_ids"])
-        for tables, saved, message in [
-            ([(prefix, "t")], with_weight, "table 't' was saved without an index, but has one here"),
-            ([], [*keys, *with_weight], "the checkpoint has an index for table 't', which has no index here"),
-        ]:
-            with refused("checkpoint_mismatch", error=recfx.CheckpointError) as caught:
-                check_same_tables_have_indexes(tables, with_weight, saved)
-            assert caught.value.module_path == prefix.rstrip(".")
-            assert message in caught.value.message
 
 
 def training(seed: int) -> Training:
@@ -220,7 +165,7 @@ def test_an_interrupted_load_is_made_good_by_another(
             raise KeyboardInterrupt
         return ordinary(*arguments)
 
-    module, name = (storage, "read_into") if where == "weights" else (state, "buffers_from_state")
+    module, name = (SavedFolder, "read_into") if where == "weights" else (state, "buffers_from_state")
     ordinary: Any = getattr(module, name)
     carry_out = model_plan.ModelPlan.carry_out
     with monkeypatch.context() as patched:

@@ -114,7 +114,7 @@ def test_there_is_no_checkpoint(saved: Path, tmp_path: Path, place: str, what: s
 
 
 def test_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manifest_module, "FORMAT_VERSION", 3)
+    monkeypatch.setattr(manifest_module, "FORMAT_VERSION", 4)
     training = other()
     training.save(tmp_path)
     monkeypatch.undo()

@@ -10,7 +10,6 @@ import torch
 
 import recfx
 from tests.builders.optimizers import attach
-from tests.checkpoint.crafted import change_settings
 from tests.checkpoint.training import KINDS, RAW, OnePart, assert_same, batch
 from tests.support.refusals import refused
 
@@ -180,16 +179,6 @@ def test_what_cannot_be_carried(
         recfx.load_checkpoint(target[0], tmp_path, optimizer=target[1])
     assert caught.value.module_path == TABLE
     assert_same(dict(target[0].state_dict()), before)
-
-
-@pytest.mark.parametrize("now", ["in_backward", "group"])
-def test_blocks_of_columns_that_the_state_does_not_have(now: str, tmp_path: Path) -> None:
-    saved_by(tmp_path, "in_backward", "rowwise_adagrad")
-    blocks = [(0, 1), (1, 2), (2, 4)]
-    change_settings(tmp_path, lambda settings: settings["in_backward"][TABLE].update(blocks=blocks))
-    model, optimizer = build(now, "rowwise_adagrad")
-    with refused("checkpoint_mismatch", TABLE, match="in blocks of columns", error=recfx.CheckpointError):
-        recfx.load_checkpoint(model, tmp_path, optimizer=optimizer)
 
 
 @pytest.mark.parametrize("then", ["in_backward", "ordinary"])
