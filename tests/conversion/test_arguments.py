@@ -18,7 +18,7 @@ import recfx
 from recfx import HashConfig, HashEmbeddingBagCollection, HashEmbeddingBagConfig, HashIndex
 from recfx.errors import type_of
 from tests.builders.batches import batch
-from tests.builders.collections import collection, table
+from tests.builders.collections import collection
 from tests.support.refusals import refused
 from tests.toys.count_ids import COUNT_IDS
 
@@ -84,11 +84,6 @@ def test_the_parameter_that_was_meant(case: str, tmp_path: Path) -> None:
     assert caught.value.reason == "invalid_argument"
 
 
-def test_a_class_instead_of_its_object() -> None:
-    with refused("invalid_argument", match="model is the class Model.*pass an object of it"):
-        recfx.convert(Model)
-
-
 LEFT = {"load_checkpoint": {"optimizer"}, "compare_plans": {"B", "L", "sample"}}  # looked at after what is not there
 CALLED = [name for name in recfx.__all__ if inspect.isfunction(getattr(recfx, name)) and name != "passes"]
 
@@ -129,14 +124,6 @@ def test_what_no_parameter_takes(name: str, tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
-    "hashing", [{1: RAW, "t1": RAW}, {"t1": RAW, 1: RAW}, {None: RAW}, {("t1",): None, "t1": RAW}], ids=str
-)
-def test_keys_of_hashing_that_are_no_names(hashing: Any) -> None:
-    with refused("invalid_argument", match="which is not a string"):
-        recfx.convert(Model(), hashing=hashing)
-
-
-@pytest.mark.parametrize(
     "settings",
     [{"num_embeddings": 0}, {"num_embeddings": -1}, {"num_embeddings": 1.5}, {"num_embeddings": True},
      {"embedding_dim": 0}, {"embedding_dim": "8"}, {"hashing": "raw"}, {"hashing": {}}, {"hashing": None}],
@@ -153,25 +140,6 @@ def test_configs_of_tables(settings: dict[str, Any]) -> None:
     setattr(config, field, settings[field])  # after it was made
     with pytest.raises(recfx.ConversionError, match=field):
         HashEmbeddingBagCollection([config])
-
-
-def test_tables_that_are_no_configs() -> None:
-    for tables in (["t"], [None], [HashConfig()]):
-        with refused("invalid_table_config", match="described by"):
-            HashEmbeddingBagCollection(tables)
-    assert HashEmbeddingBagCollection([table("t", ["f"])]).index("t").config.dense_rows == 0
-
-
-@pytest.mark.parametrize("settings", [{"config": 3}, {"config": None}, {"name": 3}], ids=str)
-def test_arguments_of_an_index(settings: dict[str, Any]) -> None:
-    with refused("invalid_argument"):
-        HashIndex(3, **settings)
-
-
-@pytest.mark.parametrize("rows", [0, -1, "10", 1.5, True, 2**60, None])
-def test_rows_of_an_index(rows: Any) -> None:
-    with refused("invalid_hash_config", match="rows is"):
-        HashIndex(rows)
 
 
 @pytest.mark.parametrize(

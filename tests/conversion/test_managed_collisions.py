@@ -24,9 +24,6 @@ from torchrec.modules.mc_modules import (
 from torchrec.quant.embedding_modules import QuantManagedCollisionEmbeddingCollection
 
 import recfx
-from recfx.errors import Diagnostic
-from recfx.exporter.artifacts import FILE_FORMATS
-from recfx.exporter.export import _not_exported
 from tests.builders.collections import tables_named
 from tests.builders.managed_collisions import FEATURES, LEARNED, ROWS, Model, batch, hash_zch, learn, managed, mch
 from tests.builders.optimizers import attach
@@ -142,9 +139,7 @@ def test_the_state_of_managed_collisions_is_loaded_before_the_conversion() -> No
     state, ours = copy.deepcopy(model.state_dict()), converted(model)
     before = copy.deepcopy(ours.state_dict())
     for strict in (True, False):
-        with refused(
-            "checkpoint_mismatch", match="load the state into the model as it was", error=recfx.CheckpointError
-        ):
+        with refused("checkpoint_mismatch", error=recfx.CheckpointError):
             ours.load_state_dict(state, strict=strict)
     torch.testing.assert_close(ours.state_dict(), before, rtol=0, atol=0, equal_nan=True)
 
@@ -196,27 +191,6 @@ def test_hash_zch_keeps_its_slots() -> None:
     assert inner(other).index("a").find(torch.tensor([7, 10**12, -9])).tolist() == [2, 5, 11]
 
 
-def test_rules_that_hashing_names_are_told_and_unknown_ids_are_not_compared() -> None:
-    model = Model(learn(managed(True))).eval()
-    other = recfx.HashConfig.raw_ids(rows=2 * ROWS)
-    hashing = {"a": other, "b": recfx.HashConfig()}
-    ours: Any = converted(model, hashing=hashing)
-    a, b = (reason for reason in recfx.explain(ours).reasons if reason.code == "managed_collision_converted")
-    assert "The rules given in hashing= also differ from those of TorchRec's module: " in a.message
-    assert "on_full is 'error', not 'evict'; unseen is 'zeros', not 'row'" in a.message
-    assert "evict is" not in a.message  # nothing evicts
-    assert "takes the row of another id at once" not in a.message
-    assert "a dict by table name that leaves table 'a' out; to change only some of them, begin with" in a.what_to_do
-    assert "unseen='row'" in a.what_to_do
-    assert not recfx.explain(converted(model, hashing={"b": hashing["b"]})).reasons[-1].what_to_do
-    assert (a.severity, b.severity) == ("warning", "info")
-    assert "takes the row of another id at once" in b.message
-    assert ours.mc.index("a") is inner(ours).index("a")
-    assert ours.mc.weight("a") is inner(ours).weight("a")
-    assert ours.mc.tables is inner(ours).tables
-    assert recfx.verify(model, ours, (ASKED,)).ok
-
-
 def test_learned_ids_may_expire_from_the_conversion_on() -> None:
     model = Model(managed(True, hash_zch))
     attach(model.mc._embedding_module, torch.optim.SGD, lr=0.1)
@@ -231,17 +205,6 @@ def test_learned_ids_may_expire_from_the_conversion_on() -> None:
     assert ids_after_steps == [[7, 10**12], [7], [7]]
 
 
-def test_more_rows_keep_the_answer_of_unknown_ids() -> None:
-    model = Model(learn(managed(False))).eval()
-    expected = model(ASKED)
-    rows = recfx.HashConfig(rows=30, unseen="row")
-    ours = converted(model, hashing={"a": rows, "b": rows}).eval()
-    for left, right in zip(expected, ours(ASKED), strict=True):
-        assert torch.equal(left, right)
-    ours.train()(batch([*range(1000, 1023)], [], []))
-    assert torch.equal(ours.eval()(ASKED)[0][-2:], expected[0][-2:])
-
-
 def test_a_model_that_trains_gets_more_rows_by_the_way_that_its_refusal_names(tmp_path: Path) -> None:
     def attached(model: nn.Module) -> nn.Module:
         attach(inner(model), torch.optim.Adagrad)
@@ -249,7 +212,7 @@ def test_a_model_that_trains_gets_more_rows_by_the_way_that_its_refusal_names(tm
 
     more = {"a": recfx.HashConfig(rows=30)}
     trained = attached(Model(learn(managed(False))))
-    with refused("optimizer_holds_state", match="convert it without rows=.*save_checkpoint.*build.*attach.*load_check"):
+    with refused("optimizer_holds_state"):
         converted(trained, hashing=more)
     ours = converted(trained)
     sum(map(torch.sum, ours(ASKED))).backward()
@@ -263,18 +226,6 @@ def test_a_model_that_trains_gets_more_rows_by_the_way_that_its_refusal_names(tm
             torch.testing.assert_close(left, right, rtol=0, atol=0)
         for model in (ours, larger):
             sum(map(torch.sum, model(known))).backward()
-
-
-def test_in_place() -> None:
-    for make in (lambda mc: nn.Sequential(mc), lambda mc: mc):
-        model = make(learn(managed(True)))
-        before = model.eval()(ASKED)
-        ours = converted(model, inplace=True)
-        after = ours.eval()(ASKED)
-        for (left, _), (right, _) in [(before, after)]:
-            assert torch.equal(left.values(), right.values())
-        assert (ours is model) == isinstance(model, nn.Sequential)
-        assert not [module for module in ours.modules() if isinstance(module, MC)]
 
 
 class OwnRemap(type(mch())):  # type: ignore[misc]
@@ -427,7 +378,7 @@ def test_a_table_that_has_learned_nothing_can_have_buckets(make: Any) -> None:
         for left, right in zip(model(ASKED), ours(ASKED), strict=True):
             assert torch.equal(left, right)
     for lost in (None, recfx.HashConfig(dense_rows=3)):
-        with refused("learned_ids_lost", match="gives rows of table 'a' to ids"):
+        with refused("learned_ids_lost"):
             converted(model, hashing={"a": lost})
 
 
@@ -436,18 +387,12 @@ def test_hashing_of_managed_collisions_that_are_kept(is_pooled: bool) -> None:
     """One config is for all other tables; of a table that is named, the user hears that it is not converted."""
     kept = {"on_unsupported": "keep"}
     assert type(recfx.convert(Model(managed(is_pooled)), hashing=recfx.HashConfig.raw_ids(), **kept)) is Model
-    with refused("managed_collision", match=r"names table 'a'.*managed_collisions='convert' as well"):
+    with refused("managed_collision"):
         recfx.convert(Model(managed(is_pooled)), hashing={"a": recfx.HashConfig.raw_ids()}, **kept)
     both = nn.ModuleList([Model(managed(is_pooled)), nn.ModuleList([tables_named("a")])])
     ours = recfx.convert(both, hashing={"a": recfx.HashConfig.raw_ids()}, **kept)
     assert type(ours[0]) is Model
     assert ours[1][0].index("a") is not None  # the table of this name that is converted
-
-
-def test_one_config_for_all_tables_is_not_left_out_for_one() -> None:
-    ours = converted(Model(learn(managed(True))), hashing=recfx.HashConfig.raw_ids())
-    (note,) = [reason for reason in recfx.explain(ours).reasons if reason.code == "managed_collision_converted"]
-    assert "pass as hashing= a dict by table name that leaves tables a, b out" in note.what_to_do
 
 
 def test_an_inner_collection_that_is_also_called_with_rows() -> None:
@@ -507,18 +452,9 @@ def test_graphs_and_files_answer_for_unknown_ids(is_pooled: bool, portable: bool
 
 
 def test_a_file_that_would_keep_managed_collisions(tmp_path: Path) -> None:
-    with refused("managed_collision", "mc", match="managed_collisions='convert'", error=recfx.ExportError) as caught:
+    with refused("managed_collision", "mc", error=recfx.ExportError) as caught:
         recfx.export(Model(learn(managed(True))).eval(), tmp_path / "model.pt", (ASKED,))
     assert len(str(caught.value)) < 300
-
-
-def test_managed_collisions_are_not_blamed_for_what_fails_elsewhere() -> None:
-    """A model that keeps them and fails in another module hears of that module."""
-
-    model = nn.ModuleDict({"kept": Model(learn(managed(True))), "bad": nn.Linear(1, 1)})
-    failures = {path: Diagnostic("not_scriptable", path, "it fails.", "") for path in ("", "kept.mc", "bad")}
-    reasons = [_not_exported(model, [failure], FILE_FORMATS["torchscript"]).reason for failure in failures.values()]
-    assert reasons == ["managed_collision", "managed_collision", "not_scriptable"]
 
 
 def test_rows_of_ids_are_not_exported(tmp_path: Path) -> None:

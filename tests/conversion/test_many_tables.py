@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,7 +16,6 @@ from torchrec.distributed.sharding_plan import construct_module_sharding_plan, t
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 import recfx
-from recfx.collections.collection import unsharded_collections
 from tests.builders.collections import table
 from tests.builders.optimizers import attach
 from tests.support.work import CountedName, work_of
@@ -128,22 +126,6 @@ def test_work_grows_linearly(case: str) -> None:
         return lambda: run(model, features)
 
     assert_linear(prepared)
-
-
-def test_a_class_is_looked_up_in_its_file_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Holder(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.ebc = collection(1)
-
-    looked_up = []
-    look_up = inspect.getsourcelines
-    monkeypatch.setattr(inspect, "getsourcelines", lambda kind: looked_up.append(kind) or look_up(kind))
-    converted = recfx.convert(nn.ModuleList([Holder() for _ in range(3)]))
-    assert looked_up.count(Holder) == 1
-    sources = [str(collection.source) for collection in unsharded_collections(converted).values()]
-    assert sources == [sources[0]] * 3
-    assert "test_many_tables.py" in sources[0]
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import io
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +25,7 @@ from torchrec.distributed.types import ShardingPlan
 import recfx
 from recfx.ir import Input, NodeKind, Stage, ValueType
 from recfx.ir.operator_graph import OperatorGraph
-from recfx.passes import PassResult, Rewrite, run_passes
-from recfx.planner.pricing.hardware import ASCEND_910B, CPU_HOST, Hardware
-from recfx.planner.pricing.node_facts import NodeFacts
-from recfx.planner.pricing.work import Phases
+from recfx.passes import PassResult, Rewrite
 from recfx.runtime import Lookup
 from tests.builders.optimizers import attach
 from tests.builders.plans import plan_of_kinds
@@ -38,7 +34,7 @@ from tests.sharding.ranks import ranks
 from tests.support.own_operators import forgotten_afterwards
 from tests.support.refusals import refused
 from tests.toys.count_ids import CountIds, insert_count_ids
-from tests.toys.own_operators import SCALE, Model, Scale, ScaleAll, declare, price_of_scale, with_counts
+from tests.toys.own_operators import SCALE, Model, Scale, ScaleAll, declare, with_counts
 
 BATCH = KeyedJaggedTensor(["f", "g"], torch.tensor([3, 0, 3, 9, 1]), lengths=torch.tensor([2, 0, 1, 1, 0, 1]))
 RAW = recfx.HashConfig(dense_rows=0)
@@ -90,48 +86,6 @@ def test_outputs_and_gradients_go_through_an_operator(hashing: recfx.HashConfig 
     assert "ebc_scale = scale(" in tripled.ebc.pass_records[-1].text
     text = recfx.ir.format_graph(tripled.ebc.graph_module)
     assert "{by=3.0}" in text  # also of the lowered graph
-
-
-def test_the_graph_shows_it() -> None:
-    converted = recfx.convert(Model(), hashing=RAW, passes=[*with_counts(), ScaleAll(0.5)]).ebc
-    text = {record.name: record.text for record in converted.pass_records}
-    assert "ebc_count_ids = count_ids(ebc_select_features) {keys=[f, g]}" in text["insert_count_ids"]
-    assert "count_ids" not in text["expand_collection"]
-    assert "count_ids" in text["lower"]
-
-
-VALUES = NodeKind(
-    "with_values",
-    "a node with attributes of every type",
-    inputs=(Input((ValueType.POOLED,)),),
-    stage=Stage.LOOKUP,
-    like_input=True,
-    attributes={"flag": bool, "number": int, "size": float, "word": str, "dtype_of": torch.dtype, "many": tuple},
-)
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"flag": True, "number": -3, "size": 1e-30, "word": "plain", "dtype_of": torch.bfloat16, "many": (1, 2.5, "a")},
-        {"size": float("inf"), "word": "inf", "many": (True, False, "True", "torch.float32", torch.float32, -2)},
-        {"size": -float("inf"), "word": "a, b=[c]\n'\"", "many": ("",), "number": 2**70},
-        {"many": ((1).__class__.__name__, 0, 0.0, False), "word": "-1"},
-    ],
-)
-def test_attributes_of_every_type_are_read_back(values: dict[str, Any]) -> None:
-    recfx.add_operator(VALUES, lambda of: nn.Identity())
-
-    def insert(graph: OperatorGraph) -> PassResult:
-        (lookup, *_) = graph.of_kind("lookup")
-        with graph.graph.inserting_after(lookup):
-            graph.replace(lookup, graph.add("with_values", (lookup,), graph.collection(lookup).name, **values))
-        return PassResult(graph)
-
-    graph = recfx.convert(Model()).ebc.unexpanded_graph()
-    graph = run_passes(graph, [*recfx.passes(), Rewrite("insert", insert)]).graph
-    (node,) = graph.of_kind("with_values")
-    assert {name: node.kwargs[name] for name in values} == values
 
 
 def changed(model: nn.Module) -> nn.Module:
@@ -192,26 +146,9 @@ def test_an_operator_between_hashing_and_lookups(hashing: recfx.HashConfig, tmp_
     plain = recfx.convert(with_sgd(), hashing=hashing)
     assert_train_alike(model, plain)
     torch.testing.assert_close(model.eval()(BATCH), plain.eval()(BATCH), rtol=1e-5, atol=1e-6)
-    with refused(
-        "operator_not_exported", "ebc", match="operator 'hand_on' takes a KJT of rows", error=recfx.ExportError
-    ):
+    with refused("operator_not_exported", "ebc", error=recfx.ExportError):
         recfx.export(model, tmp_path / "model.pt", (BATCH,))
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("hashing", [RAW, recfx.HashConfig(dense_rows=0, on_full="evict")])
-def test_an_operator_that_reads_rows_beside_a_lookup(hashing: recfx.HashConfig) -> None:
-    recfx.add_operator(HAND_ON, lambda of: nn.Identity())
-    passes = list(recfx.passes())
-    place = next(number for number, rewrite in enumerate(passes) if rewrite.name == "batch_lookups")
-    passes.insert(place, Rewrite("hand_on", partial(hand_on, lookups=1)))
-    model, plain = (recfx.convert(with_sgd(), hashing=hashing, passes=chosen) for chosen in (passes, None))
-    declined = [decline for record in model.ebc.pass_records for decline in record.declined]
-    (declined_lookup,) = [
-        decline for decline in declined if decline.code == "operator_in_between" and decline.by == "fuse_hash_lookup"
-    ]
-    assert "hand_on reads the rows" in declined_lookup.message
-    assert_train_alike(model, plain)
 
 
 def decided(kernel: str) -> Rewrite:
@@ -271,23 +208,6 @@ def test_standard_collections_have_none_of_it(caplog: pytest.LogCaptureFixture) 
     assert not torch.equal(plain(BATCH), model(BATCH))
 
 
-def test_prices_know_the_tables_of_its_value() -> None:
-    priced: list[NodeFacts] = []
-
-    def price(facts: NodeFacts) -> Phases:
-        priced.append(facts)
-        return price_of_scale(facts)
-
-    with forgotten_afterwards():
-        recfx.add_operator(SCALE, lambda of: Scale(of.attributes["by"]), price)
-        model = recfx.convert(Model(), passes=scaled(2.0))
-        recfx.cost(model)
-        of_model = {table.spec.name for facts in priced for table in facts.tables}
-        priced.clear()
-        recfx.cost(model, plan=plan_of(0, 1), world_size=1)
-    assert of_model == {table.spec.table_name for facts in priced for table in facts.tables} == {"a", "b"}
-
-
 def test_costs_drawings_and_reports_have_it(tmp_path: Path) -> None:
     model = recfx.convert(Model(), passes=scaled(2.0))
     read = [str(node.forward.read_bytes) for node in recfx.cost(model).nodes if node.kind == "scale"]
@@ -320,19 +240,6 @@ PLANS = (
 
 def plan_of(number: int, world_size: int) -> ShardingPlan:
     return plan_of_kinds("ebc", Model().ebc, PLANS[number], world_size)
-
-
-@pytest.mark.parametrize("hardware", [CPU_HOST, ASCEND_910B], ids=lambda chip: chip.device)
-@pytest.mark.parametrize("number", range(len(PLANS)))
-def test_costs_and_pictures_of_plans_have_it(number: int, hardware: Hardware, tmp_path: Path) -> None:
-    model = recfx.convert(Model(), hashing=RAW, passes=scaled(2.0))
-    cost = recfx.cost(model, hardware, plan=plan_of(number, 2), world_size=2)
-    assert {node.name for node in cost.nodes if node.kind == "scale"} == {"ebc_scale", "ebc_scale_1"}
-    at = cost.at(64, L=3)
-    for name in ("read_bytes", "written_bytes", "flops", "wire_bytes", "resident"):
-        assert getattr(at.ranks[0], name) == getattr(at.totals, name), name
-    recfx.draw(model, tmp_path / "model.html", hardware, plan=plan_of(number, 2), world_size=2)
-    assert "scale" in text_of(tmp_path / "model.html")
 
 
 def sharded(rank: int, world_size: int, number: int) -> tuple[torch.Tensor, dict[str, int], list[str]]:
@@ -453,12 +360,12 @@ class Learned(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("made", "reason", "says"),
-    [(Learned, "operator_with_state", "parameter or buffer 'by'"), (int, "not_lowered", "returned an int")],
+    ("made", "reason"),
+    [(Learned, "operator_with_state"), (int, "not_lowered")],
 )
-def test_what_cannot_run(made: Callable[[], Any], reason: str, says: str) -> None:
+def test_what_cannot_run(made: Callable[[], Any], reason: str) -> None:
     recfx.add_operator(SCALE, lambda of: made())
-    with refused(reason, "ebc", match=says):
+    with refused(reason, "ebc"):
         recfx.convert(Model(), passes=scaled(2.0))
 
 
@@ -470,19 +377,19 @@ def test_an_operator_without_a_price() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    "change",
     [
-        ({"name": "lookup"}, "'lookup' is an operator of recfx's"),
-        ({"name": "my scale"}, "'my scale' is no identifier"),
-        ({"attributes": {"by": list}}, "an attribute 'by' of type 'list'"),
-        ({"attributes": {"collection": str}}, "an attribute 'collection'"),
-        ({"cut_before": True}, "cut_before=True"),
-        ({"inputs": (Input((ValueType.BATCH,)),)}, "no first input that has columns or ids"),
-        ({"like_input": False, "outputs": ()}, "no output"),
+        {"name": "lookup"},
+        {"name": "my scale"},
+        {"attributes": {"by": list}},
+        {"attributes": {"collection": str}},
+        {"cut_before": True},
+        {"inputs": (Input((ValueType.BATCH,)),)},
+        {"like_input": False, "outputs": ()},
     ],
 )
-def test_wrong_declarations(change: dict[str, Any], says: str) -> None:
-    with refused("invalid_argument", match=re.escape(says)):
+def test_wrong_declarations(change: dict[str, Any]) -> None:
+    with refused("invalid_argument"):
         recfx.add_operator(replace(SCALE, **change), Scale)  # type: ignore[arg-type]
 
 

@@ -132,7 +132,7 @@ def test_a_bucket_that_is_too_small_changes_nothing(tmp_path: Path, load: str) -
         "state_dict": lambda: target.model.load_state_dict(source.model.state_dict()),
         "checkpoint": lambda: target.load(tmp_path),
     }
-    with refused("bucket_too_small", "a", match=r"more rows or fewer buckets than 100", error=recfx.CheckpointError):
+    with refused("bucket_too_small", "a", error=recfx.CheckpointError):
         actions[load]()
     assert_same(target.everything(), before)
 
@@ -143,7 +143,7 @@ def test_a_state_without_an_index_fills_the_first_rows(tmp_path: Path) -> None:
     model = recfx.convert(OnePart(30), hashing=recfx.HashConfig(rows=90))
     model(batch(0))
     before = copy.deepcopy(dict(model.state_dict()))
-    with refused("checkpoint_mismatch", match="table 'a' was saved without an index", error=recfx.CheckpointError):
+    with refused("checkpoint_mismatch", error=recfx.CheckpointError):
         recfx.load_checkpoint(model, tmp_path)
     with pytest.raises(RuntimeError, match="size mismatch"):  # ids keep their index, so rows must not move
         model.load_state_dict(plain.state_dict(), strict=False)
@@ -159,22 +159,6 @@ def test_a_state_without_an_index_fills_the_first_rows(tmp_path: Path) -> None:
     assert len(model.first.index("a")) == 0
 
 
-def test_assign_takes_the_moved_rows() -> None:
-    source = source_of("sgd")
-    target = Training.build("sgd", rows=333, seed=4, model_class=OnePart)
-    target.model.load_state_dict(source.model.state_dict(), assign=True)
-    ids, _ = source.model.first.index("a").items()
-    weights = [training.model.first.weight("a") for training in (source, target)]
-    assert torch.equal(by_id(source, weights[0], ids), by_id(target, weights[1], ids))
-
-
-def test_a_table_on_meta_has_no_rows_to_put_between() -> None:
-    source = source_of("sgd")
-    target = Training.build("sgd", rows=333, model_class=OnePart).model.to("meta")
-    with refused("rows_mismatch", match="meta", error=recfx.CheckpointError):
-        target.load_state_dict(source.model.state_dict(), assign=True)
-
-
 def test_an_ordinary_optimizer_does_not_follow(tmp_path: Path) -> None:
     source, target = (recfx.convert(OnePart(rows), hashing=recfx.HashConfig(dense_rows=0)) for rows in (100, 200))
     optimizers = [torch.optim.Adam(training.parameters()) for training in (source, target)]
@@ -182,7 +166,7 @@ def test_an_ordinary_optimizer_does_not_follow(tmp_path: Path) -> None:
     optimizers[0].step()
     recfx.save_checkpoint(source, tmp_path, optimizer=optimizers[0])
     before = copy.deepcopy(dict(target.state_dict()))
-    with refused("checkpoint_mismatch", match="only fused optimizers follow", error=recfx.CheckpointError):
+    with refused("checkpoint_mismatch", error=recfx.CheckpointError):
         recfx.load_checkpoint(target, tmp_path, optimizer=optimizers[1])
     assert_same(dict(target.state_dict()), before)
     recfx.load_checkpoint(target, tmp_path)

@@ -92,7 +92,7 @@ def test_every_part_of_a_batch_is_mapped() -> None:
     assert all(torch.equal(features.values(), expected) for features in (parts.sparse, named["a"], named["b"]))
     assert parts.dense is dense
     assert labels is dense
-    with refused("invalid_argument", match="features is a dict, without", error=recfx.InputError):
+    with refused("invalid_argument", error=recfx.InputError):
         mapping.to_rows({"dense": dense})
 
 
@@ -100,7 +100,7 @@ def test_ids_of_a_sequence_keep_their_places() -> None:
     """Left out, they would move all that come after them, beside other features of the same sequence."""
     _, _, mapping = unconverted(Both())
     features = batch([[7], []], [[-1], [98]], [[3], [6]], [[97, 7], [96, 10**12]], [[8], []])
-    with refused("id_without_row", match="2 of 4 ids of feature 'seen' have no row, and each has its place"):
+    with refused("id_without_row"):
         mapping.to_rows(features)
 
 
@@ -112,9 +112,7 @@ def test_a_mean_counts_ids_without_a_row() -> None:
     model["ebc"](known)
     plain, mapping = recfx.unconvert(model.eval(), with_mapping=True)
     assert torch.equal(plain["ebc"](mapping.to_rows(known)).values(), model["ebc"](known).values())
-    with refused(
-        "id_without_row", match="1 of 2 ids of feature 'f' have no row, and the converted model's mean counts"
-    ):
+    with refused("id_without_row"):
         mapping.to_rows(unknown)
 
 
@@ -124,7 +122,7 @@ def test_ids_without_a_row_read_the_one_that_they_share() -> None:
     output, expected = plain(mapping.to_rows(features))[0], model(features)[0]
     torch.testing.assert_close(output, expected, rtol=1e-6, atol=1e-6)  # two weighted rows are added in other orders
     _, _, mapping = unconverted(Both(), users=recfx.HashConfig.raw_ids(unseen="share"))
-    with refused("shared_rows_unknown", match="'users' has no row for 1 of these ids"):
+    with refused("shared_rows_unknown"):
         mapping.to_rows(features)
     assert mapping.to_rows(SEEN).values().numel() == SEEN.values().numel()
 
@@ -147,7 +145,7 @@ def test_a_batch_size_for_each_key() -> None:
 
 def test_a_feature_of_two_tables_needs_the_same_rows_in_both() -> None:
     _, _, mapping = unconverted(Both("other"))
-    with refused("several_rows", match="'other' is read by 2 tables"):
+    with refused("several_rows"):
         mapping.to_rows(SEEN)
     assert mapping.to_rows(batch([[7]], [[]], [[]], [[]], [[]])).values().tolist() == [0]
     with refused("invalid_argument", error=recfx.InputError):

@@ -13,26 +13,19 @@ import torch
 import torch.utils.checkpoint
 from torch import nn
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingBagCollectionInterface
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
+from torchrec.sparse.jagged_tensor import KeyedTensor
 
 from recfx.collections.pooled import HashEmbeddingBagCollection
 from recfx.conversion.convert import convert
 from recfx.errors import ConversionError
 from recfx.hashing import HashConfig, HashIndex, state
 from recfx.kernels.index.index_buffers import IndexBuffers, IndexPolicy, allocate_buffers
-from recfx.replacement import resize_tables
 from tests.builders.batches import RAW_ID, batch, raw_batch
 from tests.builders.collections import collection, table
 from tests.builders.optimizers import attach
 from tests.models.handwritten import Tower, process_group
 from tests.optim.fused_pairs import fused_pair
 from tests.support.refusals import refused
-
-
-def assert_same_outputs(one: nn.Module, other: nn.Module, features: KeyedJaggedTensor | None = None) -> None:
-    features = batch(5) if features is None else features
-    torch.testing.assert_close(one(features), other(features), rtol=1e-5, atol=1e-6)
-
 
 # Names and objects
 
@@ -48,18 +41,6 @@ def test_parameters_keep_names_and_identity(inplace: bool, hashing: HashConfig |
     after = dict(convert(model, hashing=hashing, inplace=inplace).named_parameters())
     assert list(after) == list(before)
     assert all(after[name] is parameter for name, parameter in before.items())
-
-
-def test_a_copy_leaves_the_original_alone_and_in_place_patches_it() -> None:
-    model = Tower()
-    standard = model.ebc
-    converted = convert(model)
-    assert converted is not model
-    assert type(converted) is Tower
-    assert model.ebc is standard
-    assert isinstance(converted.ebc, HashEmbeddingBagCollection)
-    assert convert(model, inplace=True) is model
-    assert isinstance(model.ebc, HashEmbeddingBagCollection)
 
 
 def test_in_place_the_original_is_patched_beside_a_whole_graph_of_it() -> None:
@@ -83,14 +64,6 @@ def test_every_alias_is_patched() -> None:
         assert not any(isinstance(module, EmbeddingBagCollection) for module in converted.modules())
 
 
-def test_a_collection_in_a_plain_list_alone_is_not_passed_over() -> None:
-    """nn.Module does not see it either: its parameters are in no optimizer and no state_dict."""
-    model = nn.Module()
-    model.hidden = [collection()]
-    with refused("no_collection"):
-        convert(model)
-
-
 def test_what_code_asks_a_collection() -> None:
     standard = EmbeddingBagCollection(tables=[table("t1", ["f1"], dim=4)], is_weighted=True)
     converted = convert(standard)
@@ -104,12 +77,6 @@ def test_what_code_asks_a_collection() -> None:
     assert convert(collection(), hashing=HashConfig(rows=50)).embedding_bag_configs()[0].num_embeddings == 50
 
 
-def test_the_users_configs_are_not_changed() -> None:
-    config = table("t1", ["f1"], dim=4)
-    convert(EmbeddingBagCollection(tables=[config]), hashing=HashConfig(rows=50))
-    assert config.num_embeddings == 20
-
-
 def test_modes_survive_also_mixed_ones() -> None:
     model = Tower().train()
     model.ebc.eval()
@@ -119,47 +86,6 @@ def test_modes_survive_also_mixed_ones() -> None:
     assert not converted.ebc.graph_module.training
     assert not converted.eval().linear.training
     assert all(module.training for module in converted.train().modules())
-
-
-def test_a_part_in_eval_mode_stays_so_in_a_whole_graph() -> None:
-    """Frozen parts are common; the graph of the training mode must not wake them."""
-
-    class Part(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.ebc = collection()
-
-        def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
-            pooled = self.ebc(features).values()
-            return pooled * 10 if self.training else pooled
-
-    class Whole(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.part = Part()
-
-        def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
-            return self.part(features) + 1
-
-    model = Whole()
-    features = batch(4)
-    converted = convert(model, (features,), whole_graph=True, verify=False)
-    for one in (model, converted):
-        one.train()
-        one.part.eval()
-    try:
-        output = converted(features)
-    except ConversionError:
-        return  # said aloud: as good
-    torch.testing.assert_close(output, model(features), rtol=1e-5, atol=1e-6)
-
-
-def test_train_and_eval_reach_the_index() -> None:
-    converted = convert(Tower(), hashing=HashConfig(dense_rows=0))
-    converted.eval()(raw_batch())
-    assert len(converted.ebc.hash_indexes["t1"]) == 0
-    converted.train()(raw_batch())
-    assert len(converted.ebc.hash_indexes["t1"]) == 1
 
 
 # Hooks
@@ -279,20 +205,6 @@ def test_a_deepcopy_trains_by_itself(kind: str) -> None:
     assert all(map(torch.equal, duplicate.state_dict().values(), twin.state_dict().values()))
 
 
-def test_state_dicts_load_both_ways() -> None:
-    plain, other = Tower(), Tower()
-    converted = convert(Tower())
-    assert list(converted.state_dict()) == list(plain.state_dict())
-    converted.load_state_dict(plain.state_dict(), strict=True)
-    assert_same_outputs(plain, converted)
-    other.load_state_dict(converted.state_dict(), strict=True)
-    assert_same_outputs(other, converted)
-    whole = convert(Tower(), (batch(3),), whole_graph=True, verify=False)
-    whole.load_state_dict(plain.state_dict(), strict=True)
-    assert list(whole.state_dict()) == list(plain.state_dict())
-    assert_same_outputs(plain, whole)
-
-
 def test_to_meta_and_back() -> None:
     converted = convert(Tower(), hashing=HashConfig(dense_rows=0)).to("meta")
     assert all(parameter.is_meta for parameter in converted.parameters())
@@ -323,19 +235,6 @@ def test_a_whole_graph_is_converted_already() -> None:
     torch.testing.assert_close(convert(whole)(features), before, rtol=0, atol=0)
     again = convert(whole, (batch(3),), whole_graph=True, verify=False)
     torch.testing.assert_close(again(features), before, rtol=0, atol=0)
-
-
-def test_the_original_runs_and_trains_after_conversion() -> None:
-    model = Tower()
-    oracle = copy.deepcopy(model)
-    converted = convert(model, hashing=HashConfig(rows=50))
-    features = batch(5)
-    assert_same_outputs(oracle, model, features)
-    assert_same_outputs(oracle, converted, features)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    model(features).sum().backward()
-    optimizer.step()
-    assert_same_outputs(model, converted, features)
 
 
 @pytest.mark.parametrize("inplace", [False, True], ids=["copy", "inplace"])
@@ -380,21 +279,6 @@ def test_a_table_with_a_gradient_can_grow() -> None:
     torch.testing.assert_close(gradient[:20], 2 * gradient_before, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
-def test_a_table_with_an_optimizer_in_backward_grows_or_is_refused(optimizer: type[torch.optim.Optimizer]) -> None:
-    """The optimizer's hook remembers the old shape."""
-    model = Tower()
-    attach(model.ebc, optimizer)
-    features = batch(5)
-    try:
-        converted = convert(model, hashing=HashConfig(rows=50))
-    except ConversionError as error:
-        assert error.reason == "optimizer_holds_state"  # noqa: PT017
-        converted = model
-    converted(features).sum().backward()
-    model(features).sum().backward()
-
-
 @pytest.mark.parametrize("has_stepped", [True, False])
 def test_an_ordinary_optimizer_does_not_step_with_the_state_of_fewer_rows(has_stepped: bool) -> None:
     model, features = Tower(), batch(5)
@@ -406,29 +290,12 @@ def test_an_ordinary_optimizer_does_not_step_with_the_state_of_fewer_rows(has_st
     converted(features).sum().backward()
     before = converted.ebc.embedding_bags["t1"].weight.detach().clone()
     if has_stepped:
-        with refused("optimizer_holds_state", "ebc", match="has 50 rows .* its AdamW has state for the 20 rows"):
+        with refused("optimizer_holds_state", "ebc"):
             optimizer.step()
         assert torch.equal(converted.ebc.embedding_bags["t1"].weight, before)
         optimizer = torch.optim.AdamW(converted.parameters())
     optimizer.step()
     assert not torch.equal(converted.ebc.embedding_bags["t1"].weight, before)
-
-
-@pytest.mark.parametrize("fits", [False, True], ids=["neither", "nor_the_gradient"])
-def test_rows_that_no_memory_can_hold(fits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = Tower()
-    weight = model.ebc.embedding_bags["t1"].weight
-    weight.grad = torch.zeros_like(weight)
-
-    def fails(data: torch.Tensor, rows: int) -> torch.Tensor:
-        if fits and data is not weight.grad:
-            return data
-        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
-
-    monkeypatch.setattr(resize_tables, "_append_rows", fails)
-    with refused("no_memory_for_rows", "ebc", match=r"'t1' is to have 1,000,000,000 rows, but cpu has no 29\.8 GiB"):
-        convert(model, hashing=HashConfig(rows=10**9))
-    assert model.ebc.embedding_bags["t1"].weight.shape == (20, 8)
 
 
 def test_an_index_that_no_memory_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -438,7 +305,7 @@ def test_an_index_that_no_memory_can_hold(monkeypatch: pytest.MonkeyPatch) -> No
         return allocate_buffers(policy, device)
 
     monkeypatch.setattr(state, "allocate_buffers", fails_on_cpu)
-    with refused("no_memory_for_rows", "users", match=r"an index of 1,000,000,000 rows takes 42\.0 GiB"):
+    with refused("no_memory_for_rows", "users"):
         HashIndex(10**9, name="users")
 
 
@@ -469,20 +336,6 @@ def test_functional_call() -> None:
     torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=1e-5)
 
 
-def test_several_backwards_add_up() -> None:
-    """Gradients of three batches, and of one graph gone through twice."""
-    model = Tower()
-    converted = convert(copy.deepcopy(model))
-    for _ in range(3):
-        features = batch(5)
-        for one in (model, converted):
-            loss = one(features).square().sum()
-            loss.backward(retain_graph=True)
-            loss.backward()
-    for expected, parameter in zip(model.parameters(), converted.parameters(), strict=True):
-        torch.testing.assert_close(parameter.grad, expected.grad, rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_a_checkpointed_fused_collection_steps_once(use_reentrant: bool) -> None:
     """Its forward runs again in the backward; the optimizer must not."""
@@ -496,12 +349,3 @@ def test_a_checkpointed_fused_collection_steps_once(use_reentrant: bool) -> None
         ).backward()  # fmt: skip
     for name, expected in plain.state_dict().items():
         torch.testing.assert_close(converted.state_dict()[name], expected, rtol=1e-5, atol=1e-6)
-
-
-def test_a_weight_that_shrinks_is_not_read_beyond_its_end() -> None:
-    converted = convert(Tower())
-    features = KeyedJaggedTensor(["f1", "f2", "f3"], torch.tensor([19, 2, 3]), lengths=torch.tensor([1, 1, 1]))
-    converted(features)
-    converted.ebc.embedding_bags["t1"].weight.data = torch.rand(5, 8)
-    with pytest.raises((IndexError, RuntimeError, ValueError)):
-        converted(features)

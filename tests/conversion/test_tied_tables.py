@@ -87,12 +87,10 @@ def test_nothing_is_tied_to_the_tables_of_a_collection_that_is_kept() -> None:
     assert [hasattr(each, "hash_indexes") for each in converted] == [True, False, True]
 
 
-@pytest.mark.parametrize(
-    ("collection", "says"), [("ec", f"'history' is also {POOLED}"), ("ebc", f"'goods' is also {SEQUENCE}")]
-)
-def test_shards_do_not_share_a_weight(collection: str, says: str) -> None:
+@pytest.mark.parametrize("collection", ["ec", "ebc"])
+def test_shards_do_not_share_a_weight(collection: str) -> None:
     nothing: Any = None
-    with refused("tied_tables", collection, match=says):
+    with refused("tied_tables", collection):
         shard_collection(tied(hashing=None).get_submodule(collection), {}, nothing)
 
 
@@ -102,5 +100,5 @@ def test_shards_do_not_share_the_weight_of_another_module() -> None:
     model.output.weight = model.get_parameter(f"{SEQUENCE}.weight")
     del model.ebc
     model = recfx.convert(model)
-    with refused("tied_tables", "ec", match="'history' is also output.weight,"):
+    with refused("tied_tables", "ec"):
         shard_collection(cast(Any, model.ec), {}, nothing)

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 import recfx
-from recfx.collections.converted_collection import converted_collections
 from recfx.exporter.compare_outputs import run_model
 from tests.builders.managed_collisions import FEATURES
 from tests.builders.optimizers import attach
@@ -104,17 +103,6 @@ def test_copies_are_independent_and_the_map_comes_back(case: Case) -> None:
         for (key, id_), row in row_of.items():
             if table.endswith(table_of[key]):
                 assert ours[id_] == row
-
-
-@each_model
-def test_costs_pictures_and_traces(case: Case, tmp_path: Path) -> None:
-    model = converted(case, case.sample())
-    cost = recfx.cost(model)
-    assert {node.collection for node in cost.nodes} >= set(converted_collections(model))
-    assert {node.kind for node in cost.nodes} & {"hash_ids", "hash_lookup"}
-    recfx.draw(model, tmp_path / "model.html")
-    kinds = {str(node.target).rpartition(".")[2] for node in recfx.trace(model, case.sample()).graph.nodes}
-    assert kinds & {"jagged_dict", "keyed_tensor"}
 
 
 @each_model

@@ -41,7 +41,6 @@ class Refused:
         build: makes the model; it takes a KJT of f1, f2 and f3.
         reason: reason code.
         module_path: what the error names.
-        says: words of the message.
         runs: whether the model runs at all before.
         around: a context in which the test runs.
     """
@@ -50,7 +49,6 @@ class Refused:
     build: Callable[[], nn.Module]
     reason: str
     module_path: str
-    says: str
     runs: bool = True
     around: Callable[[], AbstractContextManager[Any]] = nullcontext
 
@@ -222,7 +220,6 @@ REFUSED = [
         lambda: DistributedModelParallel(Tower(), device=torch.device("cpu")),
         "distributed_model_parallel",
         "",
-        "before it is wrapped in DistributedModelParallel",
         around=process_group,
     ),
     Refused(
@@ -230,114 +227,63 @@ REFUSED = [
         lambda: Holder(DistributedModelParallel(Tower(), device=torch.device("cpu"))),
         "distributed_model_parallel",
         "arch.sparse",
-        "before it is wrapped in DistributedModelParallel",
         around=process_group,
     ),
+    Refused("script_module", lambda: Holder(torch.jit.script(collection())), "script_module", "arch.sparse"),
+    Refused("quantized", _quantized, "quantized_collection", "arch.sparse"),
+    Refused("fused", lambda: Holder(_fused()), "fused_collection", "arch.sparse"),
+    Refused("managed_collision", lambda: Holder(_managed_collision()), "managed_collision", "arch.sparse"),
+    Refused("own_forward", lambda: Holder(Doubled(tables=two_tables())), "own_forward", "arch.sparse"),
+    Refused("forward_on_the_instance", lambda: Holder(_forward_on_the_instance()), "own_forward", "arch.sparse"),
+    Refused("another_implementation", lambda: Holder(Constant()), "unknown_collection", "arch.sparse"),
     Refused(
-        "script_module",
-        lambda: Holder(torch.jit.script(collection())),
-        "script_module",
-        "arch.sparse",
-        "call recfx.export for TorchScript",
+        "inlined_into_a_graph", lambda: Holder(torch.fx.symbolic_trace(Tower())), "inlined_collection", "arch.sparse"
     ),
-    Refused("quantized", _quantized, "quantized_collection", "arch.sparse", "recfx.export(..., quantize=)"),
-    Refused("fused", lambda: Holder(_fused()), "fused_collection", "arch.sparse", "apply_optimizer_in_backward"),
+    Refused("no_collection", lambda: Holder(nn.Identity()), "no_collection", ""),
     Refused(
-        "managed_collision",
-        lambda: Holder(_managed_collision()),
-        "managed_collision",
-        "arch.sparse",
-        "managed_collisions='convert'",
+        "sequence_own_forward", lambda: Holder(Clamped([sequence_table("s1", ["f1"])])), "own_forward", "arch.sparse"
     ),
-    Refused("own_forward", lambda: Holder(Doubled(tables=two_tables())), "own_forward", "arch.sparse", "Doubled"),
-    Refused(
-        "forward_on_the_instance",
-        lambda: Holder(_forward_on_the_instance()),
-        "own_forward",
-        "arch.sparse",
-        "its own forward",
-    ),
-    Refused("another_implementation", lambda: Holder(Constant()), "unknown_collection", "arch.sparse", "Constant"),
-    Refused(
-        "inlined_into_a_graph",
-        lambda: Holder(torch.fx.symbolic_trace(Tower())),
-        "inlined_collection",
-        "arch.sparse",
-        "convert before tracing",
-    ),
-    Refused("no_collection", lambda: Holder(nn.Identity()), "no_collection", "", "no EmbeddingBagCollection"),
-    Refused(
-        "sequence_own_forward",
-        lambda: Holder(Clamped([sequence_table("s1", ["f1"])])),
-        "own_forward",
-        "arch.sparse",
-        "Clamped",
-    ),
-    Refused(
-        "another_sequence",
-        lambda: Holder(ConstantSequences()),
-        "unknown_collection",
-        "arch.sparse",
-        "torchrec.EmbeddingCollection",
-    ),
-    Refused(
-        "quantized_sequence",
-        _quantized_sequences,
-        "quantized_collection",
-        "arch.sparse",
-        "recfx.export(..., quantize=)",
-    ),
+    Refused("another_sequence", lambda: Holder(ConstantSequences()), "unknown_collection", "arch.sparse"),
+    Refused("quantized_sequence", _quantized_sequences, "quantized_collection", "arch.sparse"),
     Refused(
         "inlined_sequences",
         lambda: Holder(torch.fx.symbolic_trace(Holder(sequences()))),
         "inlined_collection",
         "arch.sparse",
-        "convert before tracing",
     ),
-    Refused(
-        "scripted_sequences",
-        lambda: Holder(torch.jit.script(sequences())),
-        "script_module",
-        "arch.sparse",
-        "call recfx.export for TorchScript",
-    ),
+    Refused("scripted_sequences", lambda: Holder(torch.jit.script(sequences())), "script_module", "arch.sparse"),
     Refused(
         "embedding_with_an_option",
         lambda: with_embedding(lambda layer: setattr(layer, "max_norm", 1.0)),
         "unsupported_bag_option",
         "arch.sparse",
-        "max_norm",
     ),
     Refused(
         "embedding_with_a_hook",
         lambda: with_embedding(lambda layer: layer.register_forward_hook(lambda module, args, output: output * 2)),
         "unsupported_bag",
         "arch.sparse",
-        "nn.Embedding of table 's1'",
     ),
     Refused(
         "parametrized_embedding",
         lambda: with_embedding(lambda layer: nn.utils.parametrize.register_parametrization(layer, "weight", _Scaled())),
         "unsupported_bag",
         "arch.sparse",
-        "s1",
     ),
-    Refused("weighted_mean", lambda: Holder(_MeanOfWeighted()), "weighted_mean", "arch.sparse.ebc", "t1", runs=False),
+    Refused("weighted_mean", lambda: Holder(_MeanOfWeighted()), "weighted_mean", "arch.sparse.ebc", runs=False),
     Refused(
         "bag_with_own_forward",
         lambda: with_bag(TaughtBag(20, 8, mode="sum", include_last_offset=True)),
         "unsupported_bag",
         "arch.sparse.ebc",
-        "t1",
     ),
-    Refused("bag_of_another_class", lambda: with_bag(ForeignBag()), "unsupported_bag", "arch.sparse.ebc", "t1"),
-    Refused("bag_with_a_hook", _hooked_bag, "unsupported_bag", "arch.sparse.ebc", "t1"),
-    Refused("parametrized_table", _parametrized, "unsupported_bag", "arch.sparse.ebc", "t1"),
+    Refused("bag_of_another_class", lambda: with_bag(ForeignBag()), "unsupported_bag", "arch.sparse.ebc"),
+    Refused("bag_with_a_hook", _hooked_bag, "unsupported_bag", "arch.sparse.ebc"),
+    Refused("parametrized_table", _parametrized, "unsupported_bag", "arch.sparse.ebc"),
     Refused(
         "bag_with_an_option",
         lambda: with_bag(nn.EmbeddingBag(20, 8, mode="sum", include_last_offset=True, padding_idx=0)),
         "unsupported_bag_option",
         "arch.sparse.ebc",
-        "padding_idx",
     ),
 ]
