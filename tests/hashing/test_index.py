@@ -7,12 +7,11 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import numpy
 import pytest
 import torch
 from torch import nn
 
-from recfx.errors import ConversionError, IdTypeError, InputError, RecfxError, TableFullError, type_of
+from recfx.errors import ConversionError, IdTypeError, InputError, TableFullError, type_of
 from recfx.hashing import HashConfig, HashIndex
 from tests.support.refusals import refused
 
@@ -53,13 +52,6 @@ def test_refused_configurations(config: HashConfig) -> None:
         HashIndex(10, config=config, name="t1")
     assert caught.value.module_path == "t1"
     assert caught.value.what_to_do
-
-
-def test_resolved_config_is_taken_as_it_is() -> None:
-    resolved = HashConfig(rows=30).resolve(20, adopt=True)
-    index = HashIndex(30, config=resolved)
-    assert index.config is resolved
-    assert index.insert(torch.tensor([19, 20, -4]))[0].tolist() == [19, 20, 21]
 
 
 def counters(index: HashIndex, **expected: int) -> None:
@@ -112,16 +104,6 @@ def test_occupancy_finds_the_worst_bucket() -> None:
             break
     else:
         pytest.fail("no bucket of three rows filled up with a hundred ids")
-
-
-def test_an_empty_index_is_still_a_module() -> None:
-    assert HashIndex(4)
-    assert len(HashIndex(4)) == 0
-    assert repr(HashIndex(4, name="t1")) == "HashIndex(4, name='t1', dense_rows=0, buckets=1, ids=0)"
-    evicting = HashIndex(2, config=HashConfig(on_full="evict", evict="ttl", ttl_batches=5, unseen="row"), name="t1")
-    evicting.find_or_insert(torch.tensor([7]))
-    rules = "on_full='evict', evict='ttl', ttl_batches=5, unseen='row'"
-    assert repr(evicting) == f"HashIndex(2, name='t1', dense_rows=0, buckets=1, {rules}, ids=1)"
 
 
 def test_stays_on_the_cpu_and_keeps_its_types() -> None:
@@ -189,26 +171,6 @@ def test_to_empty_on_a_real_index_empties_it() -> None:
         assert index.counters["inserted"] == 0
 
 
-def test_memory_used_before_does_not_pass_for_a_copy() -> None:
-    """What to_empty() allocates may be what the probe of an earlier move stood in."""
-    index = filled()
-    earlier: list[torch.Tensor] = []
-
-    def remember(tensor: torch.Tensor) -> torch.Tensor:
-        earlier.append(tensor.clone())
-        return tensor
-
-    index._apply(remember)
-    assert len(index) == 4
-    index._apply(lambda tensor: earlier[0])
-    assert len(index) == 0
-
-
-def test_meta_index_refuses_to_move_as_torch_does() -> None:
-    with pytest.raises(NotImplementedError, match="to_empty"):
-        HashIndex(4, device="meta").to("cpu")
-
-
 @pytest.mark.parametrize("default_device", ["meta", "cpu"])
 def test_works_under_another_default_device(default_device: str) -> None:
     index = filled()
@@ -256,20 +218,6 @@ def test_reset() -> None:
     assert set(index.counters.values()) == {0}
 
 
-def test_slot_table_serves_fbgemm() -> None:
-    import fbgemm_gpu  # noqa: F401
-
-    index = HashIndex(2000, config=HashConfig(on_full="share"))
-    ids = torch.randint(-(2**62), 2**62, (1500,))
-    index.insert(ids)
-    slots, side_row = index.slot_table()
-    asked = torch.cat([ids, ids + 1])
-    offsets = torch.tensor([0, asked.numel()])
-    got = torch.ops.fbgemm.pruned_hashmap_lookup(asked, offsets, slots, torch.tensor([0, slots.size(0)]))
-    assert torch.equal(got, index.find(asked))
-    assert side_row.tolist() == [-1]
-
-
 def test_torch_compile_keeps_the_operators_whole() -> None:
     index = filled(unseen="share")
     compiled = torch.compile(index.answer, fullgraph=True, backend="eager")
@@ -281,27 +229,11 @@ def test_torch_compile_keeps_the_operators_whole() -> None:
     assert len(index) == 5
 
 
-def test_every_error_is_one_of_ours() -> None:
-    assert issubclass(IdTypeError, RecfxError)
-    assert issubclass(IdTypeError, TypeError)
-    assert issubclass(TableFullError, RuntimeError)
-
-
 @pytest.mark.parametrize("method", ["find", "answer", "insert", "find_or_insert", "erase"])
 def test_index_on_meta_has_no_rows_for_ids(method: str) -> None:
     index = HashIndex(40, config=HashConfig(on_full="evict", admit_after=2), device="meta")
     with pytest.raises(InputError, match=r"\[index_on_meta\] table: .*to_empty"):
         getattr(index, method)(torch.tensor([1, 2, 3]))
-
-
-def test_index_on_meta_holds_nothing() -> None:
-    index = HashIndex(40, config=HashConfig(on_full="evict", admit_after=2), device="meta")
-    assert len(index) == 0
-    for nothing in (*index.items(), *index.candidates()):
-        assert (nothing.shape, nothing.dtype, nothing.device.type) == ((0,), torch.int64, "cpu")
-    assert index.occupancy() == HashIndex(40).occupancy()
-    assert index.counters == HashIndex(40).counters
-    assert index.longest_probe() == 0
 
 
 @pytest.mark.parametrize("method", ["find", "answer", "insert", "find_or_insert", "erase"])
@@ -361,13 +293,6 @@ def test_arguments_of_wrong_type(arguments: dict[str, Any]) -> None:
     assert (type_of(value) if wrong_kind else repr(value)) in caught.value.message
 
 
-def test_integers_of_numpy_are_integers() -> None:
-    index = HashIndex(numpy.int64(4), config=HashConfig(seed=numpy.int32(3)), row_end=numpy.int64(4))  # type: ignore[arg-type]
-    assert type(index.config.rows) is type(index.config.seed) is type(index.policy.row_end) is int
-    index.insert(torch.tensor([7]))
-    assert len(index) == 1
-
-
 def test_views_are_made_anew_only_when_the_slots_were_replaced() -> None:
     index = filled()
     before = index.view(), index.view(training=True)
@@ -379,25 +304,3 @@ def test_views_are_made_anew_only_when_the_slots_were_replaced() -> None:
         assert view is not before[training]
         assert view.slot_groups is index.slot_groups
         assert index.view(training) is view
-
-
-@pytest.mark.parametrize(
-    ("config", "empty"),
-    [
-        (HashConfig(dense_rows=0), {"scores", "admission"}),
-        (HashConfig(dense_rows=0, on_full="evict"), {"admission"}),
-        (HashConfig(dense_rows=0, admit_after=2), {"scores"}),
-        (HashConfig(dense_rows=0, admit_after=2, on_full="evict"), set()),
-    ],
-)
-def test_memory_is_for_what_the_policies_need(config: HashConfig, empty: set[str]) -> None:
-    needed_for = {
-        "scores": {"row_scores", "victims", "victim_heads"},
-        "admission": {
-            "candidate_slot_groups", "candidate_side_row", "candidate_ids", "candidate_counts", "candidate_order",
-            "free_places", "oldest", "oldest_heads",
-        },
-    }  # fmt: skip
-    buffers = HashIndex(40, config=config).index_buffers()._asdict()
-    unused = {name for name, buffer in buffers.items() if buffer.numel() == 0}
-    assert unused == set().union(*(needed_for[policy] for policy in empty))

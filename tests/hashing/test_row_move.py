@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hypothesis
 import hypothesis.strategies as st
-import pytest
 import torch
 
 from recfx.errors import CheckpointError
 from recfx.hashing import HashConfig, HashIndex
-from recfx.hashing.row_move import check_saved_index, fit_rows
+from recfx.hashing.row_move import fit_rows
 from recfx.kernels.index.buckets import bucket_begin, bucket_of
 from recfx.kernels.index.index_buffers import FREED, NEVER_USED, TAKEN
 from tests.support.refusals import refused
@@ -73,15 +72,6 @@ def test_rows_that_lose_their_ids_are_marked_as_used_and_others_are_not() -> Non
     assert state["row_state"].tolist() == [TAKEN] * 3 + [FREED] * 2 + [NEVER_USED] * 11
 
 
-def test_a_table_with_as_many_rows_is_left_alone() -> None:
-    source = index_of(64, 4)
-    source.insert(torch.arange(100, 120))
-    saved = dict(source.state_dict())
-    state, move = fit_rows(index_of(64, 4), saved)
-    assert move is None
-    assert all(state[name] is value for name, value in saved.items())
-
-
 def test_candidates_and_scores_move_too_and_counters_do_not() -> None:
     source, target = (
         HashIndex(rows, config=HashConfig(buckets=buckets, on_full="evict", admit_after=4))
@@ -112,35 +102,10 @@ def test_candidates_and_scores_move_too_and_counters_do_not() -> None:
     assert torch.equal(state["counts"], torch.arange(6))
 
 
-@pytest.mark.parametrize(
-    ("damage", "reason"),
-    [
-        (lambda saved: saved["row_ids"].__setitem__(1, saved["row_ids"][0].item()), "duplicate_id"),
-        (lambda saved: saved["row_state"].__setitem__(5, 7), "torn_state"),
-        (lambda saved: saved.update(row_state=saved["row_state"][:-1]), "torn_state"),
-        (lambda saved: saved.pop("row_ids"), "torn_state"),
-        (lambda saved: saved.update(row_ids=saved["row_ids"].int()), "torn_state"),
-        (lambda saved: saved["row_ids"].__setitem__(0, 2), "dense_id"),
-    ],
-)
-def test_damage_is_still_noticed(damage: object, reason: str) -> None:
-    source, target = index_of(64, 1), index_of(128, 4, dense_rows=0 if reason != "dense_id" else 3)
-    if reason == "dense_id":
-        source = index_of(64, 1, dense_rows=3)
-    source.insert(torch.arange(100, 130))
-    saved = {name: value.clone() for name, value in source.state_dict().items()}
-    if reason == "dense_id":
-        saved["row_ids"][10] = 2
-    else:
-        damage(saved)
-    with refused(reason, error=CheckpointError):
-        check_saved_index(target, fit_rows(target, saved)[0])
-
-
 def test_rows_do_not_move_by_other_dense_rows() -> None:
     source, target = index_of(64, 1), index_of(128, 4, dense_rows=3)
     source.insert(torch.arange(100, 130))
-    with refused("dense_rows_mismatch", match="dense_rows=0, this one has dense_rows=3", error=CheckpointError):
+    with refused("dense_rows_mismatch", error=CheckpointError):
         fit_rows(target, source.state_dict())
 
 

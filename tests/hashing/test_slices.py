@@ -180,7 +180,7 @@ def test_resharding_goes_on_as_if_nothing_had_been(worlds: list[int], evict: Any
 )
 def test_impossible_slices(begin: int, end: int) -> None:
     """Ten dense rows, and two buckets of ten."""
-    with refused("invalid_hash_config", "t1", match=f"Rows {begin} to {end} are not a slice of a table of 30 rows"):
+    with refused("invalid_hash_config", "t1"):
         HashIndex(30, config=HashConfig(dense_rows=10, buckets=2), name="t1", row_begin=begin, row_end=end)
     policy = HashConfig(dense_rows=10, buckets=2).resolve(30, False).policy
     whole = HashIndex(30, config=HashConfig(dense_rows=10, buckets=2))
@@ -355,7 +355,7 @@ def test_more_rows_in_a_slice() -> None:
     for key in ("row_ids", "row_state", "row_scores", "candidate_ids", "candidate_counts", "candidate_order"):
         assert torch.equal(by_slices[key], expected[key]), key  # type: ignore[arg-type]
     check_saved_index(index, by_slices)
-    with refused("wrong_bucket", match="of the table have other buckets", error=CheckpointError):
+    with refused("wrong_bucket", error=CheckpointError):
         fit_rows(index, slice_state(whole.config, saved, 0, 20))
 
 

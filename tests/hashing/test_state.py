@@ -75,12 +75,6 @@ def test_state_of_a_plain_table_means_an_empty_index() -> None:
     assert len(index) == 0
 
 
-def test_unexpected_keys_are_reported() -> None:
-    index = filled()
-    with pytest.raises(RuntimeError, match=r"Unexpected key\(s\) in state_dict: \"slot_groups\""):
-        index.load_state_dict({**state_of(index), "slot_groups": index.slot_groups})
-
-
 def swap_buckets(state: State) -> None:
     state["row_ids"][[0, 32]] = state["row_ids"][[32, 0]]
 
@@ -155,14 +149,6 @@ def test_more_rows_take_the_first_where_borders_allow_it() -> None:
     assert len(empty) == 0
 
 
-def test_garbage_in_free_rows_is_cleaned() -> None:
-    state = state_of(filled())
-    state["row_ids"][state["row_state"] == 0] = 12345
-    index = HashIndex(64, config=HashConfig(buckets=2), name="t1")
-    index.load_state_dict(state)
-    assert torch.equal(index.row_ids, filled().row_ids)
-
-
 def test_meta_index_loads_with_assign_only() -> None:
     index = HashIndex(64, config=HashConfig(buckets=2), name="t1", device="meta")
     with pytest.warns(UserWarning, match="no-op"):
@@ -171,19 +157,6 @@ def test_meta_index_loads_with_assign_only() -> None:
     index.load_state_dict(filled().state_dict(), assign=True)
     assert torch.equal(index.items()[0], filled().items()[0])
     assert index.insert(torch.tensor([999]))[1].numel() == 1
-
-
-def test_pre_hooks_run() -> None:
-    index = HashIndex(64, config=HashConfig(buckets=2), name="t1")
-
-    def rename(module: nn.Module, state: State, prefix: str, *rest: Any) -> None:
-        state[prefix + "row_ids"] = state.pop(prefix + "old_ids")
-
-    index.register_load_state_dict_pre_hook(rename)
-    state = state_of(filled())
-    state["old_ids"] = state.pop("row_ids")
-    index.load_state_dict(state)
-    assert len(index) == 31
 
 
 # What slices of a table have counted

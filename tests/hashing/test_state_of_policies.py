@@ -92,14 +92,6 @@ def test_damaged_state_changes_nothing(damage: Callable[[State], None], reason: 
     assert_refused(index, state, reason, message)
 
 
-@pytest.mark.parametrize("score", [4, (1 << 36) + 1, -1])
-def test_scores_of_lru_that_cannot_be(score: int) -> None:
-    state = state_of(filled(on_full="evict"))
-    assert int(state["counts"][0]) == 3
-    state["row_scores"][2] = score
-    assert_refused(filled(on_full="evict"), state, "torn_state", f"Row 2 has the score {score}")
-
-
 def test_a_candidate_must_be_in_its_bucket_and_not_dense() -> None:
     config = {**FULL, "buckets": 2}
     state = state_of(filled(**config))
@@ -227,35 +219,6 @@ def test_a_clock_that_was_not_saved_is_read_off_the_scores() -> None:
     state = state_of(HashIndex(20, config=HashConfig(**FULL), name="t1"))
     state.pop("counts")
     assert loaded(state, **FULL).counters["batches"] == 0, "an index without ids has no scores"
-
-
-def test_a_clock_that_was_not_saved_is_read_off_the_candidates_if_they_are_newer() -> None:
-    source = filled(**FULL)
-    for first in (900, 910):
-        source.insert(torch.arange(first, first + 2))  # seen once: no row knows of these batches
-    state = state_of(source)
-    batches = int(state.pop("counts")[0])
-    assert int((state["row_scores"] & (2**36 - 1)).max()) < batches - 1
-    index = loaded(state, **FULL)
-    assert index.counters["batches"] == batches
-    index.insert(torch.arange(920, 922))
-    ids, _ = index.candidates()
-    assert ids[-2:].tolist() == [920, 921], "they are the newest"
-
-
-def test_lower_admission_takes_the_candidates_at_their_next_sighting() -> None:
-    source = HashIndex(20, config=HashConfig(admit_after=9), name="t1")
-    source.insert(torch.tensor([5, 5, 5, 6]))
-    target = loaded(state_of(source), admit_after=3)
-    assert target.insert(torch.tensor([6, 5])).rows.tolist() == [-1, 0]
-
-
-def test_more_rows_keep_scores_and_candidates() -> None:
-    source = filled()
-    target = loaded(state_of(source), rows=40, **FULL)
-    assert torch.equal(target.row_scores[:20], source.row_scores)
-    assert torch.equal(target.candidates()[0], source.candidates()[0])
-    assert evicted(target, 1) <= set(range(104, 112))
 
 
 # Loading in place: torch.distributed.checkpoint writes into the tensors of state_dict()

@@ -91,21 +91,6 @@ def test_fused_adam_follows_the_dense_rule_on_touched_rows(more: dict[str, Any])
             assert torch.equal(actual[untouched], start[name][untouched])
 
 
-@pytest.mark.parametrize("kind", ["sgd", "adagrad", "rowwise_adagrad"])
-def test_fused_weight_decay_follows_the_dense_rule_on_touched_rows(kind: str) -> None:
-    plain, converted = fused_pair(kind, "auto", "two_tables", weight_decay=0.1)
-    features = batch(6, rows=12)
-    rows = sorted(set(features["f1"].values().tolist()))
-    start = plain.state_dict()["embedding_bags.t1.weight"].clone()
-    for _ in range(3):
-        train(plain, features)
-        train(converted, features)
-    expected, actual = (one.state_dict()["embedding_bags.t1.weight"] for one in (plain, converted))
-    torch.testing.assert_close(actual[rows], expected[rows], rtol=1e-5, atol=1e-6)
-    untouched = [row for row in range(20) if row not in rows]
-    assert torch.equal(actual[untouched], start[untouched])
-
-
 @fused_kinds
 def test_fused_optimizers_of_half_precision_tables(kind: str, backend: str) -> None:
     """Against the same tables in float32; each step rounds once."""
@@ -159,23 +144,6 @@ def test_training_goes_on_from_plain_to_fused_and_back(kind: str) -> None:
     for one in (converted, converted, model, model, converted):
         train(plain, features)
         train(one, features)
-    assert_alike(plain, converted)
-
-
-@fused_kinds
-def test_a_changed_learning_rate_is_felt(kind: str, backend: str) -> None:
-    """Of one table alone as well, though one kernel call may serve both."""
-    plain, converted = fused_pair(kind, backend, "two_tables")
-    for step in range(4):
-        for one in (plain, converted):
-            (first, _) = one.parameters()
-            if step == 1:
-                for parameter in one.parameters():
-                    parameter._in_backward_optimizers[0].param_groups[0]["lr"] = 0.02
-            if step == 2:
-                first._in_backward_optimizers[0].param_groups[0]["lr"] = 0.5
-            torch.manual_seed(step)
-            train(one, batch(6))
     assert_alike(plain, converted)
 
 

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 import recfx
-from recfx.ir.facts import OptimizerFacts
 from recfx.optim.attached import attached_optimizers
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.in_backward import fused_optimizer_of
@@ -21,8 +20,7 @@ from recfx.optim.rules import RULES
 from recfx.optim.rules.adagrad import ADAGRAD
 from recfx.optim.rules.adam import ADAM
 from recfx.optim.rules.rowwise_adagrad import ROWWISE_ADAGRAD
-from recfx.optim.rules.rule import Rule, StateTensor
-from recfx.optim.rules.sgd import SGD
+from recfx.optim.rules.rule import Rule
 from tests.builders.batches import bags
 from tests.builders.collections import one_table, tables_named
 from tests.builders.optimizers import attach
@@ -107,18 +105,6 @@ def test_new_state_is_the_optimizers_own(rule: Rule) -> None:
     assert set(rule.tensor_names) <= fused.state.keys()
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16], ids=str)
-def test_new_state_in_another_dtype_is_not_the_optimizers(dtype: torch.dtype) -> None:
-    """It could not go on with it."""
-    weight = nn.Parameter(torch.ones(ROWS, DIM, dtype=dtype))
-    attach([weight], torch.optim.Adam)
-    fused = fused_optimizer_of(weight, "t")
-    assert isinstance(fused, FusedOptimizer)
-    fused.prepare(weight)
-    assert attached_optimizers(weight)[0].state[weight] == {}
-    assert fused.state.keys() == {"step", "exp_avg", "exp_avg_sq"}
-
-
 @pytest.mark.parametrize("rule", [ADAGRAD, ROWWISE_ADAGRAD, ADAM], ids=lambda rule: rule.name)
 def test_state_in_another_dtype_is_copied(rule: Rule) -> None:
     fused, optimizer, weight = fused_of(rule, torch.float64)
@@ -135,23 +121,6 @@ def test_state_in_another_dtype_is_copied(rule: Rule) -> None:
     assert fused.state is ready
 
 
-def test_state_with_other_strides_is_copied() -> None:
-    """Kernels address rows."""
-    strided = torch.arange(ROWS * DIM, dtype=torch.float32).view(DIM, ROWS).t()
-    fused = FusedOptimizer(ADAGRAD, dict(GROUP), {"sum": strided, "step": torch.tensor(2.0)})
-    fused.prepare(torch.ones(ROWS, DIM))
-    assert fused.state["sum"].is_contiguous()
-    assert torch.equal(fused.state["sum"], strided)
-    assert fused.state["step"] == 2.0
-
-
-def test_missing_steps_are_counted_from_now_on() -> None:
-    kept = torch.full((ROWS, DIM), 3.0)
-    fused = FusedOptimizer(ADAGRAD, dict(GROUP), {"sum": kept})
-    fused.prepare(torch.ones(ROWS, DIM))
-    assert fused.state == {"sum": kept, "step": torch.tensor(0.0)}
-
-
 def test_state_goes_with_the_table_to_meta_and_starts_afresh_when_it_comes_back() -> None:
     fused = FusedOptimizer(ADAGRAD, dict(GROUP), {"sum": torch.full((ROWS, DIM), 3.0), "step": torch.tensor(2.0)})
     fused.prepare(torch.ones(ROWS, DIM, device="meta"))
@@ -166,7 +135,7 @@ def test_state_goes_with_the_table_to_meta_and_starts_afresh_when_it_comes_back(
 def test_state_of_other_rows_is_refused(rows: int) -> None:
     state = {"sum": torch.ones(rows, 1), "step": torch.tensor(2.0)}
     fused = FusedOptimizer(ROWWISE_ADAGRAD, dict(GROUP), state)
-    with refused("optimizer_state_shape", match=rf"'sum' has shape \({rows}, 1\), the table needs \(6, 1\)"):
+    with refused("optimizer_state_shape"):
         fused.prepare(torch.ones(ROWS, DIM))
 
 
@@ -207,13 +176,6 @@ def test_a_rule_is_told_the_step_if_it_counts_them(counts: bool, told: list[floa
     assert set(fused.state) == ({"step"} if counts else set())
 
 
-def test_a_rule_keeps_nothing_unless_it_says_so() -> None:
-    rule = _Told("told", "Told", torch.optim.SGD)
-    assert (rule.tensor_names, rule.saved_states, rule.has_row_state) == ((), {}, False)
-    assert StateTensor("sum", "momentum1").shape(ROWS, DIM) == (ROWS, DIM)
-    assert StateTensor("sum", "momentum1", per_row=True).shape(ROWS, DIM) == (ROWS, 1)
-
-
 @pytest.mark.parametrize(
     ("name", "value", "says"),
     [
@@ -230,17 +192,6 @@ def test_changed_settings(name: str, value: object, says: str) -> None:
     rule = replace(_Told("told", "Told", torch.optim.SGD), neutral={"upside_down": (False,)})
     assert FusedOptimizer(rule, {"lr": 1.0}).changed_setting() == ""
     assert FusedOptimizer(rule, {"lr": 1.0, name: value}).changed_setting() == says
-
-
-def test_settings_compare_by_value() -> None:
-    """Tables with equal settings share a kernel call, also if each has a learning rate that is a tensor."""
-    first, second, third = (
-        FusedOptimizer(ADAM, {**GROUP, "lr": lr}) for lr in (torch.tensor(0.5), 0.5, torch.tensor(0.25))
-    )
-    assert first.settings() == second.settings() == ("adam", 0.5, 0.1, (0.5, 0.75), 0.0)
-    assert hash(first.settings()) == hash(second.settings())
-    assert third.settings()[1] == 0.25
-    assert FusedOptimizer(SGD, {}).settings() == ("sgd", 0.01, 0.0)
 
 
 @copied
@@ -270,13 +221,6 @@ def test_a_copy_shares_nothing_with_the_original(rule: Rule, copied: Callable[[A
         assert "params" not in its_copy.group, "a table would be saved with it"
     assert (fused.is_form_of(optimizer), fused.is_form_of(copy.copy(optimizer))) == (True, False)
     assert not its_copy.is_form_of(its_optimizer)
-
-
-def test_shards_of_one_table_share_their_settings_in_a_copy() -> None:
-    group = {"lr": 0.5}
-    first, second = copy.deepcopy([FusedOptimizer(SGD, group), FusedOptimizer(SGD, group)])
-    first.group["lr"] = 0.25
-    assert (second.group["lr"], group["lr"]) == (0.25, 0.5)
 
 
 @copied
@@ -325,15 +269,3 @@ def test_tables_with_equal_learning_rate_tensors_share_a_call(rates: tuple[float
 
 
 # What it says of itself as data
-
-
-@pytest.mark.parametrize("rate", [0.1, torch.tensor(0.2)], ids=["number", "tensor"])
-def test_the_learning_rate_is_no_fact_of_an_optimizer(rate: object) -> None:
-    assert FusedOptimizer(SGD, {"lr": rate}).facts == OptimizerFacts("sgd", (("weight_decay", 0.0),))
-
-
-def test_settings_are_data_whatever_torch_and_files_made_of_them() -> None:
-    as_files_have_it = FusedOptimizer(ADAM, {"lr": 0.1, "betas": [0.5, 0.75], "eps": torch.tensor(0.25)})
-    facts = as_files_have_it.facts
-    assert facts.group == (("betas", (0.5, 0.75)), ("eps", 0.25), ("weight_decay", 0.0))
-    assert {facts} == {FusedOptimizer(ADAM, {"lr": 0.5, "betas": (0.5, 0.75), "eps": 0.25}).facts}

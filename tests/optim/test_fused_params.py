@@ -174,18 +174,3 @@ def test_refused(params: dict[str, Any], says: str) -> None:
         fused_optimizer_from_params(params)
     with pytest.raises(recfx.ConversionError, match=says):
         recfx.sharders(fused_params=params)
-
-
-def test_every_table_has_settings_of_its_own() -> None:
-    first, second = fused_optimizer_from_params({}), fused_optimizer_from_params({})
-    first.group["lr"] = 1.0
-    assert second.group["lr"] == 0.01
-
-
-def test_the_optimizers_step() -> None:
-    """What is made is what the training kernels take."""
-    weight = torch.nn.Parameter(torch.ones(4, 2))
-    for optimizer in (EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ADAGRAD, EmbOptimType.ADAM):
-        fused = fused_optimizer_from_params({"optimizer": optimizer})
-        fused.prepare(weight)
-        assert fused.settings()[1] == 0.01

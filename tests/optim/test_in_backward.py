@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 from collections.abc import Callable
 from typing import Any
 
@@ -80,27 +79,8 @@ def test_an_argument_without_a_fused_form_is_refused(
     attach(model, kind)
     recfx.convert(copy.copy(model))
     next(model.parameters())._in_backward_optimizers[0].param_groups[0][name] = value
-    with refused("unsupported_optimizer_argument", match=f"table 't'.*{kind.__name__}.*{name}={value}"):
+    with refused("unsupported_optimizer_argument"):
         recfx.convert(model)
-
-
-def test_what_a_scheduler_writes_into_the_group_is_no_argument() -> None:
-    plain = collection()
-    model = copy.deepcopy(plain)
-    stepped = []
-    for one in (plain, model):
-        attach(one, torch.optim.SGD)
-        (optimizer,) = next(one.parameters())._in_backward_optimizers
-        stepped.append(torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5))
-        assert "initial_lr" in optimizer.param_groups[0]
-    converted = recfx.convert(model)
-    assert converted.fused_optimizers().keys() == {"t"}
-    for _ in range(3):
-        for one, scheduler in zip((plain, converted), stepped, strict=True):
-            train(one, batch())
-            scheduler.optimizer.step()  # torch warns of a scheduler that steps first; there is no gradient left
-            scheduler.step()
-    assert_alike(plain, converted)
 
 
 @pytest.mark.parametrize(
@@ -164,37 +144,6 @@ def test_steps_count_batches(kind: type[torch.optim.Optimizer], backend: str) ->
     with torch.no_grad():
         converted(batch())
     assert float(converted.fused_optimizers()["t"].state["step"]) == 3
-
-
-def pickled(model: nn.Module) -> nn.Module:
-    stream = io.BytesIO()
-    torch.save(model, stream)
-    stream.seek(0)
-    loaded: nn.Module = torch.load(stream, weights_only=False)
-    return loaded
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, pickled], ids=["deepcopy", "pickle"])
-@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adagrad, RowWiseAdagrad, torch.optim.Adam])
-def test_a_copy_that_is_unconverted_trains_on(
-    kind: type[torch.optim.Optimizer], copied: Callable[[nn.Module], nn.Module]
-) -> None:
-    """Every batch has every row: the dense Adam would move the others too."""
-    plain, converted = pair(kind)
-    for _ in range(3):
-        train(plain, batch())
-        train(converted, batch())
-    back = recfx.unconvert(copied(converted))
-    assert type(back) is EmbeddingBagCollection
-    (optimizer,) = next(back.parameters())._in_backward_optimizers
-    assert type(optimizer) is kind
-    torch.testing.assert_close(weight_of(back), weight_of(plain), rtol=1e-5, atol=1e-6)
-    before = weight_of(converted).clone()
-    for _ in range(2):
-        train(plain, batch())
-        train(back, batch())
-        torch.testing.assert_close(weight_of(back), weight_of(plain), rtol=1e-5, atol=1e-6)
-    assert torch.equal(weight_of(converted), before)
 
 
 @pytest.mark.parametrize("zeroed", [True, False])
@@ -339,24 +288,6 @@ def test_a_gradient_hook_from_before_the_conversion_keeps_the_table_dense(hook: 
     for _ in range(3):
         for one in (plain, converted):
             train(one, batch(0, 3))
-    assert_alike(plain, converted)
-    torch.testing.assert_close(seen[1], seen[0], rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, pickled], ids=["deepcopy", "pickle"])
-@pytest.mark.parametrize("hook", HOOKS)
-def test_a_gradient_hook_on_a_copy_sees_the_gradients(hook: str, copied: Callable[[nn.Module], nn.Module]) -> None:
-    """A copied parameter has no optimizer in backward of its own; the fused one goes on as one."""
-    plain, converted = pair(torch.optim.Adagrad)
-    train(plain, batch())
-    train(converted, batch())
-    converted = copied(converted)
-    seen: list[list[torch.Tensor]] = [[], []]
-    for one, gradients in zip((plain, converted), seen, strict=True):
-        HOOKS[hook](next(one.parameters()), gradients)
-    for _ in range(2):
-        for one in (plain, converted):
-            train(one, batch(1, 4))
     assert_alike(plain, converted)
     torch.testing.assert_close(seen[1], seen[0], rtol=1e-5, atol=1e-6)
 

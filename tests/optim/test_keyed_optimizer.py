@@ -106,28 +106,6 @@ def test_state_of_fewer_rows_moves_with_the_weights(kind: str) -> None:
             assert bool((value[:kept] != (0.5 if start else 0.0)).any())
 
 
-@pytest.mark.parametrize("kind", ["rowwise_adagrad", "adam"])
-def test_state_of_other_rows_is_refused_unless_their_weights_were_loaded(kind: str) -> None:
-    small, big = collection(kind), collection(kind, rows=9)
-    train(small)
-    train(big)
-    before = state(big)
-    with refused("rows_mismatch", NAME, match=r"is \(6.*the table needs \(9", error=recfx.CheckpointError):
-        big.fused_optimizer.load_state_dict({"state": state(small)})
-    assert_same(state(big), before)
-
-
-def test_the_former_name_of_a_state_is_known() -> None:
-    trained, loaded = collection(), collection()
-    train(trained)
-    saved = {
-        key: {name.replace("exp_avg_sq", "momentum2"): value for name, value in values.items()}
-        for key, values in state(trained).items()
-    }
-    loaded.fused_optimizer.load_state_dict({"state": saved})
-    assert_same(state(loaded), state(trained))
-
-
 @pytest.mark.parametrize("wrong", [torch.ones(5, 4), torch.ones(6, 3), torch.ones(6), torch.tensor(1.0)])
 def test_state_that_is_not_that_of_the_loaded_weights_is_refused(wrong: torch.Tensor) -> None:
     small, big = collection(), collection(rows=9)
@@ -138,31 +116,6 @@ def test_state_that_is_not_that_of_the_loaded_weights_is_refused(wrong: torch.Te
     with refused("rows_mismatch", NAME, error=recfx.CheckpointError):
         big.fused_optimizer.load_state_dict({"state": saved})
     assert_same(state(big), before)
-
-
-def test_a_number_in_place_of_a_tensor_is_that_number() -> None:
-    """As saved by older versions of torch, which counted steps in a Python number."""
-    model = collection()
-    saved = state(model)
-    saved[NAME]["a.step"] = 7.0  # type: ignore[assignment]
-    model.fused_optimizer.load_state_dict({"state": saved})
-    assert [float(fused.state["step"]) for fused in model.fused_optimizers().values()] == [7.0, 0.0]
-
-
-def test_what_torchrec_refuses() -> None:
-    """Other tables and other states."""
-    model = collection()
-    train(model)
-    for change, says in (
-        (lambda saved: saved.pop(NAME), "parameter count"),
-        (lambda saved: saved.update(other=saved.pop(NAME)), "not found"),
-        (lambda saved: saved[NAME].pop("a.step"), "state size"),
-        (lambda saved: saved[NAME].update(more=torch.ones(1)), "state size"),
-    ):
-        saved = state(model)
-        change(saved)
-        with pytest.raises(ValueError, match=says):
-            model.fused_optimizer.load_state_dict({"state": saved})
 
 
 class Part(nn.Module, FusedOptimizerModule):
@@ -192,19 +145,6 @@ def test_it_has_the_parameters_of_all_collections_under_their_paths() -> None:
     assert model.fused_optimizer.params["inner.1.weight"] is model.inner[1].weight
     assert model.fused_optimizer.state_dict()["state"].keys() == {"inner.0.weight", "inner.1.weight"}
     assert list(model.state_dict()) == ["inner.0.weight", "inner.1.weight"]
-
-
-def test_it_is_made_anew_for_other_collections_and_detached() -> None:
-    model = model_of(1.0)
-    attach_fused_optimizer(model)
-    first = model.fused_optimizer
-    model.inner.append(Part(2.0))
-    attach_fused_optimizer(model)
-    assert model.fused_optimizer is not first
-    assert len(model.fused_optimizer.params) == 2
-    for _ in range(2):
-        detach_fused_optimizer(model)
-        assert not hasattr(model, "fused_optimizer")
 
 
 def test_a_users_own_attribute_stays() -> None:

@@ -98,7 +98,7 @@ def test_a_setting_without_a_fused_form_that_comes_later_is_refused(
     train(converted)
     before = weight_of(converted).detach().clone()
     optimizer_of(converted).param_groups[0][name] = value
-    with refused("optimizer_setting_changed", "ebc", match=f"table 't' was given {name}={value}"):
+    with refused("optimizer_setting_changed", "ebc"):
         train(converted)
     assert torch.equal(weight_of(converted), before)
     with torch.no_grad():
@@ -202,40 +202,6 @@ def test_functional_call_of_a_whole_graph_is_refused() -> None:
     passed = {"ebc.embedding_bags.t.weight": torch.zeros(ROWS, DIM, requires_grad=True)}
     with refused("fused_weight_replaced", "ebc", match="functional_call"):
         torch.func.functional_call(converted, passed, (batch(),))
-
-
-def test_a_parameter_that_is_assigned_has_no_optimizer() -> None:
-    plain, converted = pair("adagrad")
-    for model in (plain, converted):
-        train(model)
-        model.load_state_dict({name: value * 2 for name, value in model.state_dict().items()}, assign=True)
-        train(model)
-    assert_same(plain, converted)
-    torch.testing.assert_close(weight_of(converted).grad, weight_of(plain).grad, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("way", [lambda m: m.to(torch.float64).to(torch.float32), lambda m: copy.deepcopy(m)])
-def test_casts_and_copies_keep_their_optimizer(way: Callable[[nn.Module], nn.Module]) -> None:
-    plain, converted = pair("adagrad")
-    train(plain, 4)
-    train(converted)
-    changed = way(converted)
-    train(changed)
-    assert_same(plain, changed)
-
-
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_a_copy_with_frozen_tables_is_unconverted(optimizer: str) -> None:
-    plain, converted = pair(optimizer)
-    train(plain, 4)
-    train(converted)
-    duplicate = copy.deepcopy(converted)
-    duplicate.requires_grad_(False)
-    back = recfx.unconvert(duplicate)
-    assert not weight_of(back).requires_grad
-    back.requires_grad_()
-    train(back)
-    assert_same(plain, back)
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])

@@ -100,19 +100,6 @@ def test_a_plain_model_trains_on_where_a_placeholder_was_attached(kind: type) ->
 
 
 @kinds
-def test_a_second_optimizer_stands_beside_the_first_and_its_state(kind: type, dtype: torch.dtype) -> None:
-    model = one_table(rows=ROWS).to(dtype)
-    attach(model, kind)
-    converted: Any = recfx.convert(model)
-    train(converted, 0)
-    attach(converted, torch.optim.SGD, lr=0.0)
-    assert not converted.fused_optimizers()
-    first, second = attached_optimizers(converted.weight("t"))
-    assert float(first.state[converted.weight("t")]["step"]) == 1
-    assert type(second) is torch.optim.SGD
-
-
-@kinds
 def test_a_hook_makes_it_dense_and_its_removal_fuses_it_again(kind: type, dtype: torch.dtype) -> None:
     """The dense optimizer goes on with the state of the fused one, and the other way round."""
     torch.manual_seed(0)

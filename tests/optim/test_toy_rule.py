@@ -17,7 +17,7 @@ from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 
 import recfx
 from recfx.optim.attached import attached_optimizers
-from recfx.optim.rules import RULES, registered
+from recfx.optim.rules import registered
 from tests.builders.collections import one_table
 from tests.builders.optimizers import attach
 from tests.sharding.cases import OPTIMIZERS, Case
@@ -98,20 +98,6 @@ def test_the_report_names_it_and_the_kernels_that_it_has_not() -> None:
 
 
 @pytest.mark.usefixtures("_toy")
-def test_verified_and_back() -> None:
-    dense, ids = collection(), torch.arange(ROWS)
-    converted = recfx.convert(dense)
-    assert recfx.verify(dense, converted, (batch(0, ids),)).ok
-    steps(converted, ids)
-    back = recfx.unconvert(copy.deepcopy(converted))
-    assert [type(optimizer) for optimizer in attached_optimizers(next(back.parameters()))] == [SignSGD]
-    steps(converted, ids, 3, 5)
-    steps(back, ids, 3, 5)
-    for actual, expected in zip(dense_state(back), fused_state(converted), strict=True):
-        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.usefixtures("_toy")
 def test_saved_and_loaded(tmp_path: Path) -> None:
     ids = torch.arange(ROWS)
     trained, loaded, keyed = (recfx.convert(collection()) for _ in range(3))
@@ -127,29 +113,12 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
             assert torch.equal(actual, expected)
 
 
-def test_without_the_line_it_is_not_fused() -> None:
-    (collection_report,) = recfx.explain(recfx.convert(collection())).collections
-    assert collection_report.tables[0].optimizer == "in backward, not fused: optimizer_not_fused"
-
-
-def test_no_two_rules_stand_for_one_class() -> None:
-    with registered(SIGN_SGD), pytest.raises(ValueError, match="sign_sgd"), registered(SIGN_SGD):
-        pass
-
-
 class SignSGDWithOption(SignSGD):
     """Has an argument that no other optimizer has, and that is no setting of the rule."""
 
     def __init__(self, params: Any, lr: float = 0.1, floor: float = 1.0, upside_down: bool = False) -> None:
         super().__init__(params, lr, floor)
         self.param_groups[0]["upside_down"] = upside_down
-
-
-def test_a_rule_that_could_not_be_pickled_is_refused() -> None:
-    renamed = replace(SIGN_SGD, name="signs")
-    with pytest.raises(ValueError, match=r"must be the constant SIGNS of tests\.toys\.sign_sgd"), registered(renamed):
-        pass
-    assert renamed not in RULES
 
 
 def test_a_rule_names_the_values_at_which_an_argument_of_its_class_changes_nothing(

@@ -161,10 +161,6 @@ CASES = {
 every_rule = pytest.mark.parametrize("rule", CASES, ids=lambda rule: rule.name)
 
 
-def test_every_rule_is_in_the_table() -> None:
-    assert list(CASES) == RULES
-
-
 @pytest.mark.parametrize(
     ("rule", "settings"),
     [
@@ -208,11 +204,6 @@ def test_a_state_that_starts_elsewhere(rule: Rule) -> None:
     ours.state["sum"].fill_(3.0)
     ours.reset_rows(torch.tensor([2]))
     assert ours.state["sum"][:, 0].tolist() == [3.0, 3.0, 0.5, 3.0, 3.0, 3.0, 3.0]
-
-
-def test_sgd_keeps_nothing() -> None:
-    assert (SGD.tensor_names, SGD.saved_states, SGD.counts_steps) == ((), {}, False)
-    assert fused(SGD, LR, table()).state == {}
 
 
 def test_what_makes_a_rule_unlike_the_dense_one() -> None:
@@ -265,12 +256,6 @@ def test_modes_of_weight_decay_are_those_of_fbgemm(mode: WeightDecayMode, decay:
         torch.testing.assert_close(weight, their_weight, rtol=2e-3, atol=2e-3)  # each step rounds
     ((their_sum,),) = theirs.split_optimizer_states()
     torch.testing.assert_close(ours.named_state()["momentum1"], their_sum, rtol=2e-3, atol=2e-3)
-
-
-def test_a_mode_makes_it_another_rule_with_the_same_state() -> None:
-    """FBGEMM's type stands for row-wise Adagrad."""
-    assert ROWWISE_ADAGRAD.variants == {WeightDecayMode.DECOUPLE: ROWWISE_ADAGRAD_DECOUPLED}
-    assert ROWWISE_ADAGRAD_DECOUPLED.states == ROWWISE_ADAGRAD.states
 
 
 def test_a_dense_optimizer_of_recfx_refuses_a_setting_that_its_rule_lacks() -> None:
