@@ -39,8 +39,3 @@ def test_sizes_follow_the_dtype_of_the_output() -> None:
     assert NODE_KINDS["lookup"].size((half, single)).dtype == torch.float32
     assert NODE_KINDS["lookup"].size(()).dtype == torch.float32
     assert total_bytes(columns_of((half, single))) == 4 * 2 + 4 * 4
-
-
-def test_what_is_done_to_a_table_once_is_named_after_the_kind_that_does_it_alone() -> None:
-    for kind in NODE_KINDS.values():
-        assert all(name in NODE_KINDS and name in NODE_KINDS[name].once for name in kind.once)

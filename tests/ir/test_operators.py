@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import pickle
-
 import pytest
 import torch
 from torch import fx
 
 from recfx.ir import operators
-from recfx.ir.printer import format_graph
-from tests.passes.small_collection import ADOPTED, INDEXED, collection, rewritten
 
 
 def test_an_operator_does_not_run_but_leaves_itself_in_a_trace() -> None:
@@ -24,10 +20,3 @@ def test_an_operator_does_not_run_but_leaves_itself_in_a_trace() -> None:
     graph = fx.symbolic_trace(model).graph
     (node,) = [candidate for candidate in graph.nodes if operators.kind_of(candidate) is not None]
     assert node.kwargs == {"collection": "a", "tables": ("t",), "combine": "SUM"}
-
-
-def test_a_graph_can_be_pickled() -> None:
-    graph = rewritten(collection(INDEXED, ADOPTED), "lower").graph
-    loaded = pickle.loads(pickle.dumps(graph))
-    assert format_graph(loaded) == format_graph(graph)
-    assert loaded == graph

@@ -10,8 +10,6 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 
 import recfx
 from recfx.ir import format_graph
-from recfx.ir.meta import find_module
-from recfx.runtime import Lookup
 from tests.builders.optimizers import attach
 from tests.passes.small_collection import ADOPTED, INDEXED, collection, lowered, until
 
@@ -70,14 +68,3 @@ mul = call_function[mul](layer, scale)
 relu = call_method[relu](cat)
 return {'a': mul, 'b': (relu, [x, None])}"""
     )
-
-
-def test_the_module_that_a_node_calls() -> None:
-    graph_module = lowered(collection(INDEXED, INDEXED), until("insert_hash"))
-    nodes = {node.name: node for node in graph_module.graph.nodes}
-    module = find_module(graph_module, nodes["ebc_lookup_1"])
-    assert isinstance(module, Lookup)
-    assert module is graph_module.get_submodule("lookup_1")
-    assert find_module(graph_module, nodes["features"]) is None
-    nodes["ebc_lookup"].target = "nowhere"
-    assert find_module(graph_module, nodes["ebc_lookup"]) is None

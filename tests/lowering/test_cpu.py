@@ -280,15 +280,6 @@ def test_three_fused_steps(kind: str, weighted: bool, never: tuple[int, ...]) ->
     assert built.indexes.inserts == (3 if never else 1), "ids that have a row by now are inserted again"
 
 
-def test_new_rows_give_the_bits_of_rows_that_were_there_before() -> None:
-    built = case({"training": True})
-    ours = kernel(built.ours, [None] * 3, False)
-    first = ours.from_ids(built.ours, built.ids, built.indexes)[0]
-    second = ours.from_ids(built.ours, built.ids, built.indexes)[0]
-    assert built.indexes.inserts == 1
-    assert torch.equal(first, second)
-
-
 @pytest.mark.parametrize("which", ["step", "gradient", "weights of ids"])
 def test_a_table_that_lost_rows_since_the_forward_is_named(which: str) -> None:
     built = case({"training": False}, weighted=True)
@@ -305,14 +296,6 @@ def test_a_table_that_lost_rows_since_the_forward_is_named(which: str) -> None:
     with pytest.raises(IdRangeError, match="table 't2' reached row 30, but its last row is 19") as caught:
         pooled.sum().backward()
     assert (caught.value.reason, caught.value.module_path) == ("row_beyond_table", "t2")
-    assert all(torch.equal(weight, start) for weight, start in zip(built.ours, before, strict=True))
-
-
-def test_what_insert_raises_comes_through() -> None:
-    built = case({"training": True, "full": True})
-    before = [weight.detach().clone() for weight in built.ours]
-    with pytest.raises(ConversionError, match="full"):
-        kernel(built.ours, [None] * 3, False).from_ids(built.ours, built.ids, built.indexes)
     assert all(torch.equal(weight, start) for weight, start in zip(built.ours, before, strict=True))
 
 

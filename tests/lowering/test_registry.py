@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -15,13 +14,11 @@ from recfx.hashing import HashConfig
 from recfx.ir import TableSpec, format_graph
 from recfx.ir.facts import OptimizerFacts, TableFacts
 from recfx.kernels.build import launch, library, tiling
-from recfx.lowering import BACKENDS, LookupFacts, LookupSpec, select_backend, select_planned
-from recfx.lowering.registry import Backend
+from recfx.lowering import BACKENDS, LookupFacts, LookupSpec, select_planned
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.rules import RULES
-from tests.support.references import references
 
-CPU, _, _, NPU, _ = BACKENDS
+NPU = BACKENDS[3]
 RULE = {rule.name: rule for rule in RULES}
 
 
@@ -153,25 +150,6 @@ def test_both_answers_together_are_what_a_backend_declines(
         assert declined == (backend.serves(spec.facts) if is_here else backend.is_here(spec.weights[0].device))
 
 
-def test_what_is_missing_here_says_nothing_of_what_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "load", lambda: False)
-    spec = live()
-    assert code(CPU.decline(spec)) == code(CPU.is_here(torch.device("cpu"))) == "no_library"
-    assert select_backend(spec, "auto", "").backend == "fbgemm"
-    assert CPU.serves(spec.facts) is None
-    assert select_planned(spec.facts, "auto").backend == "cpu"
-
-
-def test_facts_of_a_lookup_are_those_of_its_tables() -> None:
-    spec = live(torch.float16, ("sgd", {"lr": 0.1, "weight_decay": 0.5}), (20, 4), "meta", weighted=True)
-    optimizer = OptimizerFacts("sgd", (("weight_decay", 0.5),))
-    expected = planned("meta", 4, rows=20, dtype=torch.float16, optimizer=optimizer, is_trained=False, is_weighted=True)
-    assert spec.facts == expected
-    assert hash(spec.facts) == hash(expected)
-    assert spec.facts is spec.facts, "made once"
-    assert not live(contiguous=False).facts.is_contiguous
-
-
 @pytest.mark.usefixtures("nowhere")
 @pytest.mark.parametrize(
     ("lookup", "backend", "chip", "chosen", "declined"),
@@ -198,26 +176,11 @@ def test_a_lookup_of_means_does_not_find_rows_itself() -> None:
     assert code(select_planned(planned("cpu", combine="MEAN"), "auto").finding_declined) == "mean_from_ids"
 
 
-def test_a_backend_of_one_file_needs_no_word_on_being_here() -> None:
-    toy = Backend("loop", "tests.toys.loop_target")
-    assert toy.is_here(torch.device("cpu")) is None
-    assert toy.decline(live()) is None
-    assert code(toy.serves(planned("npu", rows=2000))) == "too_many_rows"
-
-
 def test_a_target_that_is_named_for_lookups_does_not_hash() -> None:
     collection = recfx.HashEmbeddingBagCollection([hashed_table()], backend="reference")
     *_, hashed, looked_up, _, _ = format_graph(collection.graph_module).splitlines()
     assert hashed == "ebc_hash_ids = hash_ids(ebc_select_features) {hashed=[t], operators=cpu}"
     assert "kernel=reference" in looked_up
-
-
-def test_the_graph_says_who_hashes() -> None:
-    collection = recfx.HashEmbeddingBagCollection([hashed_table()])
-    assert "hashed=[t], operators=cpu" in format_graph(collection.graph_module)
-    with references():
-        assert "hashed=[t], operators=reference" in format_graph(copy.deepcopy(collection).graph_module)
-    assert "operators=" not in format_graph(copy.deepcopy(collection).to("meta").graph_module), "nothing runs there"
 
 
 def hashed_table() -> recfx.HashEmbeddingBagConfig:

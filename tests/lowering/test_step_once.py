@@ -27,7 +27,6 @@ import recfx
 from recfx.lowering import BACKENDS as BACKENDS_THERE
 from recfx.lowering.step import step_once
 from recfx.lowering.step.step_once import Trigger
-from recfx.optim.attached import attached_optimizers
 from tests.builders.optimizers import OPTIMIZERS, attach
 
 ROWS, DIM = 12, 4
@@ -218,17 +217,6 @@ def test_weights_of_the_batch_get_their_gradients_before_any_step(optimizer: str
             gradients.append([features.weights().grad for features in batches])
         torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-5, atol=1e-6)
         assert_same(plain, converted)
-
-
-def test_gradients_of_the_batch_alone_are_no_step() -> None:
-    plain, converted = pair("adagrad", lambda: collection(is_weighted=True))
-    for model in (plain, converted):
-        before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-        features = batch(3, 1, weighted=True)
-        torch.autograd.grad(loss(model(features).values()), features.weights())
-        torch.testing.assert_close(dict(model.named_parameters()), before, rtol=0, atol=0, check_device=False)
-        loss(model(batch(3, 2, weighted=True)).values()).backward()
-    assert_same(plain, converted)
 
 
 class Stop(Exception):
@@ -469,38 +457,11 @@ def test_every_optimizer_steps_once_with_what_else_reads_the_weight(optimizer: s
     check(optimizer, one_step, build=tied("before", "lookup", "after"))
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
-def test_a_sparse_gradient_joins_the_step(optimizer: str) -> None:
-    check(optimizer, one_step, build=tied("lookup", "sparse"), steps=3)
-
-
-def test_compiled_autograd_joins_what_else_reads_a_weight() -> None:
-    plain, converted = pair("adagrad", tied("before", "lookup", "after"))
-    one_step(plain, 0)
-    with compiled_autograd._enable(torch.compile(backend="eager")):
-        one_step(converted, 0)
-    assert_same(plain, converted)
-
-
 @pytest.mark.parametrize("readers", READERS, ids="-".join)
 def test_copies_join_what_else_reads_a_weight(readers: tuple[str, ...]) -> None:
     """Copying a parameter loses the optimizer that torch has attached; the copied collection keeps its form of it."""
     plain, converted = pair("adagrad", tied(*readers))
     step_both(plain, copy.deepcopy(converted), lookups_and_readers_in_turn)
-
-
-@pytest.mark.parametrize("readers", READERS[:3], ids="-".join)
-def test_the_original_still_trains_a_tied_weight_beside_its_conversion(readers: tuple[str, ...]) -> None:
-    """They share their weights, and the weights' optimizers."""
-    plain, _ = pair("adagrad", tied(*readers))
-    original = tied(*readers)()
-    original.load_state_dict(plain.state_dict())
-    attach(original, "adagrad")
-    converted = recfx.convert(original)
-    for number in range(4):
-        one_step(plain, number)
-        one_step(original if number % 2 else converted, number)
-        assert_same(plain, converted)
 
 
 def test_a_reader_that_gives_no_gradient_does_not_hold_up_the_step() -> None:
@@ -534,48 +495,6 @@ def test_a_failed_backward_leaves_no_step_of_a_tied_weight_behind() -> None:
             loss(hidden @ whole.weight.T).backward()
         model.zero_grad()
     step_both(plain, converted, one_step)
-
-
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_a_tied_model_is_verified_and_steps_once(optimizer: str) -> None:
-    torch.manual_seed(0)
-    model = Tied("before", "lookup", "after")
-    attach(model, optimizer)
-    converted = recfx.convert(model, (batch(3, 1), 0))
-    one_step(converted, 0)
-    (attached,) = attached_optimizers(model.weight)
-    assert float(attached.state[model.weight].get("step", 1.0)) == 1.0
-    assert model.weight.grad is None
-
-
-def test_steps_of_shared_weights_are_counted_once() -> None:
-    _, converted = pair("adam", Mixed)
-    for _ in range(3):
-        converted((3, 4, 6), 0).backward()
-    for parameter in converted.parameters():
-        (optimizer,) = attached_optimizers(parameter)
-        assert float(optimizer.state[parameter]["step"]) == 3.0
-
-
-def test_raw_ids_that_come_in_two_calls() -> None:
-    plain, _ = pair("adagrad", collection)
-    model = collection()
-    attach(model, "adagrad")
-    converted = recfx.convert(model, hashing=recfx.HashConfig(dense_rows=0))
-    with torch.no_grad():
-        converted.train()(batch(3, 0))
-    rows = {name: index.find(torch.arange(ROWS)) for name, index in converted.hash_indexes.items()}
-    expected = dict(plain.named_parameters())
-    with torch.no_grad():
-        for name, rows_of_table in rows.items():
-            converted.weight(name)[rows_of_table] = expected[f"embedding_bags.{name}.weight"]
-    for number in range(3):
-        twice(plain, number)
-        twice(converted, number)
-    for name, rows_of_table in rows.items():
-        torch.testing.assert_close(
-            converted.weight(name)[rows_of_table], expected[f"embedding_bags.{name}.weight"], rtol=1e-5, atol=1e-6
-        )
 
 
 @pytest.mark.parametrize("readers", [[], ["before"], ["after"]], ids="-".join)

@@ -25,7 +25,6 @@ from recfx.lowering import BACKENDS, LookupBatch, LookupSpec, cpu, reference, se
 from recfx.lowering.fbgemm import target as fbgemm
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.rules import RULES
-from tests.support.refusals import refused
 
 ROWS, DIMS = (30, 20, 10), (8, 12, 4)
 FEATURES = (("a", "b"), ("c",), ("d",))
@@ -176,36 +175,6 @@ def test_three_fused_steps_are_the_dense_rule_on_touched_rows(
         if scale is not None:
             torch.testing.assert_close(found_scale, scale.grad, rtol=1e-5, atol=1e-6)
             scale.grad = None
-
-
-@pytest.mark.parametrize("target", TARGETS)
-def test_learning_rates_that_come_apart_are_each_followed(target: str) -> None:
-    ours = weights(torch.float32)
-    before = [weight.detach().clone() for weight in ours]
-    optimizers = fused("sgd")
-    kernel, data = TARGETS[target].build(sums(ours, optimizers)), batch(6, 4, False)
-    optimizers[1].group["lr"] = 0.0
-    optimizers[2].group["lr"] = 0.2
-    kernel(ours, data)[0].sum().backward()
-    moved = [(weight.detach() - old).abs().max().item() for weight, old in zip(ours, before, strict=True)]
-    assert moved[0] > 0
-    assert moved[1] == 0
-    counts = torch.bincount(data.values[data.offsets[18] :], minlength=10).float()
-    torch.testing.assert_close(ours[2].detach(), before[2] - 0.2 * counts.unsqueeze(1), rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("kind", [None, "sgd", "adagrad"])
-def test_a_frozen_table_does_not_move(target: str, kind: str | None) -> None:
-    ours = weights(torch.float32)
-    ours[1].requires_grad_(False)
-    before = [weight.detach().clone() for weight in ours]
-    spec = sums(ours) if kind is None else sums(ours, fused(kind))
-    TARGETS[target].build(spec)(ours, batch(6, 4, False))[0].sum().backward()
-    assert ours[1].grad is None
-    assert torch.equal(ours[1], before[1])
-    moved = ours[0].grad is not None if kind is None else not torch.equal(ours[0], before[0])
-    assert moved
 
 
 class _Made(TorchDispatchMode):
@@ -441,16 +410,6 @@ def test_an_error_of_the_kernel_leaves_weights_states_and_steps() -> None:
         output.backward()
     assert all(torch.equal(weight, start) for weight, start in zip(ours, before, strict=True))
     assert [float(optimizer.state["step"]) for optimizer in optimizers] == [1.0] * 3
-
-
-def test_weight_decay_that_is_switched_on_later_is_an_error() -> None:
-    ours, optimizers = weights(torch.float32), fused("sgd", weight_decay=0)
-    (output,) = fbgemm.build(sums(ours, optimizers))(ours, batch(6, 4, False))
-    optimizers[1].group["weight_decay"] = 0.1
-    before = [weight.detach().clone() for weight in ours]
-    with refused("optimizer_setting_changed", match="weight_decay"):
-        output.sum().backward()
-    assert all(torch.equal(weight, start) for weight, start in zip(ours, before, strict=True))
 
 
 def test_tables_without_rows() -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
@@ -237,49 +236,6 @@ def test_a_rule_whose_step_was_never_measured(monkeypatch: pytest.MonkeyPatch) -
     assert "a step of adam takes was never measured" in declined_one.message
 
 
-@pytest.mark.usefixtures("interpreted")
-def test_a_triton_for_another_kind_of_device() -> None:
-    npu_device: Any = Npu()
-    told = launch.why_not(npu_device)
-    assert told.startswith("the installed Triton cannot compile for npu, only for nvidia.")
-    assert told.endswith("For NPUs it is triton-ascend, which replaces triton.")
-    assert launch.why_not(torch.device("cuda")) == ""
-    assert launch.why_not(torch.device("meta")) == "there are no kernels in Triton for meta."
-
-
-def test_kernels_are_launched_on_the_device_of_their_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which need not be the current one."""
-    place, entered, launched = torch.device("cuda:1"), [], []
-
-    @contextmanager
-    def on(device: torch.device) -> Iterator[None]:
-        entered.append(device)
-        yield
-        entered.pop()
-
-    class Kernel:
-        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-            return lambda *arguments, **constants: launched.append((grid, arguments, constants, list(entered)))
-
-    monkeypatch.setattr(torch, "get_device_module", lambda device: SimpleNamespace(device=on))
-    tensor: Any = SimpleNamespace(device=place)
-    launch.launch(Kernel(), 3, tensor, 5, BLOCK=8)
-    assert launched == [((3,), (tensor, 5), {"BLOCK": 8}, [place])]
-    assert entered == []
-
-
-def test_target_triton_is_for_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it says of a device that this machine lacks; no tensor is there."""
-    monkeypatch.setattr(launch, "why_not", lambda device: "")
-    place = torch.device("cuda:0")
-    weights = [on(place), on(place)]
-    assert TARGET["triton"].decline(replace(spec(), weights=weights)) is None
-    assert TARGET["npu"].decline(replace(spec(), weights=weights)) is not None
-    several = TARGET["triton"].decline(replace(spec(), weights=[on(place), on(torch.device("cuda:1"))]))
-    assert several is not None
-    assert several.message == "the tables are on cuda; this target is for cuda and cpu."
-
-
 def on(device: torch.device) -> Any:
     """Stands for a table there."""
     return SimpleNamespace(
@@ -306,21 +262,6 @@ def test_rows_are_found_by_kernels_where_they_can_be_launched(monkeypatch: pytes
         assert PlannedTargets().find_rows(device).backend == "triton"
     assert PlannedTargets().find_rows("npu").backend == "npu"
     assert PlannedTargets().find_rows("meta").backend == "reference"
-
-
-def test_finding_rows_is_declined_as_lookups_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    device: Any = Npu()
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    absent = TARGET["npu"].is_here(device)
-    assert absent is not None
-    assert absent.code == "no_triton"
-    assert "triton-ascend" in absent.message
-    on_npu("Ascend999", monkeypatch)
-    unknown = TARGET["npu"].is_here(device)
-    assert unknown is not None
-    assert unknown.code == "no_tiling_table"
-    on_npu("Ascend910B3", monkeypatch)
-    assert TARGET["npu"].is_here(device) is None
 
 
 def test_indexes_are_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

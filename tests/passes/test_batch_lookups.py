@@ -55,11 +55,3 @@ def test_kernels_that_passes_have_decided_on_stay(kernels: list[str], lookups: i
     for lookup, kernel in zip(graph.of_kind("lookup"), kernels, strict=True):
         graph.change(lookup, kernel=kernel)
     assert [lookup.kwargs["kernel"] for lookup in batch_lookups(graph).graph.of_kind("lookup")] == kernels[:lookups]
-
-
-def test_one_division_serves_all_tables_of_a_lookup() -> None:
-    tables = [table(name, INDEXED, mean=name != "ads") for name in ("users", "ads", "shops")]
-    _, text, modified, declined = after("batch_lookups", HashEmbeddingBagCollection(tables))
-    assert text.count("= lookup(") == 1
-    assert "{divided=[users, shops]}" in text
-    assert (modified, declined) == (True, [])

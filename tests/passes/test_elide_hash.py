@@ -1,10 +1,8 @@
-import pytest
-
 from recfx import HashConfig, HashEmbeddingBagCollection
 from recfx.ir.tables import IdRange
 from recfx.passes.elide_hash import elide_hash
 from recfx.passes.insert_hash import insert_hash
-from tests.passes.small_collection import ADOPTED, INDEXED, after, collection, node, rewritten, table
+from tests.passes.small_collection import INDEXED, after, collection, node, rewritten, table
 
 PARTLY_DENSE = HashConfig(dense_rows=4)
 
@@ -52,18 +50,3 @@ def test_means_whose_ids_another_node_hashes_are_still_divided() -> None:
     assert len(insert_hash(graph).graph.of_kind("hash_ids")) == 2
     assert [lookup.kwargs["combine"] for lookup in elide_hash(graph).graph.of_kind("lookup")] == ["MEAN", "SUM"]
     assert [node.kwargs["divided"] for node in graph.of_kind("mean_divide")] == [("ads",)]
-
-
-def test_what_is_declined_says_by_whom_and_where() -> None:
-    (declined,) = rewritten(collection(INDEXED, ADOPTED), "elide_hash").records[-1].declined
-    assert (declined.by, declined.node, declined.path) == ("elide_hash", "ebc_hash_ids", "")
-    assert "'users'" in declined.message
-
-
-@pytest.mark.parametrize("proofs", [(), (0, 1)], ids=["no_proof", "a_range_beyond_dense_rows"])
-def test_nothing_to_elide(proofs: tuple[int, ...]) -> None:
-    _, text, modified, declined = after("elide_hash", proven(INDEXED, INDEXED, *proofs))
-    assert not modified
-    assert declined == ["has_index", "has_index"]
-    assert "hash_ids" in text
-    assert "mean_divide" in text

@@ -81,15 +81,7 @@ def test_a_target_without_a_finding_kernel(backend: str) -> None:
 def test_keys_in_another_order() -> None:
     graph, _, _, _ = after("batch_lookups", collection(INDEXED, INDEXED))
     graph.change(node(graph, "ebc_lookup"), tables=("ads", "users"))
-    (declined,) = fuse_hash_lookup(graph).declined
-    assert (declined.code, declined.node) == ("keys_need_permutation", "ebc_hash_ids")
-    assert "ebc_lookup reads tables ads, users in this order" in declined.message
-
-
-def test_means() -> None:
-    graph, _, _, _ = after("batch_lookups", collection(INDEXED, INDEXED))
-    graph.change(node(graph, "ebc_lookup"), combine="MEAN")
-    assert [refusal.code for refusal in fuse_hash_lookup(graph).declined] == ["mean_from_ids"]
+    assert [refusal.code for refusal in fuse_hash_lookup(graph).declined] == ["keys_need_permutation"]
 
 
 # What runs
@@ -162,15 +154,6 @@ def test_tables_that_moved_to_a_target_without_a_finding_kernel_run_in_two_steps
     assert "  # now {dtype=float64, kernel=reference, two_steps=always}" in format_graph(converted.graph_module)
     weights = [converted.weight(name)[row] for name, row in (("users", 0), ("users", 1), ("ads", 0))]
     torch.testing.assert_close(pooled, torch.cat(weights).unsqueeze(0).to(pooled.dtype))
-
-
-def test_tables_that_moved_to_a_target_without_a_finding_kernel_are_not_fused_any_more() -> None:
-    converted = collection(INDEXED, INDEXED)
-    assert "hash_lookup" in format_graph(converted.graph_module)
-    text = format_graph(converted.to(torch.float64).graph_module)
-    assert "kernel=reference" in text
-    assert "hash_lookup" not in text
-    assert "hash_lookup" in format_graph(converted.to(torch.float32).graph_module)
 
 
 def test_a_replay_inserts_and_counts_nothing() -> None:

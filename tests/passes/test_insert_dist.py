@@ -32,7 +32,7 @@ from recfx.passes.insert_dist import insert_dist
 from recfx.runtime import HashIds, Lookup
 from recfx.runtime.dist_groups import DistGroups
 from recfx.runtime.lower_graph import Runtime
-from tests.passes.small_collection import rewritten, until
+from tests.passes.small_collection import until
 from tests.sharding.cases import Case, Table, plan_of
 
 WORLD_SIZE = 4
@@ -164,13 +164,6 @@ def nodes_of_kind(graph_module: fx.GraphModule, kind: str) -> list[fx.Node]:
     return [node for node in graph_module.graph.nodes if (meta := node_meta(node)) is not None and meta.kind == kind]
 
 
-def test_only_communication_is_inserted() -> None:
-    graph_module, _ = graph_of((Table("a", 64, 8, ("f0",), "MEAN", ("row_wise",)),), HASHED)
-    (lookup,) = nodes_of_kind(graph_module, "lookup")
-    assert lookup.all_input_nodes[0].name == "ebc_ids"
-    assert not nodes_of_kind(graph_module, "hash_ids")
-
-
 def test_ids_are_hashed_where_they_have_arrived() -> None:
     tables = Table("a", 64, 8, ("f0",), "MEAN", ("row_wise",)), Table("b", 8, 8, ("f1",), "SUM", ("table_wise", 1))
     graph_module, _ = graph_of(tables, HASHED, after="insert_hash")
@@ -189,16 +182,6 @@ def test_ids_are_hashed_where_they_have_arrived() -> None:
     assert meta.shape[0].equals(WORLD * BATCH * (mean_length("f0") / 4 + mean_length("f1")))
 
 
-def test_a_rank_without_shards_hashes_nothing() -> None:
-    graph_module, _ = graph_of((Table("a", 64, 8, ("f0",), "SUM", ("table_wise", 3)),), HASHED, after="insert_hash")
-    assert not nodes_of_kind(graph_module, "hash_ids")
-
-
-def test_a_table_with_several_shards_here_is_declined_once() -> None:
-    _, declined = graph_of((Table("a", 64, 8, ("f0",), "SUM", ("column_wise", 1, 1)),), HASHED, after="elide_hash")
-    assert declined == ["ids of table 'a' are raw: rows beyond dense_rows need its index."]
-
-
 def test_means_of_adopted_tables_are_divided_where_their_sums_have_arrived() -> None:
     graph_module, _ = graph_of(
         (Table("a", 8, 8, ("f0",), "MEAN", ("row_wise",)),), recfx.HashConfig(), after="elide_hash"
@@ -209,11 +192,6 @@ def test_means_of_adopted_tables_are_divided_where_their_sums_have_arrived() -> 
     assert isinstance(module, Lookup)
     assert module.combine == "SUM"
     assert [node.name for node in divide.all_input_nodes] == ["ebc_output_dist_wait", "ebc_select_features"]
-
-
-def test_without_a_plan_nothing_changes() -> None:
-    converted = recfx.HashEmbeddingBagCollection([Table("a", 8, 8, ("f0",)).config()])
-    assert not rewritten(converted, "insert_dist").records[-1].modified
 
 
 def test_what_passes_decide_of_whole_tables_is_so_of_their_shards() -> None:

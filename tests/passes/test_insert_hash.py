@@ -1,5 +1,5 @@
 from recfx import HashEmbeddingBagCollection
-from tests.passes.small_collection import ADOPTED, INDEXED, after, collection, node, rewritten, table
+from tests.passes.small_collection import ADOPTED, INDEXED, after, collection, rewritten, table
 
 
 def test_ids_are_hashed_before_any_lookup_and_mean_is_divided_after() -> None:
@@ -18,12 +18,6 @@ ebc_lookup_1 = lookup(ebc_hash_ids) {tables=[ads], combine=SUM, dtype=float32}
 ebc_keyed_tensor = keyed_tensor(ebc_mean_divide, ebc_lookup_1)
 return ebc_keyed_tensor"""
     )
-
-
-def test_the_lookup_of_a_hashed_mean_table_runs_as_sum() -> None:
-    graph, _, _, _ = after("insert_hash", collection(INDEXED, ADOPTED))
-    assert node(graph, "ebc_lookup").kwargs["combine"] == "SUM"
-    assert node(graph, "ebc_mean_divide").kwargs["divided"] == ("users",)
 
 
 def test_tables_without_an_index_are_not_hashed() -> None:

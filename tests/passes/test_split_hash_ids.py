@@ -13,7 +13,7 @@ from recfx.collections.sharding.pipeline_stages import SPLIT_HASH_IDS, Prefetchi
 from recfx.ir import format_graph, verify_graph
 from recfx.ir.meta import node_meta
 from recfx.runtime.lower_graph import Runtime
-from tests.passes.small_collection import ADOPTED, INDEXED, collection, lowered, until
+from tests.passes.small_collection import INDEXED, collection, lowered, until
 
 
 def split(converted: HashEmbeddingBagCollection) -> fx.GraphModule:
@@ -43,13 +43,6 @@ return ebc_keyed_tensor"""
     assert format_graph(converted.graph_module) == before  # the collection's own graph stays as it is
 
 
-def test_a_node_that_was_not_fused_becomes_three() -> None:
-    text = format_graph(split(collection(ADOPTED, INDEXED)))
-    assert "ebc_insert_ids = insert_ids(ebc_select_features, ebc_find_ids) {hashed=[ads], operators=cpu}" in text
-    assert text.count("lookup(ebc_insert_ids)") == 2
-    assert "hash_ids" not in text
-
-
 @pytest.mark.parametrize("config", [HashConfig(dense_rows=0, on_full="evict"), HashConfig(dense_rows=0, admit_after=2)])
 def test_tables_that_count_every_id_are_declined(config: HashConfig) -> None:
     converted = collection(INDEXED, config)
@@ -60,15 +53,6 @@ def test_tables_that_count_every_id_are_declined(config: HashConfig) -> None:
     assert declined.by == "split_hash_ids"
     assert "['ads']" in declined.message
     assert same is graph_module
-
-
-def test_without_an_index_there_is_nothing_to_split() -> None:
-    converted = collection(ADOPTED, ADOPTED)
-    graph_module = lowered(converted, until("lower"))
-    same, (record,) = compile_again(graph_module, Runtime(converted.store), (SPLIT_HASH_IDS,))
-    assert same is graph_module
-    assert (record.modified, record.declined) == (False, ())
-    assert not Prefetching(graph_module, Runtime(converted.store)).is_of_use
 
 
 def test_the_stages_of_the_split_graph() -> None:
