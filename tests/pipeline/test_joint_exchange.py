@@ -14,8 +14,6 @@ from torchrec import KeyedJaggedTensor
 import recfx
 from recfx.errors import InputError
 from recfx.pipeline import prefetched_call
-from recfx.runtime.input_dist import Call, DistContext
-from recfx.runtime.joint_exchange import JointExchange
 from tests.sharding.cases import Case, as_sequence, batches, build, shard, values_of
 from tests.sharding.pipelined import CPU, PIPELINES, assert_same, what_is_left
 from tests.sharding.ranks import ranks
@@ -157,19 +155,3 @@ def test_ranks_that_send_other_collections_together_are_told_so() -> None:
     for answer in ranks(2).run(leave_one_out):
         assert answer.startswith("ranks_at_different_calls: ranks are at different calls: rank 0 ")
         assert "together ahead of its step" in answer
-
-
-def leave_one_unsent(rank: int, world_size: int) -> str:
-    """A rank that adds one of two calls sends nothing, and says so; here no rank sends anything."""
-    exchange = JointExchange(torch.distributed.group.WORLD, ["first", "second"])
-    none = torch.zeros(0, dtype=torch.int64)
-    sizes = exchange.add(Call(KeyedJaggedTensor([], none, lengths=none), [0] * world_size, 0, DistContext()))
-    exchange.start()
-    with pytest.raises(recfx.errors.OutOfStepError) as caught:
-        sizes.wait()
-    return f"{caught.value.reason}: {caught.value.message}"
-
-
-def test_an_exchange_that_lacks_a_call_is_not_started() -> None:
-    for answer in ranks(2).run(leave_one_unsent):
-        assert answer.startswith("out_of_step: the ids of first, second travel together")

@@ -19,7 +19,6 @@ from torchrec.distributed.types import ShardingEnv
 
 import recfx
 from recfx.collections.sharding.collection import shard_collection
-from recfx.pipeline.train_pipeline import Agreement
 from tests.sharding.cases import Case, Model, Table, as_sequence, build, plan_of
 from tests.sharding.pipelined import CPU, PIPELINES, batches_of_rank, collections, dense_optimizer, sharded_model
 from tests.sharding.pipelined import what_is_left as _what_is_left
@@ -177,14 +176,6 @@ def test_a_batch_that_one_collection_of_one_rank_refuses(part: str) -> None:
         assert all(torch.equal(one, two) for one, two in zip(mine["right"], other["right"], strict=True))
 
 
-@pytest.mark.parametrize("part", ["first", "second"])
-def test_a_batch_of_one_rank_that_lacks_a_part_for_a_collection(part: str) -> None:
-    """The model fails there by itself; the others know why they have no answer."""
-    here, there = ranks(2).run(a_batch_that_lacks_a_part_on_one_rank, "recfx", part, "gone")
-    assert len(here["right"]) == len(there["right"]) == 5
-    assert "[refused_on_another_rank]" in there["said"]
-
-
 class StandsIn(Two):
     """Makes a part without ids where a batch has none."""
 
@@ -204,13 +195,6 @@ def a_batch_without_a_part(
     if rank in lacking:
         del mine[3]["first"]
     return run(model, driver, iter(mine))
-
-
-@pytest.mark.parametrize("case", [SENT, FITS])
-def test_a_model_that_stands_in_for_a_part_on_all_ranks(case: Case) -> None:
-    expected = ranks(2).run(a_batch_without_a_part, "loop", case, (0, 1))
-    assert not any(isinstance(outcome, str) for outcome in expected[0]["answers"][:6])
-    assert_equal(ranks(2).run(a_batch_without_a_part, "recfx", case, (0, 1)), expected)
 
 
 @pytest.mark.parametrize("case", [SENT, FITS])
@@ -250,55 +234,6 @@ def test_a_part_that_the_first_batch_of_one_rank_lacks(case: Case) -> None:
     expected = ranks(2).run(a_first_batch_without_a_part, "loop", case)
     assert not any(isinstance(outcome, str) for outcome in expected[0]["answers"][:6])
     assert_equal(ranks(2).run(a_first_batch_without_a_part, "recfx", case), expected)
-
-
-def test_a_part_that_the_first_batch_of_one_rank_lacks_when_its_step_fails_on_all() -> None:
-    for answer in ranks(2).run(a_first_batch_without_a_part, "recfx", SENT, False):
-        assert answer["answers"][0].startswith("ConversionError: [no_loss_and_output]")
-        assert not any(isinstance(outcome, str) for outcome in answer["answers"][1:6])
-
-
-class HalfComputed(Two):
-    """Makes the input of its second collection. Its own code may fail before, or leave out that collection."""
-
-    step, wrong = -1, ""
-
-    def forward(self, batch: dict[str, KeyedJaggedTensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        self.step += 1
-        first = self.first(batch["first"]).values()
-        if self.step == 3 and self.wrong == "raises":
-            raise ValueError("not this one")
-        if self.step == 3 and self.wrong == "leaves out":
-            second = torch.zeros_like(first)
-        else:
-            second = self.second(batch["second"].permute([0, 1, 2])).values()
-        return (self.over(torch.cat([first, second], 1)).tanh() ** 2).mean(), first.detach()
-
-
-def one_rank_leaves_out_what_is_not_ahead(rank: int, world_size: int, wrong: str, training: bool) -> list[str]:
-    parts = []
-    group = dist.new_group(timeout=timedelta(seconds=2))
-    for _ in range(2):
-        standard, width = build(SENT)
-        converted = recfx.convert(standard)
-        plan = plan_of(SENT, converted, world_size)
-        parts.append(shard_collection(converted, plan, ShardingEnv.from_process_group(group)))
-    model = HalfComputed(*parts, width)
-    model.wrong = wrong if rank == 0 else ""
-    model.train(training)
-    driver = PIPELINES["recfx"](model, dense_optimizer(SENT, model), CPU)
-    return six_steps(
-        driver, iter([{"first": ids, "second": ids} for ids in batches_of_rank(SENT, rank, 2, 7, "alone")])
-    )
-
-
-@pytest.mark.parametrize(("wrong", "training"), [("raises", True), ("raises", False), ("leaves out", True)])
-def test_a_collection_that_is_not_ahead_and_that_one_rank_alone_leaves_out(wrong: str, training: bool) -> None:
-    """The sizes of its ids are not taken for the ids of the next batch, with which gloo would end the process."""
-    for answers in ranks(2).run(one_rank_leaves_out_what_is_not_ahead, wrong, training):
-        assert answers[:3] == [""] * 3
-        errors = [answer for answer in answers[3:] if answer and "not this one" not in answer]
-        assert errors[0].startswith(("OutOfStepError: [ranks_at_different_calls]", "OutOfStepError: [rank_lost]"))
 
 
 def a_model_that_fails(
@@ -592,27 +527,6 @@ def test_own_code_that_fails_on_one_rank_behind_all_messages_of_a_step_costs_tha
         [""] * 6,
         ["", "", "ValueError", "", "", ""],
     ]
-
-
-def test_ranks_meet_once_after_a_step_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not before each of the steps that follow as well."""
-    model, steps = nn.Linear(2, 1), iter(range(100))
-    met: list[int] = []
-
-    def fail(_: nn.Module, inputs: Any, output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        if (step := next(steps)) == 1:
-            raise ValueError("not this one")
-        return output.mean(), torch.tensor(step)
-
-    model.register_forward_hook(fail)
-    driver = recfx.TrainPipeline(model, torch.optim.SGD(model.parameters()), "cpu")
-    monkeypatch.setattr(Agreement, "meet_after_error", lambda _: met.append(1))
-    source = iter(torch.ones(5, 3, 2))
-    assert driver.progress(source) == 0
-    with pytest.raises(ValueError, match="not this one"):
-        driver.progress(source)
-    assert [int(driver.progress(source)) for _ in range(3)] == [2, 3, 4]
-    assert met == [1]
 
 
 # What is left behind

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from dataclasses import replace
 from itertools import count
@@ -16,8 +15,6 @@ from torchrec import KeyedJaggedTensor
 
 import recfx
 from recfx.collections.sharding.collection import ShardedHashEmbeddingBagCollection
-from recfx.pipeline import train_pipeline
-from recfx.runtime import marks
 from recfx.runtime.find_ids import InsertIds
 from recfx.runtime.input_dist import InputDistStart
 from tests.sharding.cases import Case, Model, as_sequence, batches, build, with_optimizer
@@ -230,22 +227,6 @@ def test_between_steps_the_worker_has_finished() -> None:
         assert finished == [[True]] * 3
 
 
-def train_with_a_forward_of_its_own(rank: int, world_size: int, case: Case) -> list[bool]:
-    model = sharded_model(case, world_size, "alone")
-    pipeline = recfx.TrainPipeline(model, dense_optimizer(case, model), "cpu")
-    source, kept = iter(batches_of_rank(case, rank, world_size, 5, "alone")), []
-    for step in range(5):
-        if step == 2:
-            own = model.sparse.forward = functools.partial(type(model.sparse).forward, model.sparse)
-        pipeline.progress(source)
-        kept.append(model.sparse.__dict__.get("forward") is (own if step >= 2 else None))
-    return kept
-
-
-def test_a_collection_has_the_forward_between_steps_that_it_had_before() -> None:
-    assert ranks(2).run(train_with_a_forward_of_its_own, CASES["hashed_error"]) == [[True] * 5] * 2
-
-
 @pytest.mark.parametrize("name", ["hashed_error", "sequence_row_wise"])
 def test_ids_are_sent_and_rows_found_ahead(name: str) -> None:
     for answer in ranks(2).run(train_and_watch, CASES[name]):
@@ -303,11 +284,3 @@ def test_a_collection_that_is_called_otherwise_is_kept_out_alone() -> None:
         assert steps == [
             "| first second first second", "first second | first", "second | first", "second | first", "| first",
         ]  # fmt: skip
-
-
-def test_a_rank_names_the_calls_that_only_others_are_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(marks, "_names", {})
-    train_pipeline.Agreement(nn.Module())
-    known = set(marks._names)
-    places = (train_pipeline._NAME, train_pipeline._AFTER_AN_ERROR, train_pipeline._AFTER_THE_FIRST)
-    assert known == {marks.identity(place, [], []) for place in places}

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -14,8 +12,6 @@ from torch import nn
 from torchrec import KeyedJaggedTensor
 
 import recfx
-import recfx.verification.verify as verify_module
-from recfx.collections.copy_modules import copy_with_tensors
 from recfx.collections.pooled import HashEmbeddingBagCollection
 from recfx.discovery.sample import Sample
 from recfx.optim.attached import attached_optimizers
@@ -57,30 +53,6 @@ def test_a_model_that_cannot_be_copied() -> None:
     assert said(report, SKIPPED) == {("run", "copy", "the model cannot be copied (TypeError: not twice)")}
     assert len(report.checks) == 4
     assert not report.ok
-
-
-@pytest.mark.parametrize("hashing", [None, HASHED])
-def test_tables_of_copies_are_freed_without_the_garbage_collector(
-    hashing: recfx.HashConfig | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, sample, weights = Model(), (two_bags(1, 2),), list[weakref.ref[nn.Parameter]]()
-
-    def noted(root: nn.Module) -> nn.Module:
-        duplicate = copy_with_tensors(root)
-        weights.extend(map(weakref.ref, duplicate.parameters()))
-        return duplicate
-
-    monkeypatch.setattr(verify_module, "copy_with_tensors", noted)
-    gc.disable()
-    try:
-        recfx.convert(model, sample, hashing=hashing)
-        assert not gc.isenabled()
-        assert len(weights) == (4 if hashing is None else 6)
-        assert not any(weight() is not None for weight in weights)
-    finally:
-        gc.enable()
-    recfx.convert(model, sample, hashing=hashing)
-    assert gc.isenabled()
 
 
 @pytest.mark.parametrize("times", [1, 2])
@@ -173,20 +145,6 @@ def test_the_tolerance(dtype: torch.dtype | None, rtol: float, atol: float) -> N
     )
 
 
-@pytest.mark.parametrize("hashing", [None, HASHED], ids=["adopted", "hashed"])
-@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.SGD])
-def test_whatever_the_callers_modes_are(hashing: recfx.HashConfig | None, kind: type[torch.optim.Optimizer]) -> None:
-    model = Model()
-    attach(model, kind)
-    converted = recfx.convert(model, hashing=hashing)
-    for mode in (torch.no_grad(), torch.inference_mode()):
-        with mode:
-            report = recfx.verify(model, converted, (two_bags(1, 2, 7),))
-        assert report.ok
-        assert any(check.what == "parameters" for check in report.checks)
-        assert report.tables["ebc"]["t"]["weight"] <= 1e-6
-
-
 @pytest.mark.parametrize("frozen", [True, False])
 def test_an_evicting_table_takes_the_step_of_any_other(frozen: bool) -> None:
     model = Model().requires_grad_(not frozen)
@@ -274,5 +232,5 @@ def test_a_sharded_model_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     converted = recfx.convert(model)
     monkeypatch.setattr(HashEmbeddingBagCollection, "is_sharded", True)
     for pair in ((model, converted), (converted, model)):
-        with refused("sharded_model", "ebc", match="the collection is sharded"):
+        with refused("sharded_model", "ebc"):
             recfx.verify(*pair, (two_bags(1, 2),))

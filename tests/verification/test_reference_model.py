@@ -27,13 +27,6 @@ from tests.builders.collections import one_table, table
 from tests.builders.optimizers import attach
 
 
-class Placeholder:
-    """Holds arguments, like TorchRec's placeholders."""
-
-    def __init__(self, params: Any, **settings: Any) -> None:
-        self._params, self._kwargs = params, settings
-
-
 class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -113,20 +106,6 @@ def test_a_dense_optimizer_stands_for_a_placeholder(kind: type[torch.optim.Optim
         assert dense.state[weight][name] is not value
 
 
-def test_a_placeholder_that_no_rule_stands_for_is_left_as_it_is() -> None:
-    source, duplicate = Model(), Model()
-    attach([source.after.weight], Placeholder)
-    attach_optimizers(source, duplicate, skip=set())
-    assert [type(optimizer) for optimizer in attached_optimizers(duplicate.after.weight)] == [Placeholder]
-
-
-def test_optimizers_that_have_made_no_step() -> None:
-    source, duplicate = Model(), Model()
-    attach(source.after, torch.optim.Adam)
-    attach_optimizers(source, duplicate, skip=set())
-    assert len(attached_optimizers(duplicate.after.weight)[0].state) == 0
-
-
 def test_the_state_of_a_mapped_table_is_a_copy() -> None:
     source = trained()
     converted = recfx.convert(source, hashing=recfx.HashConfig(dense_rows=0))
@@ -145,18 +124,6 @@ def test_the_state_of_a_mapped_table_is_a_copy() -> None:
         assert torch.equal(state[name], fused[name])
         assert state[name].data_ptr() != fused[name].data_ptr()
         assert not torch.equal(fused[name], torch.zeros(10, 4))
-
-
-def test_a_fused_optimizer_without_state_leaves_that_of_the_original() -> None:
-    source = Model()
-    attach(source.ebc, torch.optim.Adam)
-    converted = recfx.convert(source, hashing=recfx.HashConfig(dense_rows=0))
-    converted.ebc.fused_optimizers()["t"].state.clear()
-    reference = reference_of(source, converted)
-    attach_optimizers(source, reference, skip=set())
-    weight = reference.ebc.embedding_bags["t"].weight
-    copy_fused_state(converted, reference)
-    assert weight not in attached_optimizers(weight)[0].state
 
 
 RAW = 10**12
@@ -215,56 +182,6 @@ def test_it_reads_what_the_hashed_one_reads(weighted: bool, training: bool, opti
         torch.testing.assert_close(actual.values(), expected.values())
 
 
-@pytest.mark.parametrize("admits", [False, True])
-def test_its_tables_are_copies(admits: bool) -> None:
-    collection = hashed(**({"admit_after": 2, "unseen": "share"} if admits else {}))
-    weight = collection.weight("t1")
-    weight.requires_grad_(False)
-    mapped = mapped_to(collection)
-    copied = mapped.embedding_bags["t1"].weight
-    assert torch.equal(copied, weight)
-    assert copied.data_ptr() != weight.data_ptr()
-    assert [parameter.requires_grad for parameter in mapped.parameters()] == [False, True]
-
-
-def test_it_is_still_the_collection_that_it_was() -> None:
-    """Whatever a model asks it for, with the rows of the hashed one."""
-    plain = Sub([table("t", ["f"], dim=4, rows=12)])
-    collection: Any = recfx.convert(plain, hashing=recfx.HashConfig(dense_rows=0, rows=30))
-    standard = Sub([table("t", ["f"], dim=4, rows=12)])
-    weight, bag = standard.embedding_bags["t"].weight, standard.embedding_bags["t"]
-    map_collection(standard, collection)
-    assert isinstance(standard, Sub)
-    assert standard.width() == 4
-    assert standard.device == torch.device("cpu")
-    assert standard.embedding_bags["t"] is bag
-    assert bag.weight is weight
-    assert (bag.num_embeddings, tuple(weight.shape)) == (30, (30, 4))
-    assert standard.embedding_bag_configs()[0].num_embeddings == 30
-    assert plain.embedding_bag_configs()[0].num_embeddings == 12
-    assert standard.state_dict().keys() == plain.state_dict().keys()
-
-
-def test_an_index_without_ids() -> None:
-    collection = recfx.convert(one_table(), hashing=recfx.HashConfig(dense_rows=0)).eval()
-    pooled = mapped_to(collection)(one_bag(0, 5, RAW)).values()
-    assert torch.equal(pooled, torch.zeros(1, 4))
-    collection = recfx.convert(one_table(), hashing=recfx.HashConfig(dense_rows=0)).train()
-    collection(one_bag(RAW))
-    row = int(collection.index("t").find(torch.tensor([RAW]))[0])
-    pooled = mapped_to(collection)(one_bag(RAW - 1, RAW, RAW + 1)).values()
-    assert torch.equal(pooled[0], collection.weight("t")[row])
-
-
-def test_a_table_without_an_index_beside_one_that_has_one() -> None:
-    plain = EmbeddingBagCollection([table("t1", ["f1"], dim=4, rows=12), table("t2", ["f2"], dim=4, rows=12)])
-    collection = recfx.convert(plain, hashing={"t1": recfx.HashConfig(dense_rows=0), "t2": recfx.HashConfig()}).train()
-    sample = bags({"f1": [[RAW, 3]], "f2": [[11, 0, 3]]})
-    expected = collection(sample)
-    assert not collection.tables[1].has_index
-    torch.testing.assert_close(mapped_to(collection)(sample).values(), expected.values())
-
-
 def test_batches_of_another_size_per_feature() -> None:
     collection = hashed().eval()
     sample = KeyedJaggedTensor(
@@ -303,16 +220,6 @@ def test_a_step_of_ids_that_are_admitted_and_of_others(on_full: str, unseen: str
     assert report.ok, str(report)
     assert not report.of(SKIPPED)
     assert torch.equal(converted.ebc.weight("t"), weight)
-
-
-def test_a_wrong_shared_row_is_noticed() -> None:
-    collection = hashed(unseen="share").eval()
-    mapped = mapped_to(collection)
-    wrong = copy.deepcopy(features(more=50))
-    wrong.values()[0] += 1
-    shared = [collection.index("t1").shared_rows(sample.values()[:1]) for sample in (features(more=50), wrong)]
-    assert shared[0] != shared[1]
-    assert not torch.equal(mapped(wrong).values(), collection(features(more=50)).values())
 
 
 ASKED: dict[str, Callable[[Any, KeyedJaggedTensor], torch.Tensor]] = {

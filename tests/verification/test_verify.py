@@ -14,8 +14,6 @@ from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, KeyedTensor
 
 import recfx
-from recfx.collections.copy_modules import copy_with_tensors
-from recfx.verification import reference_model, verify
 from recfx.verification.verify_report import DIFFERENT, EQUAL, NOT_REPRODUCIBLE, SKIPPED
 from tests.builders.batches import two_bags
 from tests.builders.collections import one_table
@@ -235,25 +233,6 @@ def test_two_ids_that_read_each_others_rows() -> None:
     assert ("eval", "sample") in places(report)
 
 
-@pytest.mark.parametrize("mode", ["train", "eval"])
-def test_dense_ids_of_a_partly_dense_table(mode: str) -> None:
-    def exchange(module: nn.Module, inputs: tuple[KeyedJaggedTensor]) -> KeyedJaggedTensor | None:
-        (features,) = inputs
-        ids = features.values()
-        if module.training != (mode == "train"):
-            return None
-        return KeyedJaggedTensor(features.keys(), torch.where(ids < 10, ids ^ 1, ids), lengths=features.lengths())
-
-    model, wrong = pair(recfx.HashConfig(rows=16))
-    sample = batch((1, 2, 5_000_000_000, 7))
-    wrong.ebc(sample)
-    assert recfx.verify(model, wrong, (sample,)).ok
-    wrong.ebc.register_forward_pre_hook(exchange)
-    report = recfx.verify(model, wrong, (sample,))
-    assert ("outputs", "0") in checks_with(report)
-    assert places(report) == {(mode, "sample"), (mode, "sample + 1")}
-
-
 @pytest.mark.parametrize(
     "hashing",
     [
@@ -375,7 +354,7 @@ def test_the_deterministic_flag_is_given_back(on: bool, warn_only: bool, fails: 
 
 
 def test_swapped_models_are_named_as_that() -> None:
-    with refused("invalid_argument", match="the arguments are swapped"):
+    with refused("invalid_argument"):
         recfx.verify(*reversed(pair(HASHED)), (batch(),))
 
 
@@ -384,34 +363,3 @@ def test_swapped_models_are_named_as_that() -> None:
 def test_tolerances_that_compare_nothing_are_refused(name: str, value: Any) -> None:
     with refused("invalid_argument", match=f"{name} is {value!r}"):
         recfx.verify(*pair(), (batch(),), **{name: value})
-
-
-@pytest.mark.parametrize(("hashing", "copies"), [(None, 8), (HASHED, 10)], ids=["adopted", "hashed"])
-def test_models_are_copied_no_more_often_than_steps_need(
-    monkeypatch: pytest.MonkeyPatch, hashing: recfx.HashConfig | None, copies: int
-) -> None:
-    """Each of four steps needs a copy of either model, and a training step one whose ids are hashed before it."""
-    copied: list[nn.Module] = []
-    for user in (verify, reference_model):
-        monkeypatch.setattr(user, "copy_with_tensors", lambda root: copied.append(root) or copy_with_tensors(root))
-    assert recfx.verify(*pair(hashing), (batch(),)).ok
-    assert len(copied) == copies
-
-
-def test_copies_of_indexes_ask_nobody_who_shares_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``Tensor.__deepcopy__`` does, which takes most of the time that a verification of many hashed tables takes."""
-    original, asked = torch.Tensor.__deepcopy__, []
-    _, converted = pair(HASHED)
-    converted(batch())
-    buffers = {id(buffer) for buffer in converted.ebc.index("t").buffers()}
-    monkeypatch.setattr(
-        torch.Tensor, "__deepcopy__", lambda tensor, memo: asked.append(id(tensor)) or original(tensor, memo)
-    )
-    copied = copy_with_tensors(converted)
-    assert asked
-    assert not buffers & {*asked}
-    before = converted.ebc.index("t").items()
-    copied(batch((11, 12, 13, 14)))
-    for part, now in zip(before, converted.ebc.index("t").items(), strict=True):
-        assert torch.equal(part, now)
-    assert len(copied.ebc.index("t")) > len(converted.ebc.index("t"))
