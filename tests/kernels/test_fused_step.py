@@ -161,24 +161,6 @@ def test_a_table_is_left_alone_if_no_output_of_its_features_has_a_gradient() -> 
         assert [torch.equal(one, other) for one, other in zip(after, start, strict=True)] == [False, True, False]
 
 
-def test_an_infinite_weight_stays_infinite() -> None:
-    made = case("sgd", rows=(1,), dims=(3,), features=(1,), batch_size=1, longest=1)
-    made.weights[0].fill_(float("inf"))
-    fused_step_(torch.tensor([0]), torch.tensor([0, 1]), [torch.ones(1, 3)], made.weights, [], [], [0], [True], "sgd",
-                list(StepNumbers(0.1)))  # fmt: skip
-    assert made.weights[0].tolist() == [[float("inf")] * 3]
-
-
-@pytest.mark.parametrize("rule", ["lamb", "partial_rowwise_lamb", "lars_sgd"])
-def test_a_step_of_zeros_changes_nothing(rule: str) -> None:
-    made = case(rule)
-    for state in [made.gradients, *(state for states in made.states for state in states)]:
-        state.zero_()
-    before = made.copy()
-    fused_step_(*made.arguments())
-    assert all(torch.equal(one, other) for one, other in zip(made.weights, before.weights, strict=True))
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_rows_are_rounded_as_torch_rounds(dtype: torch.dtype) -> None:
     """Every kind of number: halfway between two neighbours, smaller than the smallest, beyond the largest, NaN."""
@@ -270,12 +252,6 @@ def test_small_gradients_are_summed_before_the_weight_is_rounded() -> None:
     weight = torch.full((2, 1), 2048.0, dtype=torch.float16)  # whose neighbour above is two away
     step_touched_rows(subtract, weight, torch.zeros(4, dtype=torch.int64), torch.full((4, 1), -0.5), _state(2))
     assert weight.tolist() == [[2050.0], [2048.0]]
-
-
-def test_an_empty_batch_changes_nothing() -> None:
-    weight, state = torch.ones(2, 1), _state(2)
-    step_touched_rows(subtract, weight, torch.zeros(0, dtype=torch.int64), torch.zeros(0, 1), state)
-    assert (weight.tolist(), state["steps"].tolist()) == ([[1.0], [1.0]], [[0.0], [0.0]])
 
 
 def _state(rows: int) -> dict[str, torch.Tensor]:

@@ -3,9 +3,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
-from recfx.hashing import HashIndex
 from recfx.kernels.build import huge_pages
 from recfx.kernels.build.huge_pages import LEAST_BYTES, advise_huge_pages
 from recfx.optim.fused_optimizer import FusedOptimizer
@@ -41,17 +39,6 @@ def test_small_and_absent_memory_is_left_alone() -> None:
     assert not advise_huge_pages(torch.empty(LEAST_BYTES - 1, dtype=torch.uint8))
     assert not advise_huge_pages(torch.empty(0))
     assert not advise_huge_pages(torch.empty(LEAST_BYTES, device="meta"))
-
-
-def test_only_contiguous_memory() -> None:
-    with pytest.raises(RuntimeError, match="contiguous"):
-        advise_huge_pages(torch.empty(2, LEAST_BYTES, dtype=torch.uint8)[:, ::2])
-
-
-@needs_huge_pages
-def test_the_slots_of_a_big_index_are_advised() -> None:
-    groups = HashIndex(600_000).slot_groups
-    assert is_advised(groups.data_ptr() + groups.nbytes // 2)
 
 
 def huge_bytes(address: int) -> int:
@@ -97,31 +84,6 @@ def test_a_tensor_with_content_is_moved_piece_by_piece(
     assert torch.equal(tensor, torch.arange(40 << 17))
     if works:
         assert huge_bytes(address + tensor.nbytes // 2) >= max(before, 36 << 20)
-
-
-def test_tensors_without_memory_are_left_alone() -> None:
-    with FakeTensorMode():
-        huge_pages.move_to_huge_pages([torch.empty(LEAST_BYTES)])
-
-
-def test_nothing_is_moved_where_huge_pages_are_off_or_the_time_is_spent(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    called: list[int] = []
-    monkeypatch.setattr(huge_pages, "advise_huge_pages", lambda tensor: called.append(1) or True)
-    monkeypatch.setattr(huge_pages, "_spent", huge_pages.MOST_SECONDS)
-    (tmp_path / "enabled").write_text("always madvise [never]")
-    monkeypatch.setattr(huge_pages, "_ENABLED", tmp_path / "enabled")
-    huge_pages.move_to_huge_pages([torch.empty(LEAST_BYTES)])
-    assert called == []
-    monkeypatch.setattr(huge_pages, "_ENABLED", tmp_path / "nowhere")
-    huge_pages.move_to_huge_pages([torch.empty(LEAST_BYTES)])
-    assert called == []
-    (tmp_path / "enabled").write_text("always [madvise] never")
-    monkeypatch.setattr(huge_pages, "_ENABLED", tmp_path / "enabled")
-    huge_pages.move_to_huge_pages([torch.empty(LEAST_BYTES)])
-    assert called == [1]
-    assert huge_pages._spent == huge_pages.MOST_SECONDS
 
 
 @pytest.mark.parametrize(("first", "last"), [(-1, 1), (2, 1), (0, 10**9)])

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from recfx.kernels.index import buckets
 from recfx.kernels.index import hash_index_reference as reference
-from recfx.kernels.index.index_buffers import IndexBuffers, flat
+from recfx.kernels.index.index_buffers import flat
 from tests.kernels.indexes import NOTHING_IN_FLIGHT, copy_of, empty, insert
 
 KINDS: list[dict[str, Any]] = [
@@ -77,28 +77,6 @@ def test_scriptable() -> None:
     scripted = torch.jit.script(reference.find)
     assert scripted(ids, index.slot_groups, index.side_row, 2).tolist() == [1, 3, 2, 4]
     assert torch.jit.script(buckets.shared_rows)(torch.tensor([5]), 8, 2, 2, 0).numel() == 1
-
-
-class Find(torch.nn.Module):
-    def __init__(self, index: IndexBuffers, dense_rows: int) -> None:
-        super().__init__()
-        self.register_buffer("slot_groups", index.slot_groups)
-        self.register_buffer("side_row", index.side_row)
-        self.dense_rows = dense_rows
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        return torch.ops.recfx.find(ids, self.slot_groups, self.side_row, self.dense_rows) + 1
-
-
-def test_exportable() -> None:
-    index, policy = empty(6, dense_rows=2)
-    insert(torch.tensor([9, -1]), index, policy)
-    module = Find(index, policy.dense_rows)
-    length = torch.export.Dim("length", min=1, max=1000)
-    program = torch.export.export(module, (torch.tensor([1, 2, 3]),), dynamic_shapes=({0: length},))
-    assert program.module()(torch.tensor([1, -1, 9, 10])).tolist() == [2, 4, 3, 0]
-    assert program.module()(torch.tensor([9])).tolist() == [3]
-    assert "recfx.find.default" in program.graph_module.code
 
 
 class _Sizes(TorchDispatchMode):
@@ -188,12 +166,3 @@ def test_stretches_that_do_not_fit_are_refused(begins: list[int], ends: list[int
         torch.ops.recfx.find_or_insert(torch.arange(5), begins, ends, list(index), list(policy), [NOTHING_IN_FLIGHT])
     assert index.lock.item() == 0
     assert (index.row_state == 0).all()
-
-
-def test_too_few_numbers_or_tensors_are_refused() -> None:
-    index, policy = empty(8)
-    for buffers, numbers in ((list(index)[:-1], list(policy)), (list(index), list(policy)[:-1])):
-        with pytest.raises(RuntimeError, match=r"takes|one entry per table"):
-            torch.ops.recfx.find_or_insert(torch.arange(5), [0], [5], buffers, numbers, [NOTHING_IN_FLIGHT])
-        with pytest.raises(RuntimeError, match="takes"):
-            torch.ops.recfx.erase(torch.arange(5), buffers, numbers)

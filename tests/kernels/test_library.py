@@ -13,10 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from recfx.doctor import machine
-from recfx.doctor.finding import Status
-from recfx.doctor.report import without_home
-from recfx.kernels.build import compiler, library
+from recfx.kernels.build import library
 from recfx.kernels.build.compiler import LibraryBuildError
 from recfx.kernels.build.private_files import UnsafeError
 from tests.support.forked_script import run_script
@@ -80,25 +77,6 @@ def test_nothing_is_compiled_where_nothing_can_be_loaded(
     assert not list(library.build_directory().iterdir())
 
 
-def test_a_user_without_a_home_builds_for_one_process(
-    tiny_sources: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    for name in ("RECFX_BUILD_DIR", "XDG_CACHE_HOME", "HOME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(os, "getuid", lambda: 54321)
-    loaded: list[str] = []
-    monkeypatch.setattr(torch.ops, "load_library", loaded.append)
-    library._open_library()
-    assert "cannot be kept: this user has no home directory" in warnings_of(caplog)[0]
-    assert without_home("~/x") == "~/x"
-    monkeypatch.setattr(library, "loaded_path", lambda: Path(loaded[0]))
-    finding = machine._library()
-    assert (finding.status, finding.found) == (
-        Status.WARNING,
-        "compiled for this process alone: this user has no home directory",
-    )
-
-
 @pytest.fixture
 def tiny_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Sources that compile in no time, and an empty build directory."""
@@ -121,44 +99,12 @@ def test_builds_once(tiny_sources: Path, caplog: pytest.LogCaptureFixture) -> No
     assert left == [".lock", ".so"], "scratch files stay behind"
 
 
-def test_builds_once_for_all_who_ask_at_the_same_time(tiny_sources: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, logger="recfx"), ThreadPoolExecutor(4) as pool:
-        built = list(pool.map(lambda _: library.build(), range(4)))
-    assert len(set(built)) == 1
-    assert len(caplog.records) == 1
-
-
-def test_the_library_that_was_loaded_has_a_place() -> None:
-    assert library.loaded_path() == library.build()
-
-
 def test_signatures_are_read_from_the_sources() -> None:
     """Operators are declared with them where nothing can be compiled."""
     declared = {schema.partition("(")[0]: torch._C.parse_schema(f"recfx::{schema}") for schema in library.schemas()}
     assert {name: getattr(torch.ops.recfx, name).default._schema for name in declared} == declared
     assert set(library.REFERENCES) <= set(declared)
     assert len(declared) > 20
-
-
-def test_the_command_prints_where_the_library_is(tiny_sources: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert library.main() == 0
-    assert Path(capsys.readouterr().out.strip()) == library.build()
-
-
-def test_each_folder_is_compiled_once(
-    tiny_sources: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Together with its headers, so that torch's are not read for each of its files."""
-    for name in ("first", "second"):
-        (tiny_sources / "family").mkdir(exist_ok=True)
-        (tiny_sources / "family" / f"{name}.cpp").write_text(f'#include "family/shared.h"\nint {name} = shared();\n')
-    (tiny_sources / "family" / "shared.h").write_text("#pragma once\nstatic int shared() { return 1; }\n")
-    commands: list[list[str]] = []
-    run = compiler._run
-    monkeypatch.setattr(compiler, "_run", lambda command: (commands.append(command), run(command)))
-    library.build()
-    compiled = [Path(command[command.index("-c") + 1]).stem for command in commands if "-c" in command]
-    assert sorted(compiled) == sorted([tiny_sources.name, "family"])
 
 
 def test_compiler_error_is_passed_on(tiny_sources: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -221,20 +167,6 @@ def test_a_damaged_library_is_built_anew(
     assert ctypes.CDLL(str(built)).recfx_one() == 1
     library.build()
     assert not warnings_of(caplog)
-
-
-def test_a_library_made_for_another_torch_is_built_anew(
-    tiny_sources: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    built = library.build()
-    with monkeypatch.context() as patched:
-        patched.setattr(torch, "__version__", "1.0")
-        other = library.build()
-    assert other != built
-    os.replace(other, built)
-    warnings_of(caplog)
-    library.build()
-    assert any("damaged" in message for message in warnings_of(caplog))
 
 
 def test_a_library_that_cannot_be_loaded_is_built_anew(
@@ -304,15 +236,6 @@ def test_another_users_library_is_not_taken(
         assert built.stat().st_uid == 0
 
 
-def test_a_library_that_others_may_write_to_is_not_taken(tiny_sources: Path, caplog: pytest.LogCaptureFixture) -> None:
-    built = library.build()
-    built.chmod(0o766)
-    warnings_of(caplog)
-    library.build()
-    assert "mode 766" in warnings_of(caplog)[0]
-    assert built.stat().st_mode & 0o777 == 0o755
-
-
 def test_a_directory_that_cannot_be_written(
     tiny_sources: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -333,34 +256,6 @@ def test_a_directory_that_cannot_be_written(
     assert loaded[0] == str(built)
     assert Path(loaded[1]).parent != built.parent
     assert "Read-only file system" in warnings_of(caplog)[0]
-
-
-def test_no_room(tiny_sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(descriptor: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "fsync", full)
-        with pytest.raises(OSError, match="No space left"):
-            library.build()
-    assert [path.suffix for path in library.build_directory().iterdir()] == [".lock"]
-    compiler = tiny_sources / "full"
-    # Compilers speak the language of the user.
-    compiler.write_text('#!/bin/sh\n[ "$LC_ALL" = C ] || exit 1\necho "No space left on device" >&2\nexit 1\n')
-    compiler.chmod(0o755)
-    monkeypatch.setenv("CXX", str(compiler))
-    with pytest.raises(OSError, match="no disk space to compile"):
-        library.build()
-
-
-def test_the_compiler_is_killed(tiny_sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiler = tiny_sources / "killed"
-    compiler.write_text("#!/bin/sh\nkill -9 $$\n")
-    compiler.chmod(0o755)
-    monkeypatch.setenv("CXX", str(compiler))
-    with pytest.raises(LibraryBuildError, match="was killed by signal 9"):
-        library.build()
-    assert [path.suffix for path in library.build_directory().iterdir()] == [".lock"]
 
 
 def test_what_a_killed_process_left_goes(tiny_sources: Path) -> None:

@@ -4,7 +4,6 @@ from hypothesis import strategies as st
 
 from recfx.kernels.index.mix64 import mix64, mix64_integer, mixed_modulo, to_int64
 from recfx.kernels.index.shifts import shifted_by_floats, shifted_right
-from tests.kernels.chosen_ids import mix64_inverse, of_one_bucket
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 
@@ -53,11 +52,3 @@ def test_scriptable() -> None:
         assert torch.equal(torch.jit.script(mix64)(ids, seed), mix64(ids, seed))
         assert torch.equal(torch.jit.script(mixed_modulo)(ids, 64, seed), mixed_modulo(ids, 64, seed))
     assert torch.equal(torch.jit.script(shifted_by_floats)(ids, 33), shifted_right(ids, 33))
-
-
-def test_it_has_an_inverse() -> None:
-    mixed = torch.randint(-(2**63), 2**63 - 1, (1000,))
-    assert torch.equal(mix64(mix64_inverse(mixed)), mixed)
-    assert mixed_modulo(of_one_bucket(1000, 9), 64).unique().tolist() == [9]
-    shares = torch.bincount(mixed_modulo(of_one_bucket(64_000, 9), 64, seed=2**40 + 3), minlength=64)
-    assert 800 < int(shares.min()) <= int(shares.max()) < 1200, "with another seed, they are in any bucket"

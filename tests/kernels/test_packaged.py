@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from recfx.kernels.build import library, packaged
-from recfx.kernels.build.compiler import LibraryBuildError
 from recfx.kernels.build.packaged import library_name, made_for, packaged_library, seal
 
 CONTENT = b"a library"
@@ -88,15 +87,6 @@ def test_a_damaged_one_is_the_first_reason_why_there_is_none(
     assert capsys.readouterr().err.startswith(why)
 
 
-def test_where_none_came_with_recfx_that_is_the_first_reason(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "__version__", "9.9.1")
-    monkeypatch.setenv("CXX", "/no/such/compiler")
-    with pytest.raises(
-        LibraryBuildError, match=r"without a C\+\+ library for torch 9\.9\.1, and none can be made here"
-    ):
-        library._open_library()
-
-
 def test_one_of_another_torch_or_machine_is_not_taken(sources: Path) -> None:
     of_another = write("2.1.3", sources)
     packaged_one = of_another.rename(packaged.LIBRARIES / library_name(torch.__version__, sources))
@@ -108,22 +98,6 @@ def test_one_of_another_torch_or_machine_is_not_taken(sources: Path) -> None:
     write(torch.__version__, sources, other)
     with pytest.raises(OSError, match=f"is for {other}, and this machine is {platform.machine()}"):
         packaged_library(torch.__version__, True, sources)
-
-
-def test_one_that_this_user_cannot_read_is_named_and_not_taken(
-    sources: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (packaged_one,) = packaged.LIBRARIES.glob("*.so")
-    of_others = Path.read_bytes
-
-    def read_bytes(path: Path) -> bytes:
-        if path == packaged_one:
-            raise PermissionError(13, "Permission denied", str(path))
-        return of_others(path)
-
-    monkeypatch.setattr(Path, "read_bytes", read_bytes)
-    assert library.came_with_recfx() == (None, f"[Errno 13] Permission denied: '{packaged_one}'")
-    assert caplog.messages == [f"[Errno 13] Permission denied: '{packaged_one}'. What to do: install recfx again."]
 
 
 def test_one_that_cannot_be_loaded_makes_way_for_one_that_is_compiled(

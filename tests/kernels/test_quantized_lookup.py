@@ -11,13 +11,12 @@ from fbgemm_gpu.split_embedding_configs import SparseType
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
 from fbgemm_gpu.split_table_batched_embeddings_ops_inference import (
     IntNBitTableBatchedEmbeddingBagsCodegen,
-    rounded_row_size_in_bytes,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recfx.kernels.lookup.quantized_lookup import quantized_lookup_reference
-from recfx.kernels.lookup.quantized_rows import BITS, dequantize_rows, quantize_rows, row_bytes
+from recfx.kernels.lookup.quantized_rows import BITS, dequantize_rows, quantize_rows
 from tests.kernels.quantized import lookups
 
 TYPES = {8: SparseType.INT8, 4: SparseType.INT4}
@@ -41,11 +40,6 @@ def parts_in_front(fused: torch.Tensor) -> torch.Tensor:
     return torch.cat([fused[:, -4:], fused[:, :-4]], dim=1)
 
 
-def parts_behind(table: torch.Tensor) -> torch.Tensor:
-    """The other way round."""
-    return torch.cat([table[:, 4:], table[:, :4]], dim=1)
-
-
 @SETTINGS
 @given(st.data(), st.sampled_from(BITS))
 def test_quantizes_as_fbgemm(data: st.DataObject, bits: int) -> None:
@@ -55,16 +49,6 @@ def test_quantizes_as_fbgemm(data: st.DataObject, bits: int) -> None:
     assert torch.equal(table, parts_in_front(fused))
     of_fbgemm = torch.ops.fbgemm.FusedNBitRowwiseQuantizedSBHalfToFloat(fused, bits)
     torch.testing.assert_close(dequantize_rows(table, weight.size(1), bits), of_fbgemm, rtol=1e-6, atol=1e-6)
-
-
-@given(weights(multiple=2))
-def test_quantizes_4_bits_as_torch(weight: torch.Tensor) -> None:
-    """PyTorch's operator also takes rows that are no whole float16s."""
-    packed = torch.ops.quantized.embedding_bag_4bit_prepack(weight)
-    table = quantize_rows(weight, 4)
-    assert table.shape == packed.shape
-    values = torch.ops.quantized.embedding_bag_4bit_unpack(parts_behind(table))
-    torch.testing.assert_close(dequantize_rows(table, weight.size(1), 4), values, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("bits", BITS)
@@ -84,14 +68,6 @@ def test_bytes_of_a_row() -> None:
     assert quantize_rows(weight, 4, 8).tolist() == [[0x00, 0x3C, 0x00, 0xC0, 0x10, 0x32, 0x0F, 0]]
     weight[0, 4] = 253.0
     assert quantize_rows(weight, 8, 4).tolist() == [[0x00, 0x3C, 0x00, 0xC0, 0, 1, 2, 3, 255, 0, 0, 0]]
-
-
-@pytest.mark.parametrize("alignment", [1, 2, 4, 16])
-@pytest.mark.parametrize("bits", BITS)
-def test_rows_are_as_long_as_fbgemm_says(bits: int, alignment: int) -> None:
-    for dim in range(8 // bits, 1025, 8 // bits):
-        assert row_bytes(dim, bits, alignment) == rounded_row_size_in_bytes(dim, TYPES[bits], alignment, 4)
-    assert row_bytes(5, 4) == row_bytes(6, 4)
 
 
 @pytest.mark.parametrize("bits", BITS)
@@ -166,10 +142,3 @@ def value_of(row: torch.Tensor, column: int, bits: int) -> float:
     code = content[4 + column] if bits == 8 else content[4 + column // 2] >> 4 * (column % 2) & 15
     scale, bias = torch.frombuffer(bytearray(content[:4]), dtype=torch.float16).tolist()
     return code * scale + bias
-
-
-def test_a_table_may_begin_at_an_odd_address() -> None:
-    weight = torch.randn(1, 6, generator=torch.Generator().manual_seed(2))
-    table = quantize_rows(weight, 8)
-    blob = torch.cat([torch.zeros(1, dtype=torch.uint8), table.flatten()])
-    assert torch.equal(dequantize_rows(blob[1:].view(1, -1), 6, 8), dequantize_rows(table, 6, 8))

@@ -58,15 +58,6 @@ def test_find_is_scriptable() -> None:
     assert namespace(torch.tensor([-1, 4, 3]), slots, side_row).tolist() == [1, -1, 0]
 
 
-def test_the_hash_has_an_inverse() -> None:
-    hashes = torch.randint(-(2**63), 2**63 - 1, (1000,))
-    assert torch.equal(slot_table.slot_hash(slot_hash_inverse(hashes)), hashes)
-    ids = of_one_slot(10_000)
-    assert ids.unique().numel() == 10_000
-    assert slot_table.home_slots(ids, 2**20).unique().numel() == 1
-    assert (slot_table.slot_hash(ids) >> 44).unique().numel() == 1
-
-
 @pytest.mark.parametrize("slots", [2**17, 2**18])
 @pytest.mark.parametrize("operators", [hash_index, ByReferences(hash_index)])
 def test_chosen_ids_are_written_in_little_time(operators: Any, slots: int) -> None:
