@@ -10,7 +10,6 @@ import torch
 
 from tests.bench import BENCHMARKS
 from tests.bench.__main__ import main
-from tests.bench.setup import QUICK, Setup
 
 PROMISED = {
     "name",
@@ -75,53 +74,7 @@ def test_what_needs_a_device_says_so(
     assert line.startswith("not run: the kernels in Triton need a CUDA device, and torch ")
 
 
-def test_sizes_and_times_of_a_cuda_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without one: which sizes are measured, and in which order the device is asked for a time."""
-    from recfx.kernels.build import launch
-    from tests.bench.triton import on_device
-
-    asked: list[str] = []
-
-    class Event:
-        def __init__(self, enable_timing: bool) -> None:
-            assert enable_timing
-
-        def record(self) -> None:
-            asked.append("record")
-
-        def synchronize(self) -> None:
-            asked.append("synchronize")
-
-        def elapsed_time(self, end: Event) -> float:
-            assert end is not self
-            return 2.5
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: asked.append("wait"))
-    monkeypatch.setattr(launch, "why_not", lambda device: "")
-    measured = on_device.sized(Setup())
-    assert (measured.rows, measured.dim, measured.batch, measured.iterations) == (500_000, 128, 8192, 20)
-    assert on_device.sized(QUICK) == QUICK
-    assert on_device.clock_of(torch.device("cuda"))(lambda: asked.append("run")) == 2.5
-    assert asked == ["wait", "record", "run", "record", "synchronize"]
-
-
-def test_triton_on_the_cpu_needs_its_interpreter(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    assert main(["triton/find_rows", "--quick", "--device", "cpu"]) == 3
-    assert "cannot be launched: " in capsys.readouterr().err
-
-
 def test_leaves_the_number_of_threads_alone() -> None:
     before = torch.get_num_threads()
     main(["bucketize", "--quick", "--json", "--threads", "1"])
     assert torch.get_num_threads() == before
-
-
-def test_names_the_benchmarks_there_are(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["backward"])
-    assert f"no benchmark 'backward'; there are {', '.join(BENCHMARKS)}" in capsys.readouterr().err

@@ -144,20 +144,3 @@ def test_strided_arguments(name: str) -> None:
     for written, expected in zip(apart, arguments, strict=True):  # in place
         if isinstance(expected, (list, Tensor)):
             torch.testing.assert_close(written, expected, rtol=0, atol=0)
-
-
-def test_a_batch_without_samples() -> None:
-    case = LookupCase([5, 8], 1)
-    offsets, rows = torch.zeros(1, dtype=torch.int64), torch.empty(0, dtype=torch.int64)
-    pooled = pooled_lookup_triton(rows, offsets, case.weights, case.table_of_feature, False, None)
-    assert pooled.shape == (0, 18)
-    gradients = per_sample_weight_gradients_triton(
-        rows, offsets, torch.empty(0, 18), case.weights, case.table_of_feature
-    )
-    assert gradients.shape == (0,)
-
-
-def test_a_batch_of_one_bag() -> None:
-    weight = torch.rand(4, 5)
-    pooled = pooled_lookup_triton(torch.tensor([1, 3]), torch.tensor([0, 2]), [weight], [0], False, None)
-    assert torch.equal(pooled, weight[1:2] + weight[3:])

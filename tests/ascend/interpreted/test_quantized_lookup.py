@@ -24,8 +24,3 @@ def test_opcheck() -> None:
     rows, offsets = torch.tensor([3, -1, 0, 2]), torch.tensor([0, 1, 2, 4, 4])
     for mean, scales in ((False, None), (True, torch.rand(4))):
         torch.library.opcheck(quantized_lookup_triton, (rows, offsets, tables, [5, 8], 4, [0, 1], mean, scales))
-
-
-def test_a_batch_without_samples() -> None:
-    table, offsets = quantize_rows(torch.randn(4, 5), 8), torch.zeros(1, dtype=torch.int64)
-    assert quantized_lookup_triton(offsets[:0], offsets, [table], [5], 8, [0], False, None).shape == (0, 5)

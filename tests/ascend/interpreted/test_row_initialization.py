@@ -5,10 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from recfx.kernels.step import row_initialization_triton as kernel
 from recfx.kernels.step.row_initialization import (
     StateOfRows,
-    TableFacts,
     TableOfRows,
     init_rows_triton_,
     initialize_rows,
@@ -45,20 +43,9 @@ def test_writes_the_bits_of_the_operator_on_the_cpu(dtype: torch.dtype) -> None:
         assert all(torch.equal(a.tensor, b.tensor) for a, b in zip(one.states, other.states, strict=True))
 
 
-def test_nothing_is_written_for_no_rows() -> None:
-    tables = tables_of(torch.float32)
-    initialize_rows_of_tables(ENTRIES[:0], tables)
-    assert all(bool((table.weight == 7).all()) for table in tables)
-
-
 def test_opcheck() -> None:
     nothing = torch.empty(0, 0)
     weights, states = [torch.zeros(3, 2), torch.zeros(2, 4)], [nothing, torch.ones(2, 4)]
     entries = torch.tensor([[1, 5, 0], [0, -7, 1]])
     numbers = ([3, 4], [0, 1], [-1.0, 0.0], [1.0, 0.5], [0.0, 0.5], [0.0, 0.0])
     torch.library.opcheck(init_rows_triton_, (entries, weights, states, [nothing, nothing], *numbers))
-
-
-def test_the_facts_are_in_the_order_of_the_kernel() -> None:
-    positions = [getattr(kernel, name.upper()).value for name in TableFacts._fields]
-    assert positions == list(range(kernel.FIELDS.value))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
 import pytest
@@ -57,16 +56,6 @@ def test_dcp(tmp_path: Path, source: str, target: str) -> None:
     state = loaded.model.state_dict()
     dcp.load(state, checkpoint_id=tmp_path, no_dist=True)
     loaded.model.load_state_dict(state)
-    assert_close(weights_and_indexes(loaded), weights_and_indexes(saved), rtol=0, atol=0)
-
-
-@pytest.mark.parametrize(("source", "target"), MOVES)
-def test_torch_save(source: str, target: str) -> None:
-    saved, loaded = trained(source, "adagrad", 0, 3), trained(target, "adagrad", 5, 6)
-    file = io.BytesIO()
-    torch.save(saved.model.state_dict(), file)
-    file.seek(0)
-    loaded.model.load_state_dict(torch.load(file, map_location=target))
     assert_close(weights_and_indexes(loaded), weights_and_indexes(saved), rtol=0, atol=0)
 
 

@@ -10,11 +10,10 @@ import torch
 import recfx
 from recfx.runtime.bags import permute_features
 from tests.ascend import tools
-from tests.ascend.npu_runtime import engines, round_trips
+from tests.ascend.npu_runtime import round_trips
 from tests.ascend.npu_runtime.coverage import measure
-from tests.ascend.npu_runtime.engines import CHIPS, engine
 from tests.ascend.npu_runtime.recorder import Recorder, launching_nothing, served_by
-from tests.ascend.npu_runtime.round_trips import AI_CPU, COPY, FALLBACK, UNKNOWN, WAITS, Meeting, Moment
+from tests.ascend.npu_runtime.round_trips import AI_CPU, UNKNOWN, Moment
 from tests.builders.batches import batch
 from tests.builders.collections import one_table
 
@@ -53,65 +52,6 @@ def test_an_operator_without_a_kernel_is_an_error_here() -> None:
     assert served_by("aten::segment_reduce") == "backend fallback"
     with pytest.raises(RuntimeError, match="segment_reduce"):
         torch.segment_reduce(torch.ones(3, device="npu:0"), "sum", lengths=torch.tensor([1, 2], device="npu:0"))
-
-
-def test_what_involves_the_host_is_noticed() -> None:
-    recorder = Recorder(frozenset({"aten::add.Tensor"}))
-    tensor = torch.ones(3, device="npu:0")
-    with recorder:
-        tensor.cpu()  # not while nothing is measured
-        recorder.now = Moment("npu", "unsharded", "eval")
-        _ = tensor.cpu(), tensor.sum().item(), tensor.nonzero(), tensor + tensor, tensor * 2, torch.ones(2).to("npu:0")
-        _ = tensor[tensor > 0], tensor[torch.tensor([0])], tensor.equal(tensor)
-        counts = torch.tensor([1, 2, 0], device="npu:0")
-        _ = tensor.repeat_interleave(counts), tensor.repeat_interleave(counts, output_size=3)
-        recorder.now = None
-    assert set(recorder.meetings) == {
-        Meeting("aten::_to_copy", COPY, "autograd"),
-        Meeting("aten::_local_scalar_dense", COPY, "autograd"),
-        Meeting("aten::nonzero", WAITS, "autograd"),
-        Meeting("aten::index.Tensor", WAITS, "autograd"),
-        Meeting("aten::equal", COPY, "autograd"),
-        Meeting("aten::repeat_interleave.self_Tensor", WAITS, "autograd"),
-        Meeting("aten::add.Tensor", FALLBACK, "autograd"),
-    }
-    assert {"aten::mul.Tensor", "aten::sum"} <= recorder.operators
-
-
-def test_what_runs_on_the_ai_cpu_is_noticed() -> None:
-    """By dtypes alone: those on the left have no kernel for AI Cores, those on the right have one."""
-    recorder = Recorder(frozenset())
-    ids, floats, pairs = (torch.ones(4, dtype=dtype, device="npu:0") for dtype in (torch.int64, torch.float32, None))
-    columns = pairs.view(2, 2)[:, 0]
-    with recorder:
-        recorder.now = Moment("npu", "unsharded", "eval")
-        _ = ids.sort(stable=True), floats.sort(stable=True)
-        _ = ids.cumsum(0), ids.cumsum(0, dtype=torch.int32)
-        _ = ids >> 3, ids & 3
-        _ = ids // 3, ids.int() // 3
-        _ = torch.frac(floats), columns.copy_(floats[:2]), floats[:2].copy_(ids[:2])
-        recorder.now = None
-    assert set(recorder.meetings) == {
-        Meeting("aten::sort.stable", f"{AI_CPU}int64 -> int64", "autograd"),
-        Meeting("aten::cumsum", f"{AI_CPU}int64 -> int64", "autograd"),
-        Meeting("aten::__rshift__.Scalar", f"{AI_CPU}int64 -> int64", "autograd"),
-        Meeting("aten::floor_divide", f"{AI_CPU}int64 -> int64", "autograd"),
-        Meeting("aten::frac", f"{UNKNOWN}float32 -> float32", "autograd"),
-        Meeting("aten::copy_", f"{UNKNOWN}float32 -> float32, into a strided view", "autograd"),
-    }
-    assert not recorder.calls
-
-
-def test_the_engine_depends_on_the_chip() -> None:
-    engines_of_sort = {chip: engine("aten::sort.stable", ["int64"], ["int64", "int64"], chip) for chip in CHIPS}
-    assert engines_of_sort == {"910B": engines.AI_CPU, "910_95": engines.AI_CORE, "310P": engines.AI_CPU}
-    assert engine("aten::no_such_operator", ["int64"], ["int64"]) == engines.UNKNOWN
-    assert engine("aten::view", ["int64"], ["int64"]) == engines.NO_KERNEL
-
-
-def test_every_operator_of_the_table_exists() -> None:
-    for operator in engines.read():
-        assert torch._C._dispatch_has_kernel(operator), operator
 
 
 @pytest.mark.parametrize("hashing", [None, recfx.HashConfig(dense_rows=0)], ids=["static", "hashed"])

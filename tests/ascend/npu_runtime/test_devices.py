@@ -37,14 +37,6 @@ def test_a_device_that_is_not_there(name: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_the_devices_that_are_there_work_after_that() -> None:
-    for name in ABSENT:
-        with pytest.raises(ConversionError):
-            ABSENT[name]()
-    model = recfx.convert(collection(), device="npu:1")
-    assert model(batch(2, ("f",)).to(torch.device("npu:1"))).values().device == torch.device("npu:1")
-
-
 def test_ids_on_another_npu() -> None:
     model = recfx.convert(collection(), device="npu:1")
     with pytest.raises(InputError, match="the batch is on npu:0, but table 't' is on npu:1") as caught:

@@ -96,12 +96,6 @@ return ebc_keyed_tensor"""
     assert "to_host" not in format_graph(there.cpu().eval().graph_module)
 
 
-def test_tables_that_evict_pass_the_batch_in_flight_on() -> None:
-    text = format_graph(Pair(Place(DEVICE), HASHING["evict"]).there.eval().graph_module)
-    assert "lookup(ebc_rows, ebc_batch_in_flight)" in text
-    assert "to_device" not in text
-
-
 def test_no_batch_goes_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither ids nor rows; after the first batch, not the indexes either."""
     pair = Pair(Place(DEVICE), HASHING["zeros"])
@@ -144,12 +138,6 @@ def test_indexes_in_shared_memory_are_read_where_they_are() -> None:
     assert pair.there.graph_module.find_rows.copies._copy is None
 
 
-def test_a_whole_graph_that_was_made_on_the_host_hashes_there() -> None:
-    model = nn.Sequential(EmbeddingBagCollection([table("t0", ["f0"])]))
-    whole = recfx.convert(model, (batch(3, ("f0",)),), hashing=HASHING["zeros"], whole_graph=True).to(DEVICE)
-    assert "the nodes of its graph are part of a graph of the whole model" in reason(whole)
-
-
 @pytest.mark.parametrize("training", [False, True])
 def test_whole_graphs(training: bool) -> None:
     """Their nodes stay as they are, on whatever device and in whatever mode."""
@@ -173,13 +161,3 @@ def test_whole_graphs(training: bool) -> None:
     for of_path in by_path[1:]:
         for value, expected in zip(of_path, by_path[0], strict=True):
             torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-6)
-
-
-def test_a_trace_shows_the_graph_of_the_mode() -> None:
-    model = nn.Sequential(Pair(Place(DEVICE), HASHING["zeros"]).there)
-    features = batch(3, ("f0", "f1", "f2", "f3"))
-    for training in (True, False, True):
-        model.train(training)
-        text = format_graph(recfx.trace(model, (features,)))
-        assert ("find_rows(" in text, "to_host(" in text) == (not training, training)
-        assert all(module.training == training for module in model.modules())

@@ -51,19 +51,6 @@ def test_lookups_of_a_target_that_takes_no_absent_rows() -> None:
     CASES["histories"](Place(DEVICE, "reference"))
 
 
-def test_both_modes_have_one_graph() -> None:
-    collection = converted(ASKED, ASKED)[0]
-    text = format_graph(collection.graph_module)
-    assert "hashed=[t0, t1], operators=npu, inserts}" in text
-    assert ("to_host" in text, "hash_ids" in text) == (False, False)
-    assert collection.eval().graph_module is collection.train().graph_module
-    assert "hash_ids(" in format_graph(converted(ASKED, replace(ASKED, find_on_device=False))[0].graph_module)
-
-
-def test_the_report_says_so() -> None:
-    assert reasons(converted(ASKED, ASKED)).keys() == {"found_on_device"}
-
-
 @pytest.mark.parametrize(
     ("others", "why"),
     [

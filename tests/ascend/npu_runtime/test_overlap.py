@@ -16,7 +16,6 @@ from torch import nn
 from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 
 import recfx
-from recfx.errors import MissingFeatureError
 from recfx.runtime import FindIds, HashIds, InsertIds, Lookup, ToDevice, ToHost
 from tests.ascend.npu_runtime.training import DEVICE
 from tests.builders.collections import table
@@ -196,19 +195,3 @@ def test_what_happens_between_steps_is_noticed() -> None:
                 model.train()
         results.append([*outputs, *(value.cpu() for value in model.state_dict().values())])
     assert all(torch.equal(mine, other) for mine, other in zip(*results, strict=True))
-
-
-def test_an_error_of_a_batch_is_raised_in_its_turn() -> None:
-    model = Model(HASHING["raw"]).to(DEVICE)
-    optimizer = torch.optim.SGD(model.over.parameters(), lr=0.1)
-    pipeline = recfx.TrainPipeline(model, optimizer, DEVICE)
-    batches = [make(number) for number in range(4)]
-    batches[2] = KeyedJaggedTensor(["f0"], torch.arange(4), lengths=torch.ones(4, dtype=torch.int64))
-    source = iter(batches)
-    for _ in range(2):
-        pipeline.progress(source)
-    with pytest.raises(MissingFeatureError, match="f1"):
-        pipeline.progress(source)
-    pipeline.progress(source)
-    with pytest.raises(StopIteration):
-        pipeline.progress(source)

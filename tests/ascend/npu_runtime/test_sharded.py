@@ -72,32 +72,12 @@ def test_rowwise_adagrad(tables: tuple[Table, ...]) -> None:
             torch.testing.assert_close(weight, expected_weight, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["uneven", "sequence", "sequence_uneven"])
-def test_static_with_ids_on_the_host(name: str) -> None:
-    check(STATIC[name], 2, ranks(2, "hccl").run(train_on_npus, STATIC[name], True))
-
-
 @WAYS
 @pytest.mark.parametrize("name", HASHED)
 def test_hashed(name: str, ids_on_host: bool) -> None:
     answers = ranks(2, "hccl").run(train_on_npus, HASHED[name], ids_on_host)
     expected, _ = train_whole(HASHED[name], 2)
     check(HASHED[name], 2, answers, expected=expected)
-
-
-def devices_of_output(rank: int, world_size: int, name: str, ids_on_host: bool) -> set[torch.device]:
-    device, case = torch.device("npu", rank), {**STATIC, **HASHED}[name]
-    torch.npu.set_device(device)
-    sparse = model_on_npus(case, world_size, device, ids_on_host).sparse
-    output = sparse(batches(case, world_size, 1)[0][rank].to(device))
-    return {part.device for jagged in output.values() for part in (jagged.values(), jagged.lengths())}
-
-
-@WAYS
-@pytest.mark.parametrize("name", ["sequence", "sequence_mixed"])
-def test_rows_of_ids_and_their_lengths_are_on_the_npu(name: str, ids_on_host: bool) -> None:
-    devices = ranks(2, "hccl").run(devices_of_output, name, ids_on_host)
-    assert devices == [{torch.device("npu", rank)} for rank in range(2)]
 
 
 SENT_ONCE = deduped(Case(MIXED, optimizer="adagrad", sizes=(4, 1)))
