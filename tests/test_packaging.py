@@ -149,11 +149,6 @@ def files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("name", LINKED)
-def test_links_are_relative(name: str) -> None:
-    assert (ROOT / "recfx" / name).readlink() == Path("..", name)
-
-
 @pytest.mark.parametrize("form", ["wheel", "sdist", "sdist-wheel"])
 def test_holds_every_module_and_the_cpp_sources(built: Path, form: str) -> None:
     packed = files(built / form)
@@ -243,19 +238,3 @@ def test_versions_are_of_one_release(built: Path) -> None:
     assert re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[0] == version
     (info,) = (built / "wheel").glob("*.dist-info")
     assert (info / "entry_points.txt").read_text() == "[console_scripts]\nrecfx = recfx.__main__:run\n"
-
-
-def test_the_stand_in_is_a_package_without_modules(tmp_path: Path) -> None:
-    project = copy_sources(tmp_path / "checkout") / STAND_IN
-    run_python(BUILD, "wheel", tmp_path / "dist", cwd=project)
-    unpack(tmp_path / "dist", tmp_path / "wheel")
-    (info,) = (tmp_path / "wheel").iterdir()
-    assert info.name == "fbgemm_gpu-1.8.0+cpu.dist-info"
-
-
-@pytest.mark.parametrize(("status", "printed"), [(0, r"done in \d+ s\n"), (3, "a reason\n")])
-def test_setting_up_says_why_a_command_fails(status: int, printed: str) -> None:
-    command = [sys.executable, ROOT / ".packaging/progress.py", "sh", "-c", f"echo a reason >&2; exit {status}"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == status
-    assert re.fullmatch(printed, done.stdout)

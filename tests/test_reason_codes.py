@@ -252,18 +252,3 @@ def test_every_code_is_named_by_a_test() -> None:
     tested = "\n".join(path.read_text() for path in sorted((ROOT / "tests").rglob("*.py")))
     assert len(codes) > 150
     assert not sorted(code for code in codes if not re.search(rf"[\"'\[(]{code}\b", tested))
-
-
-@pytest.mark.parametrize(
-    ("source", "codes"),
-    [
-        ('ConversionError("m", reason="a_code")', ["a_code"]),
-        ('ConversionError("m", reason="one" if x else "other")', ["one", "other"]),
-        ('CODE = "a_code"\nDiagnostic(CODE, path, "m")', ["a_code"]),
-        ('Diagnostic("a_code", path, "message")', ["a_code"]),
-        ('replace(found, code="a_code", path="p")', ["a_code"]),
-        ('print("a_code")', []),
-    ],
-)
-def test_where_codes_are_given(source: str, codes: list[str]) -> None:
-    assert list(codes_of(source)) == codes

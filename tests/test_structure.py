@@ -76,24 +76,6 @@ MODULES = _modules()
 IMPORTS = {name: _imports(name, path, _statements_in(path), MODULES) - {name} for name, path in MODULES.items()}
 
 
-@pytest.mark.parametrize(
-    ("name", "file", "text", "expected"),
-    [
-        ("recfx.kernels.a", "a.py", "from .build.library import load", {"recfx.kernels.build.library"}),
-        ("recfx.kernels.a", "a.py", "def f():\n    from .build import library", {"recfx.kernels.build.library"}),
-        ("recfx.kernels.a", "a.py", "from . import nothing", {"recfx.kernels"}),
-        ("recfx.kernels.a", "a.py", "from ..ir import meta", {"recfx.ir.meta"}),
-        ("recfx.kernels", "__init__.py", "from .build.library import load", {"recfx.kernels.build.library"}),
-        ("recfx.kernels", "__init__.py", "from ..lowering.cpu import build", {"recfx.lowering.cpu"}),
-        ("recfx.ir.a", "a.py", "import kernels.build.library, torch", {"recfx.kernels.build.library"}),
-        ("recfx.ir.a", "a.py", "from lowering import cpu", {"recfx.lowering.cpu"}),
-        ("recfx.ir.a", "a.py", "from recfx import kernels, convert", {"recfx.kernels", "recfx"}),
-    ],
-)  # fmt: skip
-def test_every_form_of_import_is_seen(name: str, file: str, text: str, expected: set[str]) -> None:
-    assert _imports(name, Path(file), _statements(text), MODULES) == expected
-
-
 def test_the_links_are_the_folders_and_are_imported_through_recfx() -> None:
     """``import kernels`` would be a second copy of the package, and only in the repository's root."""
     assert {path.name: path.resolve() for path in (ROOT / "recfx").iterdir() if path.is_symlink()} == {

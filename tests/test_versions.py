@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
-from packaging.version import Version
 
 from recfx.versions.sets import DEFAULT, PYTHONS, SETS, minor, nearest, set_of
 
@@ -62,20 +61,10 @@ def test_the_commands_of_the_readme_install_the_default_set() -> None:
     assert f"torch {', '.join(names[:-1])} and {names[-1]}" in text
 
 
-def test_tests_use_the_triton_of_the_default_set() -> None:
-    (triton,) = (package.specifier for package in map(Requirement, EXTRAS["dev"]) if package.name == "triton")
-    assert str(triton) == f"=={DEFAULT.triton}"
-
-
 def test_pythons_are_those_of_the_project() -> None:
     least, most = PYTHONS[0], f"3.{int(PYTHONS[-1].split('.')[1]) + 1}"
     assert PROJECT["requires-python"] == f">={least},<{most}"
     assert f"Programming Language :: Python :: {PYTHONS[-1]}" in PROJECT["classifiers"]
-
-
-def test_sets_are_in_order() -> None:
-    assert [versions.torch for versions in SETS] == sorted((versions.torch for versions in SETS), key=Version)
-    assert all(minor(versions.torch_npu) == versions.name for versions in SETS)
 
 
 def test_the_set_of_a_version() -> None:
