@@ -33,8 +33,7 @@ def report_what_is_missing(arguments: Sequence[str]) -> None:
     """Print what is installed for the doctor's ``--device``, and end the process with status 1."""
     import argparse  # here, because every program that imports recfx would wait for these
 
-    from recfx.doctor.cann import cann
-    from recfx.doctor.packages import DEVICES, packages
+    from recfx.doctor.packages import DEVICES, cann, packages
     from recfx.doctor.report import Report
 
     parser = argparse.ArgumentParser(add_help=False)

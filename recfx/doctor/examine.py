@@ -7,11 +7,9 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from recfx.doctor.cann import cann
 from recfx.doctor.checks import kernels_here
-from recfx.doctor.kernel_check import Answer, attempt
 from recfx.doctor.machine import how, machine, name_of, no_device
-from recfx.doctor.packages import packages
+from recfx.doctor.packages import cann, packages
 from recfx.doctor.report import Report
 from recfx.doctor.speed import measure
 from recfx.inspect.drawing.draw import write_text
@@ -46,29 +44,14 @@ def examine(device: str, quick: bool = False, out: Path | None = None) -> Report
         if reason := no_device(device):
             report.stopped = f"Nothing was run: {reason}."
         else:
-            report.device_name = name_of(torch.device(device))
-            _run(report, torch.device(device))
+            there = torch.device(device)
+            report.device_name = name_of(there)
+            for check, where, name in tqdm([*kernels_here(there)], unit="kernel", leave=False, disable=None):
+                report.answers.append(check.run(where, name, quick))
+            if report.how == "real":
+                measure(report, there)
             report.complete, report.stopped = True, ""
     finally:
         if out is not None:
             write_text(out, report.to_json() + "\n")
     return report
-
-
-def _run(report: Report, device: torch.device) -> None:
-    with tqdm([*kernels_here(device)], unit="kernel", leave=False, disable=None) as bar:
-        for check, where, name in bar:
-            bar.set_description(check.name)
-            report.answers.append(check.run(where, name, report.quick))
-    if report.how == "real":
-        begun = [""]
-
-        def measure_all() -> None:
-            with tqdm(measure(report, device), unit="measured", leave=False, disable=None) as measured:
-                for name in measured:
-                    measured.set_description(name)
-                    begun.append(name)
-
-        message, trace = attempt(measure_all)
-        if message:
-            report.answers.append(Answer(f"measuring: {begun[-1]}", "device", 1, 1, report.workload, message, trace))

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
-from recfx.doctor.finding import Finding, missing, ok, warning
+from recfx.doctor.report import Finding, Status, missing, ok
 from recfx.kernels.build import launch, library, packaged, tiling
-from recfx.kernels.build.compiler import LibraryBuildError, find_compiler
 from recfx.versions.sets import nearest
 
 SIMULATED = "RECFX_SIMULATED_NPUS"
@@ -47,37 +44,24 @@ def no_device(device: str) -> str:
 def name_of(device: torch.device) -> str:
     """What the driver calls the device."""
     if device.type == "cpu":
-        return _processor()
+        try:
+            lines = Path("/proc/cpuinfo").read_text().splitlines()
+        except OSError:
+            lines = []
+        return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "CPU")
     return str(torch.get_device_module(device).get_device_name(device))
 
 
 def machine(device: str) -> Iterator[Finding]:
-    """The device, Triton, the C++ compiler and the library."""
+    """The device, the chip of an NPU, Triton and the library."""
     if reason := no_device(device):
         yield missing("device", reason, _ADVICE[device.partition(":")[0]])
     else:
         there = torch.device(device)
-        yield ok("device", _described(there))
+        yield ok("device", f"{name_of(there)}; torch uses {torch.get_num_threads()} of {os.cpu_count()} logical cores")
         yield from _chip(there)
         yield _triton(there)
-    yield _compiler()
     yield _library()
-
-
-def _described(device: torch.device) -> str:
-    threads = f"torch uses {torch.get_num_threads()} of {os.cpu_count()} logical cores"
-    if device.type == "cpu":
-        return f"{_processor()}; {threads}"
-    count = torch.get_device_module(device).device_count()
-    return f"{name_of(device)}, one of {count}; on the host, {threads}"
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return "CPU"
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "CPU")
 
 
 def _chip(device: torch.device) -> Iterator[Finding]:
@@ -99,43 +83,21 @@ def _triton(device: torch.device) -> Finding:
         fit = nearest(torch.__version__)
         package = f"triton-ascend=={fit.triton_ascend}" if device.type == "npu" else f"triton=={fit.triton}"
         return missing("Triton", reason.rstrip("."), f"pip uninstall triton triton-ascend; pip install {package}")
-    version = "unknown version"
-    if importlib.util.find_spec("triton") is not None:
-        import triton
-
-        version = str(triton.__version__)
-    return ok("Triton", f"{version}{', in its interpreter' if launch.is_interpreted() else ''}")
-
-
-def _compiler() -> Finding:
-    try:
-        named = find_compiler()[0]
-        absent = f"CXX names {named}, which is not there"
-    except LibraryBuildError:
-        named, absent = "", "none of g++, c++ and clang++ on PATH"
-    if compiler := shutil.which(named):
-        return ok("C++ compiler", compiler)
-    if library.came_with_recfx()[0]:
-        return ok("C++ compiler", "none, and none is needed: a library came with recfx")
-    return missing("C++ compiler", absent, "install g++ (apt-get install g++), or set CXX to another one")
+    return ok("Triton", "in its interpreter" if launch.is_interpreted() else "runs here")
 
 
 def _library() -> Finding:
     """Loads the library; if none came with recfx, that compiles it the first time."""
+    name = "recfx's library"
     if not library.load():
-        return missing(
-            "recfx's library", f"not loaded: {library.why_not()}", "python -m recfx.kernels shows what is wrong"
-        )
+        return missing(name, f"not loaded: {library.why_not()}", "python -m recfx.kernels shows what is wrong")
     path = library.loaded_path()
     try:
-        kept = library.build_directory()
-        why = f"{kept} cannot be used"
+        folder = library.build_directory()
+        why = f"{folder} cannot be used"
     except FileNotFoundError as error:
-        kept, why = None, str(error)
-    if path is not None and path.parent not in (kept, packaged.LIBRARIES):
-        return warning(
-            "recfx's library",
-            f"compiled for this process alone: {why}",
-            "set RECFX_BUILD_DIR to a directory of your own that nobody else can write to",
-        )
-    return ok("recfx's library", f"{path}")
+        folder, why = None, str(error)
+    if path is None or path.parent in (folder, packaged.LIBRARIES):
+        return ok(name, f"{path}")
+    advice = "set RECFX_BUILD_DIR to a directory of your own that nobody else can write to"
+    return Finding(name, Status.WARNING, f"compiled for this process alone: {why}", advice)

@@ -1,72 +1,64 @@
-"""The Python packages that recfx needs for a kind of device: which versions are there, and whether they can be used."""
+"""The packages and the CANN that recfx needs for a kind of device: which versions are there, and what mends them.
+
+It imports no torch: it also works where torch, or CANN below it, cannot be imported.
+"""
 
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import re
+import shutil
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
 
-from recfx.doctor.finding import Finding, missing, ok
+from recfx.doctor.report import Finding, Status, missing, ok
 from recfx.versions.sets import DEFAULT, PYTHONS, minor, nearest, set_of
 
 DEVICES = ("cpu", "cuda", "npu")
+CANN_FOLDERS = ("/usr/local/Ascend", "~/Ascend")
+"""Where CANN's installer puts it for root, and for a user."""
 
+_OLDEST_CANN = (8, 5)  # the first whose compiler takes what triton-ascend 3.2 lowers to
+_VERSION_OF_CANN = re.compile(r"^\s*\w*version\w*\s*=\s*\[?\"?([0-9][\w.]*)", re.IGNORECASE | re.MULTILINE)
 _ERROR = re.compile(r"[\w.]+(Error|Exception|Exit): ")
 
 
-@dataclass(frozen=True)
-class Package:
-    """A package whose version has to fit those of others.
-
-    Args:
-        name: of the distribution.
-        module: what is imported.
-        version: the one that has been tested; others of the same minor version fit.
-        install: the command that installs it.
-    """
-
-    name: str
-    module: str
-    version: str
-    install: str
-
-
-def needed(device: str, torch: str) -> tuple[Package, ...]:
-    """What is needed for a type of device, in the order in which it is imported.
-
-    Args:
-        device: ``"cpu"``, ``"cuda"`` or ``"npu"``.
-        torch: the version that is there, which may be a vendor's build, and stays if it fits; ``""`` if there is none.
-    """
-    fitting = set_of(torch)
-    versions = replace(fitting, torch=torch) if fitting else nearest(torch or DEFAULT.torch)
-    install = versions.install(device)
-    fbgemm, torchrec = (versions.install(device, [name]) if fitting else install for name in ("fbgemm_gpu", "torchrec"))
-    adapter = (Package("torch_npu", "torch_npu", versions.torch_npu, install),) if device == "npu" else ()
-    return (
-        Package("torch", "torch", versions.torch, install),
-        *adapter,
-        Package("fbgemm-gpu" if device == "cuda" else "fbgemm-gpu-cpu", "fbgemm_gpu", versions.fbgemm, fbgemm),
-        Package("torchrec", "torchrec", versions.torchrec, torchrec),
-    )
-
-
 def packages(device: str) -> Iterator[Finding]:
-    """The version of Python, and every package that is needed for this type of device."""
+    """The version of Python, and every package that is needed for ``"cpu"``, ``"cuda"`` or ``"npu"``."""
     version = ".".join(map(str, sys.version_info[:3]))
     if minor(version) in PYTHONS:
         yield ok("Python", version)
     else:
         yield missing("Python", version, f"make an environment with Python {PYTHONS[0]} to {PYTHONS[-1]}.")
-    failures: set[str] = set()
-    for package in needed(device, installed("torch")):
-        failure = import_failure(package.module)
-        yield finding_of(package, failure, failure in failures)
-        failures |= {failure} - {""}
+    failures = {""}
+    for name, module, fitting, install in needed(device, installed("torch")):
+        failure = _import_failure(module)
+        yield finding_of(name, fitting, install, failure if failure not in failures or not failure else "the same")
+        failures.add(failure)
+
+
+def needed(device: str, torch: str) -> list[tuple[str, str, str, str]]:
+    """Each package in the order in which it is imported: distribution, module, the version that fits, as others of the
+    same minor version do, and the command that installs it.
+
+    ``torch`` is the version that is there, which may be a vendor's build, and stays if it fits.
+    """
+    fitting = set_of(torch)
+    versions = replace(fitting, torch=torch) if fitting else nearest(torch or DEFAULT.torch)
+    install = versions.install(device)
+    fbgemm, torchrec = (versions.install(device, [name]) if fitting else install for name in ("fbgemm_gpu", "torchrec"))
+    adapter = [("torch_npu", "torch_npu", versions.torch_npu, install)] if device == "npu" else []
+    return [
+        ("torch", "torch", versions.torch, install),
+        *adapter,
+        ("fbgemm-gpu" if device == "cuda" else "fbgemm-gpu-cpu", "fbgemm_gpu", versions.fbgemm, fbgemm),
+        ("torchrec", "torchrec", versions.torchrec, torchrec),
+    ]
 
 
 def installed(name: str) -> str:
@@ -77,27 +69,19 @@ def installed(name: str) -> str:
         return ""
 
 
-def finding_of(package: Package, failure: str, is_known: bool = False) -> Finding:
-    """Whether a package is there in its version, and can be imported.
-
-    Args:
-        package: see ``Package``.
-        failure: why it cannot be imported; ``""`` if it can.
-        is_known: whether a package before it failed in the same way.
-    """
-    version, install = installed(package.name), package.install
+def finding_of(name: str, fitting: str, install: str, failure: str) -> Finding:
+    """Whether a package is there in the version that fits; ``failure`` says why it cannot be imported, if so."""
+    version = installed(name)
     if failure and not version:
-        return missing(package.name, "not installed", install)
-    if failure and is_known:
-        return missing(package.name, f"{version}, but it cannot be imported either", "the same")
+        return missing(name, "not installed", install)
     if failure:
-        return missing(package.name, f"{version}, but it cannot be imported: {failure}", _after(failure, install))
-    if version and minor(version) != minor(package.version):
-        return missing(package.name, f"{version}, which does not fit: {package.version} does", install)
-    return ok(package.name, version or "importable, of unknown version")
+        return missing(name, f"{version}, but it cannot be imported: {failure}", _after(failure, install))
+    if version and minor(version) != minor(fitting):
+        return missing(name, f"{version}, which does not fit: {fitting} does", install)
+    return ok(name, version or "importable, of unknown version")
 
 
-def import_failure(module: str) -> str:
+def _import_failure(module: str) -> str:
     """Why a module cannot be imported, in one line; ``""`` if it can.
 
     What was not imported yet is tried in a process of its own: a module that failed once often cannot be tried again.
@@ -121,3 +105,45 @@ def _after(failure: str, install: str) -> str:
     # With dependencies, this would replace the torch that others depend on.
     again = "--force-reinstall" if " torch==" in install else "--force-reinstall --no-deps"
     return install.replace("--no-deps ", "").replace("pip install", f"pip install {again}")
+
+
+def cann(environment: Mapping[str, str] = os.environ, roots: tuple[str, ...] = CANN_FOLDERS) -> Iterator[Finding]:
+    """CANN, its compiler, and triton-ascend, for the ``environment`` of a process.
+
+    ``roots``: where CANN is looked for if the environment names no place.
+    """
+    home = environment.get("ASCEND_HOME_PATH") or environment.get("ASCEND_TOOLKIT_HOME")
+    scripts = [script for root in roots for script in sorted(Path(os.path.expanduser(root)).glob("*/set_env.sh"))]
+    version = _version_of_cann(Path(home)) if home else ""
+    if not home and scripts:
+        yield missing("CANN", "installed, but its environment is not set", f"source {scripts[0]}")
+    elif not home or (version and tuple(map(int, re.findall(r"\d+", version)[:2])) < _OLDEST_CANN):
+        yield missing("CANN", f"{version or 'not found'}", "install CANN 8.5 or later, and source its set_env.sh")
+    else:
+        yield ok("CANN", f"{version or 'of unknown version'} in {home}")
+    path = shutil.which("bishengir-compile", path=environment.get("PATH")) or environment.get(
+        "TRITON_NPU_COMPILER_PATH"
+    )
+    if path:
+        yield ok("Ascend compiler", path)
+    else:
+        yield missing("Ascend compiler", "no bishengir-compile on PATH", "source CANN's set_env.sh, which adds it")
+    triton = installed("triton-ascend")
+    if triton and not installed("triton"):
+        yield ok("triton-ascend", triton)
+    else:
+        status = (
+            Status.WARNING if triton else Status.MISSING
+        )  # both are the package triton: the last one installed wins
+        text = f"{triton}, beside triton {installed('triton')}" if triton else "not installed"
+        install = f"pip uninstall -y triton triton-ascend && pip install triton-ascend=={DEFAULT.triton_ascend}"
+        yield Finding("triton-ascend", status, text, install)
+
+
+def _version_of_cann(home: Path) -> str:
+    """The version that an installation writes down; ``""`` if it cannot be found."""
+    for pattern in ("version.cfg", "*_install.info", "*/ascend_*_install.info", "version.info", "*/version.info"):
+        for file in filter(Path.is_file, sorted(home.glob(pattern))):
+            if os.access(file, os.R_OK) and (match := _VERSION_OF_CANN.search(file.read_text(errors="replace"))):
+                return match[1]
+    return ""

@@ -1,20 +1,20 @@
-"""What the doctor found: data, text for a terminal or a log, and JSON to attach to a bug report."""
+"""What the doctor found: data, text for a terminal or a log, and JSON for a bug report. It imports no torch."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from enum import Enum
+from functools import partial
 from typing import Any
 
-from recfx.doctor.finding import Finding, Status
 from recfx.errors import printable
 from recfx.printing.grid import Grid
 from recfx.printing.text import plain_text, rich_table
 from recfx.versions import __version__
 
-DOCTOR_VERSION = "2"
+DOCTOR_VERSION = "3"
 """The version of the JSON, which changes if a field does."""
 
 HOW = {
@@ -22,6 +22,60 @@ HOW = {
     "simulated": "SIMULATED: CANN is a stand-in here and nothing was computed by an NPU. No times.",
     "interpreted": "Kernels ran in Triton's interpreter. No times.",
 }
+
+
+class Status(str, Enum):
+    """How a thing is. Equal to its string value, which all reports show."""
+
+    OK = "ok"
+    WARNING = "warning"  # it works, but perhaps not as one would want it
+    MISSING = "missing"  # it is needed, and absent, broken or of a version that does not fit
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the installation: a thing, how it is, what is there, and the command that mends it, if any."""
+
+    name: str
+    status: Status
+    found: str
+    what_to_do: str = ""
+
+
+def ok(name: str, found: str) -> Finding:
+    """All is well."""
+    return Finding(name, Status.OK, found)
+
+
+def missing(name: str, found: str, what_to_do: str) -> Finding:
+    """It does not work."""
+    return Finding(name, Status.MISSING, found, what_to_do)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Whether a kernel was right.
+
+    Args:
+        name: of the operator.
+        where: ``device`` or ``host``.
+        checked: how many shapes it was run with.
+        wrong: how many of them it was wrong with.
+        smallest: the first of those, which is the smallest.
+        message: what was wrong with that one, or what ``torch.library.opcheck`` said; ``""`` if all is well.
+        traceback: of what was raised, if anything was.
+    """
+
+    name: str
+    where: str
+    checked: int
+    wrong: int = 0
+    smallest: str = ""
+    message: str = ""
+    traceback: str = ""
 
 
 @dataclass(frozen=True)
@@ -48,13 +102,8 @@ class Speed:
 
 @dataclass(frozen=True)
 class Choice:
-    """What was tried with several numbers.
-
-    Args:
-        name: what the number is of.
-        milliseconds: by number, the default first.
-        chosen: the number that is in use from now on.
-        kept_in: the file that says so; ``""`` if it is not kept.
+    """A setting of a kernel: the milliseconds with each number, the default first; which is in use from now on; and the
+    file that says so, ``""`` if it is not kept.
     """
 
     name: str
@@ -73,7 +122,7 @@ class Report:
         how: ``real``, ``simulated`` or ``interpreted``; only the first one has times.
         quick: whether less was looked at.
         findings: what is installed.
-        answers: whether kernels are right; each a :class:`recfx.doctor.kernel_check.Answer`.
+        answers: whether kernels are right.
         workload: on what speeds were measured; ``""`` if none were.
         speeds: how fast kernels are.
         choices: which numbers of programs and of rows in flight are best.
@@ -86,7 +135,7 @@ class Report:
     how: str = "real"
     quick: bool = False
     findings: list[Finding] = field(default_factory=list)
-    answers: list[Any] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)
     workload: str = ""
     speeds: list[Speed] = field(default_factory=list)
     choices: list[Choice] = field(default_factory=list)
@@ -102,58 +151,30 @@ class Report:
     def to_json(self) -> str:
         """The whole report, indented; the user's home directory is ``~`` in every text."""
         content = {"version": DOCTOR_VERSION, "recfx": __version__, "ok": self.ok, **asdict(self)}
-        return without_home(json.dumps(content, indent=2, default=str))
+        return without_home(json.dumps(content, indent=2))
 
     def __str__(self) -> str:
         place = f"recfx on {self.device}{f' ({self.device_name})' if self.device_name else ''}"
         end = "OK" if self.ok else "NOT OK"
         lines = [f"{place}: {end}{'' if self.complete else ', NOT COMPLETE'}", HOW[self.how], self.stopped]
-        for grid in (_grid(self.workload, rows) for rows in (self.findings, self.answers, self.speeds, self.choices)):
-            if grid is not None:
-                lines += ["\n" + grid.title, plain_text([rich_table(grid)])]
+        tables: dict[str, tuple[list[Any], str]] = {
+            "Installation": (self.findings, "name status found what_to_do"),
+            "Right: kernels against their references": (self.answers, "name where checked wrong smallest message"),
+            f"Fast (medians): {self.workload}": (self.speeds, "name milliseconds gb_s share_of_copy"),
+            "Choices": (self.choices, "name milliseconds chosen kept_in"),
+        }
+        for title, (rows, names) in tables.items():
+            columns = {name.replace("_", " "): partial(_cell, name) for name in names.split()}
+            grid = Grid.of(title, rows, columns)
+            lines += [f"\n{title}", plain_text([rich_table(grid)])] if rows else []
         return without_home("\n".join(printable(line, keep="\n") for line in lines if line))
 
 
-_Columns = Mapping[str, Callable[[Any], str]]
-_FINDINGS: _Columns = {
-    "": lambda finding: finding.name,
-    "status": lambda finding: str(finding.status),
-    "here": lambda finding: finding.found,
-    "what to do": lambda finding: finding.what_to_do,
-}
-_ANSWERS: _Columns = {
-    "": lambda answer: answer.name,
-    "on": lambda answer: answer.where,
-    "shapes": lambda answer: f"{answer.checked}",
-    "wrong": lambda answer: f"{answer.wrong}" if answer.message else "",
-    "smallest that is wrong": lambda answer: answer.smallest,
-    "what is wrong": lambda answer: answer.message,
-}
-_SPEEDS: _Columns = {
-    "": lambda speed: speed.name,
-    "ms": lambda speed: f"{speed.milliseconds:.3f}",
-    "GB/s": lambda speed: f"{speed.gb_s:,.1f}",
-    "of a copy": lambda speed: f"{speed.share_of_copy:.0%}",
-}
-_CHOICES: _Columns = {
-    "": lambda choice: choice.name,
-    "ms by number": lambda choice: ", ".join(f"{number}: {ms:.3f}" for number, ms in choice.milliseconds.items()),
-    "in use": lambda choice: f"{choice.chosen}",
-    "kept in": lambda choice: choice.kept_in,
-}
-
-
-def _grid(workload: str, rows: Sequence[Any]) -> Grid | None:
-    """The table of findings, answers, speeds or choices; None if there are none."""
-    if not rows:
-        return None
-    if isinstance(rows[0], Speed):
-        return Grid.of(f"Fast (medians): {workload}", rows, _SPEEDS, tuple(_SPEEDS)[1:])
-    if isinstance(rows[0], Choice):
-        return Grid.of("Choices", rows, _CHOICES)
-    if isinstance(rows[0], Finding):
-        return Grid.of("Installation", rows, _FINDINGS)
-    return Grid.of("Right: kernels against their references", rows, _ANSWERS)
+def _cell(name: str, row: object) -> str:
+    value = getattr(row, name)
+    if isinstance(value, dict):
+        return ", ".join(f"{number}: {amount:.3f}" for number, amount in value.items())
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
 def without_home(text: str) -> str:

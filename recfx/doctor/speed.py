@@ -6,16 +6,17 @@ import contextlib
 import gc
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, product
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from tqdm import tqdm
 
-from recfx.doctor.finding import warning
+from recfx.doctor.checks import attempt
 from recfx.doctor.machine import name_of
-from recfx.doctor.report import Choice, Report, Speed
+from recfx.doctor.report import Answer, Choice, Finding, Report, Speed, Status
 from recfx.kernels.build import launch, library, tuned
 from recfx.kernels.lookup.per_sample_weights import per_sample_weight_gradients_triton
 from recfx.kernels.lookup.pooled_lookup import pooled_lookup_triton
@@ -34,28 +35,41 @@ CANDIDATES: Mapping[str, Mapping[str, tuple[int, ...]]] = {
 WORTH = 0.97
 """Another number than the default has to take at most this share of its time."""
 
+MOST_SECONDS = 2.0
+"""After which no further repeat begins."""
 
-def measure(report: Report, device: torch.device) -> Iterator[str]:
-    """Measure one thing after the other into the report; yields the name of each before it is measured."""
+_AHEAD = 64 << 20  # bytes of a copy that the device is busy with while the host launches what is measured
+_GROUP = {"lr": 0.0625, "eps": 1e-8, "betas": (0.9, 0.999), "weight_decay": 0.0}
+
+
+def measure(report: Report, device: torch.device) -> None:
+    """Measure one thing after the other into the report, until one fails; then choose the settings of launches."""
     size = size_for(device, report.quick)
     report.workload = str(size)
-    yield "tables and a batch"
     workload = Workload(device, size)
-    copied = 0.0  # bytes per millisecond
-    measured: list[Measured] = []
-    for call in (workload.copy(), *workload.calls()):
-        yield call.name
-        milliseconds = median_ms(call.run, device, report.quick)
-        copied = copied or call.bytes / milliseconds
-        report.speeds.append(Speed(call.name, milliseconds, call.bytes, call.bytes / milliseconds / copied))
-        measured.append(call)
-    if device.type == "cpu":
-        return
+    measured = [workload.copy()]
+
+    def measure_all() -> None:
+        for call in tqdm(chain(measured[:1], workload.calls()), unit="measured", leave=False, disable=None):
+            measured.append(call)
+            milliseconds = median_ms(call.run, device, report.quick)
+            copy = report.speeds[0] if report.speeds else Speed("copy", milliseconds, call.bytes, 1.0)
+            share = call.bytes / milliseconds * copy.milliseconds / copy.bytes
+            report.speeds.append(Speed(call.name, milliseconds, call.bytes, share))
+        if device.type != "cpu":
+            _tune(report, device, measured[1:])
+
+    message, trace = attempt(measure_all)
+    if message:
+        where = f"measuring: {measured[-1].name}"
+        report.answers.append(Answer(where, "device", 1, 1, report.workload, message, trace))
+
+
+def _tune(report: Report, device: torch.device, measured: Sequence[Measured]) -> None:
     kept: dict[str, dict[str, int]] = {}
     with contextlib.ExitStack() as chosen:  # what is chosen for one setting is in use while the next is tried
         for setting, call in product(CANDIDATES, measured):
             if call.kernel in tuned.ALLOWED[setting]:
-                yield _name_of(setting, call)
                 choice = best_of(call, setting, device, report.quick)
                 report.choices.append(choice)
                 kept.setdefault(setting, {})[call.kernel] = choice.chosen
@@ -66,7 +80,8 @@ def measure(report: Report, device: torch.device) -> Iterator[str]:
             report.choices = [replace(choice, kept_in=str(path)) for choice in report.choices]
         except OSError as error:
             advice = "set RECFX_BUILD_DIR to a directory of your own that nobody else can write to"
-            report.findings.append(warning("tuned.json", f"what is fastest cannot be kept: {error}", advice))
+            text = f"what is fastest cannot be kept: {error}"
+            report.findings.append(Finding("tuned.json", Status.WARNING, text, advice))
 
 
 def best_of(call: Measured, setting: str, device: torch.device, quick: bool) -> Choice:
@@ -78,19 +93,7 @@ def best_of(call: Measured, setting: str, device: torch.device, quick: bool) -> 
             times[number] = median_ms(call.run, device, quick)
     default, best = candidates[0], min(candidates, key=times.__getitem__)
     chosen = best if times[best] <= WORTH * times[default] else default
-    return Choice(_name_of(setting, call), times, chosen)
-
-
-def _name_of(setting: str, call: Measured) -> str:
-    return f"{setting.replace('_', ' ')} of {call.kernel}"
-
-
-REPEATS, WARM_UP = 15, 3
-QUICK_REPEATS, QUICK_WARM_UP = 3, 1
-MOST_SECONDS = 2.0
-"""After which no further repeat begins."""
-
-_AHEAD = 64 << 20  # bytes of a copy that the device is busy with while the host launches what is measured
+    return Choice(f"{setting.replace('_', ' ')} of {call.kernel}", times, chosen)
 
 
 def median_ms(run: Callable[[], object], device: torch.device, quick: bool) -> float:
@@ -98,7 +101,7 @@ def median_ms(run: Callable[[], object], device: torch.device, quick: bool) -> f
 
     On a device, a copy runs before each, so that the host is ahead with its launches: what is measured is the device.
     """
-    repeats, warm_up = (QUICK_REPEATS, QUICK_WARM_UP) if quick else (REPEATS, WARM_UP)
+    repeats, warm_up = (3, 1) if quick else (15, 3)
     timed = _on_host(run) if device.type == "cpu" else _on_device(run, device)
     gc.collect()
     for _ in range(warm_up):
@@ -135,11 +138,7 @@ def _on_device(run: Callable[[], object], device: torch.device) -> Callable[[], 
     return timed
 
 
-GROUP = {"lr": 0.0625, "eps": 1e-8, "betas": (0.9, 0.999), "weight_decay": 0.0}
-
-
-@dataclass(frozen=True)
-class Size:
+class Size(NamedTuple):
     """How large the tables are, which are all alike, and a batch."""
 
     tables: int
@@ -267,7 +266,7 @@ class Workload:
             [torch.zeros(state.shape(*weight.shape), device=self.device) for weight in weights] for state in rule.states
         ]
         first, second = (*states, [], [])[:2]
-        numbers = list(rule.step_numbers(1.0, GROUP))
+        numbers = list(rule.step_numbers(1.0, _GROUP))
         tables: Any = (weights, first, second, self.features, [True] * len(weights))
         if in_triton:
             of_rule = (triton_module(rule), rule.has_row_state, numbers)

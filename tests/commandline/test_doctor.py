@@ -12,7 +12,7 @@ import pytest
 
 from recfx.commandline.main import main
 from recfx.doctor import examine as examine_module
-from recfx.doctor.finding import missing
+from recfx.doctor.report import missing
 
 REPOSITORY = Path(__file__).parents[2]
 

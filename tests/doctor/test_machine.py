@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from recfx.doctor import machine as machine_module
-from recfx.doctor.finding import Status
 from recfx.doctor.machine import how, machine, no_device
+from recfx.doctor.report import Status
 from recfx.kernels.build import library, packaged
 
 
 def test_the_cpu() -> None:
     findings = {finding.name: finding for finding in machine("cpu")}
-    assert list(findings) == ["device", "Triton", "C++ compiler", "recfx's library"]
+    assert list(findings) == ["device", "Triton", "recfx's library"]
     assert {finding.status for finding in findings.values()} == {Status.OK}
     assert how("cpu") == "real"
 
@@ -62,18 +62,6 @@ def test_a_simulated_npu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (how("npu"), how("npu:1"), how("cpu")) == ("simulated", "simulated", "real")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert how("cpu") == "interpreted"
-
-
-def test_a_compiler_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CXX", "no-such-compiler -O2")
-    finding = machine_module._compiler()
-    assert finding.status == Status.MISSING
-    assert "CXX names no-such-compiler" in finding.found
-    monkeypatch.setenv("CXX", " ")
-    monkeypatch.setenv("PATH", "")
-    assert "none of g++" in machine_module._compiler().found
-    monkeypatch.setattr(library, "came_with_recfx", lambda: (Path("librecfx.so"), ""))
-    assert machine_module._compiler().status == Status.OK
 
 
 def test_a_library_that_is_not_loaded_or_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from recfx.doctor import packages
-from recfx.doctor.finding import Finding, Status
-from recfx.doctor.packages import Package, finding_of, import_failure, needed
+from recfx.doctor.packages import finding_of, needed
+from recfx.doctor.report import Status
 
-GONE = Package("recfx-of-nobody", "recfx_of_nobody", "1.0", "pip install recfx-of-nobody==1.0")
-TORCH = Package("torch", "torch", "2.13.0", "pip install torch==2.13.0")
+TORCH = ("torch", "2.13.0", "pip install torch==2.13.0")
 
 
 @pytest.mark.parametrize(
@@ -24,21 +21,21 @@ TORCH = Package("torch", "torch", "2.13.0", "pip install torch==2.13.0")
 )
 def test_packages_of_a_set(device: str, expected: list[str]) -> None:
     packages = needed(device, "2.6.0")
-    assert [f"{package.name}=={package.version}" for package in packages] == expected
-    assert all(set(expected) <= set(package.install.split()) for package in packages)
+    assert [f"{name}=={version}" for name, _, version, _ in packages] == expected
+    assert all(set(expected) <= set(install.split()) for *_, install in packages)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda", "npu"])
 def test_a_torch_that_fits_is_never_replaced(device: str) -> None:
     torch, *others = needed(device, "2.7.0a0+git1")
-    assert (torch.name, torch.version) == ("torch", "2.7.0a0+git1")
-    assert "torch==2.7.0a0+git1 " in torch.install
-    for package in others:
-        again = finding_of(replace(package, name="pip"), "ValueError: odd").what_to_do
-        for command in (package.install, again):
+    assert torch[2] == "2.7.0a0+git1"
+    assert "torch==2.7.0a0+git1 " in torch[3]
+    for name, _, version, install in others:
+        again = finding_of("pip", version, install, "ValueError: odd").what_to_do
+        for command in (install, again):
             assert "torch==2.7.1" not in command
-            assert f"{package.name}=={package.version}" in command
-        assert all("--no-deps" in part for part in again.split("&&")) or package.name == "torch_npu"
+            assert f"{name}=={version}" in command
+        assert all("--no-deps" in part for part in again.split("&&")) or name == "torch_npu"
 
 
 def test_what_is_here_is_right() -> None:
@@ -46,27 +43,21 @@ def test_what_is_here_is_right() -> None:
 
 
 def test_a_package_that_is_not_there() -> None:
-    failure = import_failure(GONE.module)
+    failure = packages._import_failure("recfx_of_nobody")
     assert failure == "ModuleNotFoundError: No module named 'recfx_of_nobody'"
-    finding = finding_of(GONE, failure)
-    assert (finding.status, finding.found) == (Status.MISSING, "not installed")
-    assert finding.what_to_do == "pip install recfx-of-nobody==1.0"
+    finding = finding_of("recfx-of-nobody", "1.0", "pip install recfx-of-nobody==1.0", failure)
+    assert (finding.status, finding.what_to_do) == (Status.MISSING, "pip install recfx-of-nobody==1.0")
 
 
 @pytest.mark.parametrize(("version", "fits"), [("2.13.1+cpu", True), ("2.13.0a0+git1", True), ("2.12.0", False)])
 def test_minor_versions_have_to_fit(version: str, fits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packages, "installed", lambda name: version)
-    assert finding_of(TORCH, "") == (
-        Finding("torch", Status.OK, version)
-        if fits
-        else Finding("torch", Status.MISSING, "2.12.0, which does not fit: 2.13.0 does", TORCH.install)
-    )
+    finding = finding_of(*TORCH, "")
+    assert (finding.status, finding.what_to_do) == ((Status.OK, "") if fits else (Status.MISSING, TORCH[2]))
 
 
 def test_failures_have_advice_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of which the reason is elsewhere; and what fails for the same reason says no more."""
     monkeypatch.setattr(packages, "installed", lambda name: "2.13.0")
-    assert "source CANN" in finding_of(TORCH, "ImportError: libhccl.so: cannot open shared object file").what_to_do
-    assert "uninstall -y fbgemm-gpu" in finding_of(TORCH, "OSError: libtorch_cuda.so: no such file").what_to_do
-    assert finding_of(TORCH, "ValueError: odd").what_to_do == "pip install --force-reinstall torch==2.13.0"
-    assert "either" in finding_of(TORCH, "ValueError: odd", is_known=True).found
+    assert "source CANN" in finding_of(*TORCH, "ImportError: libhccl.so: cannot open shared object file").what_to_do
+    assert "uninstall -y fbgemm-gpu" in finding_of(*TORCH, "OSError: libtorch_cuda.so: no such file").what_to_do
+    assert finding_of(*TORCH, "ValueError: odd").what_to_do == "pip install --force-reinstall torch==2.13.0"

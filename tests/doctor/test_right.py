@@ -8,8 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from recfx.doctor.checks import device_checks, host_checks, kernels_here
-from recfx.doctor.kernel_check import ON_A_DEVICE, KernelCheck, Shape, mismatch, tolerances
+from recfx.doctor.checks import (
+    ON_A_DEVICE,
+    KernelCheck,
+    device_checks,
+    host_checks,
+    kernels_here,
+    mismatch,
+    tolerances,
+)
+from recfx.doctor.shapes import Shape
 from recfx.kernels.build import library
 
 CPU = torch.device("cpu")
@@ -68,19 +76,20 @@ def test_what_opcheck_says(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("actual", "expected", "text"),
+    ("actual", "expected"),
     [
-        (torch.ones(2), torch.ones(3), "torch.float32 [2] instead of torch.float32 [3]"),
-        (torch.ones(2), torch.ones(2, dtype=torch.int64), "instead of torch.int64"),
-        (None, torch.ones(2), "NoneType instead of Tensor"),
-        ([torch.ones(1)], [], "1 results instead of 0"),
-        ([torch.ones(1), torch.ones(1)], [torch.ones(1), torch.zeros(1)], "result 1: "),
-        (torch.tensor([1.0001]), torch.tensor([1.0]), "Tensor-likes are not"),
-        (torch.tensor([torch.nan]), torch.tensor([0.0]), "Tensor-likes are not"),
+        (torch.ones(2), torch.ones(3)),
+        (torch.ones(2), torch.ones(2, dtype=torch.int64)),
+        (None, torch.ones(2)),
+        ([torch.ones(1)], []),
+        ([torch.ones(1), torch.ones(1)], [torch.ones(1), torch.zeros(1)]),
+        (torch.tensor([2**40 + 1]), torch.tensor([2**40])),
+        (torch.tensor([1.01]), torch.tensor([1.0])),
+        (torch.tensor([torch.nan]), torch.tensor([0.0])),
     ],
 )
-def test_what_differs(actual: Any, expected: Any, text: str) -> None:
-    assert text in mismatch(actual, expected, {})
+def test_what_differs(actual: Any, expected: Any) -> None:
+    assert mismatch(actual, expected, ON_A_DEVICE)
     assert mismatch(expected, expected, {}) == ""
 
 

@@ -21,9 +21,6 @@ from tests.support.forked_script import run_script
 FALLBACK_SCRIPT = """
 import logging, sys, torch
 from recfx.hashing import HashIndex
-from recfx.doctor import machine
-from recfx.doctor.finding import Status
-from recfx.doctor.report import without_home
 from recfx.kernels.build import compiler, library
 index = HashIndex(10)
 assert index.insert(torch.tensor([7, -1, 7]))[0].tolist() == [0, 1, 0]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from recfx.doctor import kernel_check as compare
+from recfx.doctor import checks as compare
 
 NAME = "RECFX_KERNELS_ON"
 

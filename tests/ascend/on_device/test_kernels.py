@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from recfx.doctor.kernel_check import ON_A_DEVICE
+from recfx.doctor.checks import ON_A_DEVICE
 from recfx.kernels.build import launch
 from tests.ascend.cases import BY_NAME, CASES
 from tests.ascend.kernel_case import assert_answered, function_at, resolved

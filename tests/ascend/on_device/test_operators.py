@@ -11,11 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recfx.doctor.checks import device_checks
-from recfx.doctor.kernel_check import KernelCheck
-from recfx.doctor.lookup_case import DTYPES, GROUP, STEPS, LookupCase
-from recfx.doctor.lookup_case import stepped as by_rule
-from recfx.doctor.shapes import index_read
+from recfx.doctor.checks import KernelCheck, device_checks
+from recfx.doctor.shapes import DTYPES, GROUP, STEPS, LookupCase, index_read
+from recfx.doctor.shapes import stepped as by_rule
 from recfx.kernels.build import launch
 from recfx.kernels.index.find_rows import ReadIndexes, find_rows, find_rows_reference
 from recfx.kernels.lookup.per_sample_weights import (
@@ -117,7 +115,8 @@ def test_fused_step(case: LookupCase, rule: Rule, mean: bool, stepped: int) -> N
     of_rule: Any = (triton_module(rule), rule.has_row_state, numbers, mean, None)
     batch = moved((case.rows, case.offsets, case.gradients))
     fused_step_triton_(*batch, weights, first, second, case.table_of_feature, is_stepped, *of_rule)
-    expected, wanted_states = case.stepped(rule, states, is_stepped, mean)
+    of_case = (case.rows, case.offsets, case.gradients, case.weights, case.table_of_feature)
+    expected, wanted_states = by_rule(*of_case, rule, states, is_stepped, mean)
     assert_same(weights, expected)
     assert_same(on_device, wanted_states)
     for table, is_one in enumerate(is_stepped):
@@ -170,5 +169,6 @@ def test_one_hot_row_among_very_many_positions() -> None:
     of_rule: Any = (triton_module(sgd), False, list(sgd.step_numbers(1.0, {**GROUP, "weight_decay": 0.0})), False, None)
     batch = moved((case.rows, case.offsets, case.gradients))
     fused_step_triton_(*batch, weights, [], [], case.table_of_feature, [True, True], *of_rule)
-    expected, _ = case.stepped(sgd, [], [True, True], False, {**GROUP, "weight_decay": 0.0})
+    of_case = (case.rows, case.offsets, case.gradients, case.weights, case.table_of_feature)
+    expected, _ = by_rule(*of_case, sgd, [], [True, True], False, {**GROUP, "weight_decay": 0.0})
     assert_same(weights, expected)

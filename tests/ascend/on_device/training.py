@@ -11,7 +11,7 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from recfx.api import convert
-from recfx.doctor.kernel_check import mismatch, tolerances
+from recfx.doctor.checks import mismatch, tolerances
 from recfx.doctor.machine import how
 from recfx.hashing import HashConfig
 
