@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+import recfx
 from recfx.collections.converted_collection import converted_collections
 from recfx.collections.kinds import standard_kind
 from recfx.conversion.convert import convert
 from recfx.inspect.explain import explain
 from recfx.inspect.report import Report
 from recfx.replacement.conversion_record import conversion_of
+from tests.drawing.page_data import data_of
 from tests.models import ZOO, Case
 from tests.models.case import assert_agree, standard_collections
 from tests.support.refusals import refused
@@ -23,7 +26,7 @@ each_model = pytest.mark.parametrize("case", ZOO, ids=[case.name for case in ZOO
 
 
 @each_model
-def test_a_converted_copy_agrees_and_nothing_else_changes(case: Case) -> None:
+def test_a_converted_copy_agrees_and_nothing_else_changes(case: Case, tmp_path: Path) -> None:
     """Verification passes on every model; the sample is run, but not on the user's model."""
     with case.around():
         reference, original, sample = case.model(), case.model(), case.sample()
@@ -46,6 +49,13 @@ def test_a_converted_copy_agrees_and_nothing_else_changes(case: Case) -> None:
         assert verification is not None
         assert verification.ok
         assert _in_brief(explain(converted)) == EXPECTED[case.name]
+        assert explain(original, sample).ok
+        paths = [
+            {path for one in _drawn(model, tmp_path)["collections"] for path in one["paths"]}
+            for model in (original, converted)
+        ]
+        assert {path for one in explain(original).collections for path in one.paths} <= paths[0]
+        assert paths[0] == paths[1]
         assert_agree(reference, converted, case)
         # It shares parameters and buffers with the converted model, which has been through the same calls.
         assert_agree(reference, original, case)
@@ -99,6 +109,11 @@ def _in_brief(report: Report) -> str:
         lines.append(f"    {' = '.join(collection.paths) or '(root)'}: {weighted}{collection.found}: {tables}: {kinds}")
     lines += [f"    {reason.severity} {reason.code} at {reason.path or '(root)'}" for reason in report.reasons]
     return "\n".join(lines)
+
+
+def _drawn(model: nn.Module, folder: Path) -> Any:
+    recfx.draw(model, folder / "model.html")
+    return data_of(folder / "model.html")
 
 
 def _assert_all_are_converted(original: nn.Module, converted: nn.Module) -> None:

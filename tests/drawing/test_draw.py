@@ -22,7 +22,6 @@ from recfx import HashConfig
 from tests.builders.collections import sequences
 from tests.drawing.page_data import data_of
 from tests.inspect.models import Towers, Wrapped, batch, collection, dlrm
-from tests.models import ZOO, Case
 
 RAW = HashConfig(dense_rows=0)
 COLLECTION = "sparse_arch.embedding_bag_collection"
@@ -110,18 +109,6 @@ def test_the_class_and_the_output_before_conversion_are_shown(tmp_path: Path) ->
     data = drawn(recfx.trace(recfx.convert(Wrapped(collection(kind=Own))), (batch([1, 2, 3, 4]),)), tmp_path)
     assert of_collections(data) == [("Own", ["inner"], 2)]
     assert data["collections"][0]["shape"] == "[B, 16]"
-
-
-@pytest.mark.parametrize("case", ZOO, ids=lambda case: case.name)
-def test_every_model_of_the_zoo_can_be_drawn(case: Case, tmp_path: Path) -> None:
-    with case.around():
-        model, sample = case.model(), case.sample()
-        paths = recfx.explain(model).collections
-        before = drawn(model, tmp_path)
-        converted = recfx.convert(model, sample, verify=False, whole_graph=not case.whole_graph)
-        after = drawn(converted, tmp_path)
-    assert {source.path for source in paths} <= {path for one in before["collections"] for path in one["paths"]}
-    assert any(node["kind"] == "select_features" for node in after["nodes"])
 
 
 def test_equal_models_give_equal_files(tmp_path: Path) -> None:
