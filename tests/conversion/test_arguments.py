@@ -15,7 +15,7 @@ from torchrec.distributed.planner import Topology
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 import recfx
-from recfx import HashConfig, HashEmbeddingBagCollection, HashEmbeddingBagConfig, HashIndex
+from recfx import HashConfig, HashEmbeddingBagCollection, HashEmbeddingBagConfig
 from recfx.errors import type_of
 from tests.builders.batches import batch
 from tests.builders.collections import collection
@@ -57,20 +57,13 @@ def test_what_is_no_module(model: Any) -> None:
 
 MEANT: dict[str, tuple[Callable[..., Any], str, str]] = {
     "convert, config": (lambda _: recfx.convert(Model(), RAW), "sample is a HashConfig", "hashing="),
-    "explain, plan": (lambda _: recfx.explain(Model(), ShardingPlan({})), "sample is a ShardingPlan", "plan="),
     "convert, batch": (lambda _: recfx.convert(Model(), plan=(batch(2),)), "plan is a tuple", "sample="),
-    "trace, swapped": (lambda _: recfx.trace((batch(2),), Model()), "model is a tuple", "sample="),
     "verify, order": (lambda _: recfx.verify(Model(), (batch(2),), Model()), "converted is a tuple", "sample="),
     "export, swapped": (lambda path: recfx.export(Model(), (batch(2),), path), "path is a tuple", "sample="),
-    "draw, batch": (lambda path: recfx.draw(Model(), batch(2), path), "path is a KeyedJaggedTensor", "sample="),
     "cost, plan": (lambda _: recfx.cost(Model(), ShardingPlan({})), "topology is a ShardingPlan", "plan="),
-    "plan, constraints": (lambda _: recfx.plan(Model(), {}), "topology is a dict", "constraints="),
     "load_checkpoint, swapped": (lambda path: recfx.load_checkpoint(path, Model()), "model is a str", "directory="),
     "save_checkpoint, order": (lambda path: recfx.save_checkpoint(*trained()), "directory is a SGD", "optimizer="),
     "pipeline, order": (lambda _: recfx.TrainPipeline(Model(), "cpu", trained()[1]), "optimizer is a str", "device="),
-    "sharders": (lambda _: recfx.sharders({"learning_rate": 0.1}), "host_env is a dict", "fused_params="),
-    "operator, swapped": (lambda _: recfx.add_operator(print, COUNT_IDS), "kind is a builtin", "make="),
-    "index": (lambda _: HashIndex(RAW, config=3), "rows is a HashConfig", "config="),
 }
 
 

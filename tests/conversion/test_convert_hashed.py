@@ -64,17 +64,6 @@ def test_eval_inserts_nothing_and_unseen_ids_read_zeros() -> None:
     assert model.hash_indexes["t1"].counters["unseen_answers"] == 2
 
 
-def test_unseen_ids_share_a_row_where_that_was_asked_for() -> None:
-    model = one_table(HashConfig(dense_rows=0, unseen="share"))
-    pooled(model, list(range(20)))  # full: every row is somebody's
-    rows = {tuple(row) for row in model.embedding_bags["t1"].weight.tolist()}
-    model.eval()
-    answer = pooled(model, [1000, 2000, 1000])
-    assert all(tuple(row) in rows for row in answer.tolist())
-    assert torch.equal(answer[0], answer[2])
-    assert len(model.hash_indexes["t1"]) == 20
-
-
 def test_the_mean_counts_ids_without_a_row() -> None:
     model = one_table(pooling=PoolingType.MEAN)
     seen = pooled(model, [5, 6])
@@ -108,16 +97,6 @@ def test_a_full_table_is_named_and_no_table_of_the_collection_changes() -> None:
     following = flat_bags([2, 1], [14, 12, 22], ["f1", "f2"])
     assert torch.equal(model(following).values(), twin(following).values())
     assert all(map(torch.equal, model.hash_indexes["roomy"].items(), twin.hash_indexes["roomy"].items()))
-
-
-def test_a_full_table_shares_rows_where_that_was_asked_for() -> None:
-    model = one_table(HashConfig(dense_rows=0, on_full="share"), rows=3)
-    pooled(model, [1, 2, 3])
-    rows = {tuple(row) for row in model.embedding_bags["t1"].weight.tolist()}
-    shared = pooled(model, [4, 5, 6, 4])
-    assert all(tuple(row) in rows for row in shared.tolist())
-    assert torch.equal(shared[0], shared[3])
-    assert len(model.hash_indexes["t1"]) == 3
 
 
 @pytest.mark.parametrize("hashing", [HashConfig(rows=50), HashConfig(rows=50, dense_rows=0)], ids=["adopted", "anew"])
@@ -163,17 +142,6 @@ def test_rows_do_not_depend_on_the_order_of_arrival(dense_rows: int) -> None:
     assert torch.equal(one, other.flip(0))
     reseeded = pooled(one_table(HashConfig(dense_rows=dense_rows, seed=1)), ids)
     assert not torch.isclose(one, reseeded).all(dim=1).any()
-
-
-def test_the_dense_part_keeps_its_weights() -> None:
-    standard = EmbeddingBagCollection(tables=[table("t1", ["f1"], dim=4)])
-    trained = standard.embedding_bags["t1"].weight.detach().clone()
-    model = convert(standard, hashing=HashConfig(dense_rows=12))
-    assert torch.equal(pooled(model, list(range(12))), trained[:12])
-    assert len(model.hash_indexes["t1"]) == 0
-    pooled(model, [12, -1, 2**40])
-    assert sorted(model.hash_indexes["t1"].items()[0].tolist()) == [-1, 12, 2**40]
-    assert torch.equal(model.embedding_bags["t1"].weight[:12], trained[:12])
 
 
 def test_one_table_hashed_beside_one_adopted() -> None:

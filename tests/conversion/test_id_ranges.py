@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -140,16 +139,6 @@ def test_wrong_declarations(declared: Any, reason: str) -> None:
     with refused(reason):
         recfx.convert(model, id_ranges=declared)
     assert type(model.ebc) is EmbeddingBagCollection
-
-
-def test_copies_know_it_too_and_so_does_what_converts_back() -> None:
-    converted = recfx.convert(Reduced(), hashing=SPARE, id_ranges=RANGES)
-    for duplicate in (copy.deepcopy(converted), pickle.loads(pickle.dumps(converted))):
-        assert kinds(duplicate) == kinds(converted)
-        assert set(reasons(recfx.explain(duplicate), "index_left_out")) == {"a", "b"}
-    fresh = recfx.convert(Reduced(), hashing=SPARE)  # its index is in the graph
-    fresh.load_state_dict(converted.state_dict())
-    torch.testing.assert_close(fresh(*SAMPLE), converted(*SAMPLE))
 
 
 def test_an_exported_file_has_no_index_in_its_graph_and_checks_ids(tmp_path: Path) -> None:

@@ -49,12 +49,3 @@ def test_verify_and_trace_of_a_lazy_model() -> None:
     graph = recfx.convert(model, (batch(4),), whole_graph=True)
     features = batch(4)
     torch.testing.assert_close(graph(features), model(features))
-
-
-def test_one_made_from_the_original_and_one_from_the_copy_agree() -> None:
-    """Whichever is called first gives the parameters, which both have, their size."""
-    for first in (0, 1):
-        model = Lazy()
-        pair, features = (model, recfx.convert(model, (batch(4),))), batch(4)
-        output = pair[first](features)
-        torch.testing.assert_close(pair[1 - first](features), output)

@@ -101,10 +101,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "whole_graph": whole_graph,
     "built_by_hand": built_by_hand,
     "deepcopy": lambda: copy.deepcopy(trained(7)),
-    "deepcopy_of_whole_graph": lambda: copy.deepcopy(whole_graph()),
     "pickle": lambda: reloaded(trained(7)),
-    "converted_again": lambda: recfx.convert(recfx.convert(trained(7))),
-    "compiled_in_place": lambda: _compiled_in_place(trained(7)),
 }
 
 
@@ -128,7 +125,6 @@ def test_the_whole_model_is_as_it_was(name: str) -> None:
 
 WRAPPERS: dict[str, tuple[Callable[[nn.Module], nn.Module], str]] = {
     "compiled": (lambda model: torch.compile(model, backend="eager"), "_orig_mod."),
-    "sequential": (nn.Sequential, "0."),
     "converted_bigger": (lambda model: recfx.convert(nn.Sequential(nn.Linear(2, 2), model)), "1."),
 }
 

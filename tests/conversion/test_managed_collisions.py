@@ -71,19 +71,6 @@ def test_eval_is_as_before(is_pooled: bool, remapped: bool) -> None:
 
 
 @pytest.mark.parametrize("is_pooled", [True, False])
-@pytest.mark.parametrize("remapped", [True, False])
-def test_a_feature_of_several_tables(is_pooled: bool, remapped: bool) -> None:
-    """TorchRec's modules of such tables see the same ids, and learn the same rows."""
-    of_tables = {"a": ["f", "g"], "b": ["g", "f"]}
-    model = Model(learn(managed(is_pooled, of_tables=of_tables, return_remapped_features=remapped))).eval()
-    expected = model(ASKED)
-    ours = converted(model, sample=(ASKED,)).eval()
-    for left, right in zip(expected, ours(ASKED), strict=True):
-        assert torch.equal(left, right)
-    assert set(inner(ours).index("a").items()[0].tolist()) == set(LEARNED)
-
-
-@pytest.mark.parametrize("is_pooled", [True, False])
 def test_training_goes_on_as_with_a_dictionary(is_pooled: bool) -> None:
     """Known ids train their rows with the optimizer state that they had; unknown ones get rows, and start anew."""
     collection = managed(is_pooled)
@@ -189,20 +176,6 @@ def test_hash_zch_keeps_its_slots() -> None:
     other = converted(model, hashing={"a": recfx.HashConfig(unseen="row"), "b": recfx.HashConfig(rows=20)})
     assert inner(other).weight("a").shape[0] == ROWS + 1
     assert inner(other).index("a").find(torch.tensor([7, 10**12, -9])).tolist() == [2, 5, 11]
-
-
-def test_learned_ids_may_expire_from_the_conversion_on() -> None:
-    model = Model(managed(True, hash_zch))
-    attach(model.mc._embedding_module, torch.optim.SGD, lr=0.1)
-    for remap in model.mc._managed_collision_collection._managed_collision_modules.values():
-        remap._hash_zch_identities.data[[2, 5], 0] = torch.tensor([7, 10**12])
-    expires = recfx.HashConfig(on_full="evict", evict="ttl", ttl_batches=1)
-    ours = converted(model, hashing={"a": expires, "b": recfx.HashConfig()})
-    index, ids_after_steps = inner(ours).index("a"), []
-    for _ in range(3):
-        ours(batch([7], [], [1]))
-        ids_after_steps.append(sorted(index.items()[0].tolist()))
-    assert ids_after_steps == [[7, 10**12], [7], [7]]
 
 
 def test_a_model_that_trains_gets_more_rows_by_the_way_that_its_refusal_names(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -82,27 +81,13 @@ def _forward(model: nn.Module, features: KeyedJaggedTensor) -> torch.Tensor:
     return pooled if isinstance(pooled, torch.Tensor) else pooled.values()
 
 
-def _load_nothing(model: nn.Module, features: KeyedJaggedTensor) -> None:
-    model.load_state_dict({f"elsewhere.{name}": value for name, value in model.state_dict().items()}, strict=False)
-
-
 CASES: dict[str, tuple[Callable[[int], Any], Any, Callable[[nn.Module, KeyedJaggedTensor], Any]]] = {
     # What is built, how it is converted before the work is counted (None: not at all), and what is counted.
-    "convert": (one, None, lambda model, features: recfx.convert(model)),
-    "convert means": (means, None, lambda model, features: recfx.convert(model)),
     "convert hashed": (means, None, lambda model, features: recfx.convert(model, hashing=RAW)),
-    "convert many": (many, None, lambda model, features: recfx.convert(model, inplace=True)),
     "convert with a sample": (many, None, lambda model, features: recfx.convert(model, (features,), verify=False)),
-    "explain before": (many, None, lambda model, features: recfx.explain(model)),
-    "explain": (many, ADOPTED, lambda model, features: recfx.explain(model)),
     "explain many": (many, ADOPTED, lambda model, features: recfx.explain(model)),
     "deepcopy": (means, ADOPTED, lambda model, features: copy.deepcopy(model)),
-    "pickle": (many, ADOPTED, lambda model, features: pickle.loads(pickle.dumps(model))),
-    "unconvert": (means, RAW, lambda model, features: recfx.unconvert(model)),
     "load": (many, RAW, lambda model, features: model.load_state_dict(model.state_dict())),
-    "load nothing": (means, RAW, _load_nothing),
-    "load nothing into many": (many, RAW, _load_nothing),
-    "first forward": (means, RAW, _forward),
     "first step": (fused, ADOPTED, lambda model, features: _forward(model, features).sum().backward()),
 }
 

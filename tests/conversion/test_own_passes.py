@@ -289,37 +289,28 @@ def of_another_type(graph: OperatorGraph) -> PassResult:
 
 
 @pytest.mark.parametrize(
-    ("passes", "reason", "says"),
+    ("passes", "reason"),
     [
-        (3, "invalid_argument", "passes is an int"),
-        (ScaleAll(1.0), "invalid_argument", "passes is a ScaleAll"),
-        ([*recfx.passes(), insert_count_ids], "invalid_argument", "passes has a function"),
-        ([*recfx.passes(), ScaleAll], "invalid_argument", "passes has the class"),
-        ((), "not_lowered", "nodes of kind 'collection'"),
-        (recfx.passes()[1:], "not_lowered", "nodes of kind 'collection'"),
-        ([*recfx.passes(), Rewrite("nothing", nothing)], "malformed_graph", "nothing: it returned None, no PassResult"),
-        ([*recfx.passes(), Rewrite("unused", unused)], "malformed_graph", "pass unused: node ebc_scale: nothing uses"),
-        ([*recfx.passes(), Rewrite("unknown", unknown)], "unknown_operator", "there is no operator 'no_such_operator'"),
-        (
-            [*recfx.passes(), Rewrite("of_another_type", of_another_type)],
-            "malformed_graph",
-            "a scale cannot be fed by ebc_select_features",
-        ),
-        ([*recfx.passes(), ScaleAll(1)], "malformed_graph", "its by is 1, not a float"),
+        (3, "invalid_argument"),
+        ([*recfx.passes(), insert_count_ids], "invalid_argument"),
+        ((), "not_lowered"),
+        ([*recfx.passes(), Rewrite("nothing", nothing)], "malformed_graph"),
+        ([*recfx.passes(), Rewrite("unused", unused)], "malformed_graph"),
+        ([*recfx.passes(), Rewrite("unknown", unknown)], "unknown_operator"),
+        ([*recfx.passes(), Rewrite("of_another_type", of_another_type)], "malformed_graph"),
+        ([*recfx.passes(), ScaleAll(1)], "malformed_graph"),
     ],
-)  # fmt: skip
-def test_wrong_passes(passes: Any, reason: str, says: str) -> None:
+)
+def test_wrong_passes(passes: Any, reason: str) -> None:
     model = Model()
-    with refused(reason, match=re.escape(says)):
+    with refused(reason):
         recfx.convert(model, passes=passes)
     assert type(model.ebc) is EmbeddingBagCollection
     if reason == "invalid_argument":
-        with pytest.raises(recfx.ConversionError, match=re.escape(says)):
+        with refused(reason):
             recfx.explain(model, passes=passes)
     else:
-        report = recfx.explain(model, passes=passes)
-        assert not report.ok
-        assert reason in {reason.code for reason in report.reasons}
+        assert reason in {error.code for error in recfx.explain(model, passes=passes).reasons}
 
 
 def test_converting_again_with_other_passes() -> None:
@@ -391,9 +382,3 @@ def test_an_operator_without_a_price() -> None:
 def test_wrong_declarations(change: dict[str, Any]) -> None:
     with refused("invalid_argument"):
         recfx.add_operator(replace(SCALE, **change), Scale)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("arguments", [("scale", Scale), (SCALE, None), (SCALE, Scale, 3)])
-def test_wrong_arguments(arguments: tuple[Any, ...]) -> None:
-    with pytest.raises(recfx.ConversionError, match="invalid_argument"):
-        recfx.add_operator(*arguments)

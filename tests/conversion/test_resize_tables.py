@@ -110,16 +110,6 @@ def test_fused_state_alone_does_not_say_where_its_rows_are() -> None:
     assert_refused()
 
 
-def test_dense_rows_stay() -> None:
-    hashing = recfx.HashConfig(dense_rows=20, buckets=2)
-    source, target = (Training.build(rows=rows, hashing=hashing, model_class=OnePart) for rows in (60, 200))
-    source.steps(0, 1)
-    target.model.load_state_dict(source.model.state_dict())
-    weights = [training.model.first.weight("a") for training in (source, target)]
-    assert torch.equal(weights[0][:20], weights[1][:20])
-    assert torch.equal(source.model.eval()(batch(0)), target.model.eval()(batch(0)))
-
-
 @pytest.mark.parametrize("load", ["state_dict", "checkpoint"])
 def test_a_bucket_that_is_too_small_changes_nothing(tmp_path: Path, load: str) -> None:
     source = source_of("adam")

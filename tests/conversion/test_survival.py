@@ -43,27 +43,6 @@ def test_parameters_keep_names_and_identity(inplace: bool, hashing: HashConfig |
     assert all(after[name] is parameter for name, parameter in before.items())
 
 
-def test_in_place_the_original_is_patched_beside_a_whole_graph_of_it() -> None:
-    model, features = Tower(), batch(4)
-    whole = convert(model, (features,), hashing=HashConfig.raw_ids(), whole_graph=True, inplace=True, verify=False)
-    assert isinstance(model.ebc, HashEmbeddingBagCollection)
-    assert any(module is model.ebc for module in whole.modules())
-    torch.testing.assert_close(whole(features), model(features))
-
-
-def test_every_alias_is_patched() -> None:
-    model = Tower()
-    model.same = model.ebc
-    model.listed = [model.ebc, {"deep": (model.ebc,)}]
-    model.method = model.ebc.forward
-    for inplace in (False, True):
-        converted = convert(model, inplace=inplace)
-        assert converted.same is converted.ebc
-        assert converted.listed[0] is converted.ebc
-        assert converted.listed[1]["deep"][0] is converted.ebc
-        assert not any(isinstance(module, EmbeddingBagCollection) for module in converted.modules())
-
-
 def test_what_code_asks_a_collection() -> None:
     standard = EmbeddingBagCollection(tables=[table("t1", ["f1"], dim=4)], is_weighted=True)
     converted = convert(standard)
@@ -139,18 +118,6 @@ def test_a_hook_bound_to_the_model_belongs_to_the_copy() -> None:
     assert (model.seen, converted.seen) == ([2, -2], [3, -3])
 
 
-def test_hooks_of_the_root_run_in_a_whole_graph() -> None:
-    calls: list[int] = []
-    model = Tower()
-    model.register_forward_hook(lambda *args: calls.append(1))
-    model.ebc.register_forward_hook(lambda *args: calls.append(2))
-    model.linear.register_forward_hook(lambda *args: calls.append(3))
-    converted = convert(model, (batch(3),), whole_graph=True, verify=False)
-    calls.clear()
-    converted(batch(3))
-    assert calls == [2, 3, 1]
-
-
 # Copies
 
 
@@ -183,26 +150,6 @@ def test_a_copy_is_independent_and_equal(whole_graph: bool, hashing: HashConfig,
     changed.sum().backward()
     assert duplicate.ebc.embedding_bags["t1"].weight.grad is not None
     assert all(parameter.grad is None for parameter in model.parameters())
-
-
-@pytest.mark.parametrize("kind", ["sgd", "adagrad", "rowwise_adagrad", "adam"])
-def test_a_deepcopy_trains_by_itself(kind: str) -> None:
-    """With a fused optimizer: its state is copied, and the original's tables and state do not move."""
-    model = Tower()
-    attach(model.ebc, kind)
-    converted = convert(model)
-    converted(batch(5)).square().sum().backward()
-    duplicate, twin = copy.deepcopy(converted), copy.deepcopy(converted)
-    before = copy.deepcopy(converted.state_dict())
-    for _ in range(2):
-        features = batch(5)
-        for one in (duplicate, twin):
-            one(features).square().sum().backward()
-    assert all(torch.equal(converted.state_dict()[name], value) for name, value in before.items())
-    assert not torch.equal(
-        duplicate.state_dict()["ebc.embedding_bags.t1.weight"], before["ebc.embedding_bags.t1.weight"]
-    )
-    assert all(map(torch.equal, duplicate.state_dict().values(), twin.state_dict().values()))
 
 
 def test_to_meta_and_back() -> None:
@@ -320,20 +267,6 @@ def test_a_table_under_ddp_does_not_grow() -> None:
 
 
 # Other ways to call a model
-
-
-def test_functional_call() -> None:
-    """Parameters put in from outside, as plain tensors, gradients out."""
-    model = Tower()
-    converted = convert(copy.deepcopy(model))
-    features = batch(5)
-    results = []
-    for one in (model, converted):
-        tensors = {name: (parameter.detach() * 2).requires_grad_() for name, parameter in model.named_parameters()}
-        output = torch.func.functional_call(one, tensors, (features,))
-        output.square().sum().backward()
-        results.append([output, *(tensor.grad for tensor in tensors.values())])
-    torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -12,13 +11,12 @@ from torchrec import EmbeddingBagCollection, EmbeddingCollection, KeyedJaggedTen
 
 import recfx
 from recfx.collections.sharding.collection import shard_collection
-from tests.builders.collections import sequence_table, table, tables_named
+from tests.builders.collections import sequence_table, table
 from tests.builders.optimizers import attach
 from tests.support.refusals import refused
 
 ROWS, DIM = 40, 4
 RAW = recfx.HashConfig(dense_rows=0, buckets=1)
-POOLED, SEQUENCE = "ebc.embedding_bags.goods", "ec.embeddings.history"
 
 
 class Tied(nn.Module):
@@ -77,28 +75,8 @@ def test_tables_of_one_weight_have_no_index(hashing: Any) -> None:
     assert plain.ebc.embedding_bags["goods"].weight is plain.ec.embeddings["history"].weight
 
 
-def test_nothing_is_tied_to_the_tables_of_a_collection_that_is_kept() -> None:
-    """``b`` has the weight of ``c`` as well, and another hashing, which does not matter: ``a2`` does not fit ``a``."""
-    model = nn.ModuleList(tables_named(*names) for names in (["a"], ["b", "a2"], ["c"]))
-    model[1].embedding_bags["a2"].weight = model[0].embedding_bags["a"].weight
-    model[2].embedding_bags["c"].weight = model[1].embedding_bags["b"].weight
-    hashing = {name: dataclasses.replace(RAW, seed=seed) for name, seed in (("a", 0), ("b", 0), ("a2", 1), ("c", 2))}
-    converted = recfx.convert(model, hashing=hashing, on_unsupported="keep")
-    assert [hasattr(each, "hash_indexes") for each in converted] == [True, False, True]
-
-
 @pytest.mark.parametrize("collection", ["ec", "ebc"])
 def test_shards_do_not_share_a_weight(collection: str) -> None:
     nothing: Any = None
     with refused("tied_tables", collection):
         shard_collection(tied(hashing=None).get_submodule(collection), {}, nothing)
-
-
-def test_shards_do_not_share_the_weight_of_another_module() -> None:
-    model, nothing = built(), cast(Any, None)
-    model.output = nn.Linear(DIM, ROWS, bias=False)
-    model.output.weight = model.get_parameter(f"{SEQUENCE}.weight")
-    del model.ebc
-    model = recfx.convert(model)
-    with refused("tied_tables", "ec"):
-        shard_collection(cast(Any, model.ec), {}, nothing)

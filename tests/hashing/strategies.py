@@ -89,10 +89,10 @@ def put(key: str, place: int, value: int) -> Callable[[State], None]:
     return apply
 
 
-def assert_refused(index: HashIndex, state: State, reason: str, message: str | None = None) -> None:
+def assert_refused(index: HashIndex, state: State, reason: str) -> None:
     """Loading the state raises, names the table, and changes nothing."""
     before = {key: tensor.clone() for key, tensor in index._buffers.items() if tensor is not None}
-    with refused(reason, index.name, match=message, error=CheckpointError):
+    with refused(reason, index.name, error=CheckpointError):
         nn.Sequential(index).load_state_dict({f"0.{key}": value for key, value in state.items()})
     for key, tensor in before.items():
         assert torch.equal(tensor, index.get_buffer(key)), key

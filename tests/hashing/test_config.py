@@ -2,7 +2,6 @@ import dataclasses
 import inspect
 from typing import Any
 
-import numpy
 import pytest
 import torch
 from hypothesis import given
@@ -43,28 +42,17 @@ def test_defaults_are_those_of_the_design() -> None:
         ("buckets", 0),
         ("buckets", 2**20 + 1),
         ("on_full", "grow"),
-        ("on_full", None),
         ("evict", "fifo"),
         ("admit_after", 0),
         ("unseen", "zero"),
         ("seed", 2**63 - 1),
-        ("seed", "7"),
-        ("rows", -1),
-        ("rows", "a"),
         ("rows", 2**62),
         ("rows", torch.tensor(4)),
-        ("rows", numpy.array([4])),
-        ("dense_rows", 1.0),
-        ("buckets", False),
-        ("on_full", ["error"]),
         ("evict", 0),
-        ("admit_after", None),
-        ("unseen", True),
         ("find_on_device", 1),
         ("ttl_batches", 0),
         ("ttl_batches", 2**36),
-        ("ttl_batches", 5),  # without evict="ttl"
-        ("find_on_device", None),
+        ("ttl_batches", 5),
     ],
 )
 def test_bad_value_is_named(field: str, value: Any) -> None:

@@ -12,7 +12,7 @@ from torchrec import EmbeddingBagCollection
 
 import recfx
 from recfx.errors import CheckpointError
-from recfx.hashing import HashConfig, HashIndex, state
+from recfx.hashing import HashConfig, HashIndex
 from recfx.hashing.expected_room import expected_room
 from recfx.hashing.row_move import RowMove, fit_rows
 from recfx.hashing.slices import join_states, row_cuts, slice_state
@@ -60,17 +60,6 @@ def test_removals_are_counted_by_call() -> None:
     assert counted == [0, 0, 0, 0, 1, 2, 2, 3, 4]
 
 
-def test_answers_on_meta_are_int64_for_ids_of_any_dtype() -> None:
-    index = HashIndex(4, device="meta")
-    ids = torch.empty(3, dtype=torch.int32, device="meta")
-    inserted = index.insert(ids)
-    for answer in (index.find(ids), index.erase(ids), index.answer(ids), inserted.rows):
-        assert (answer.dtype, answer.device.type, tuple(answer.shape)) == (torch.int64, "meta", (3,))
-    for nothing in (inserted.new_rows, inserted.evicted_ids):
-        assert (nothing.dtype, nothing.device.type, tuple(nothing.shape)) == (torch.int64, "meta", (0,))
-    assert (len(index), index.longest_probe(), index.name, HashIndex(4).name) == (0, 0, "table", "table")
-
-
 @pytest.mark.parametrize("admit_after", [1, 3])
 def test_states_are_fitted_sliced_and_joined_under_another_default_device(admit_after: int) -> None:
     config = HashConfig(buckets=4, dense_rows=3, admit_after=admit_after)
@@ -90,15 +79,6 @@ def test_states_are_fitted_sliced_and_joined_under_another_default_device(admit_
         assert expected_room(torch.tensor([3, 4, 4], device="cpu")) == room
     torch.testing.assert_close(actual, expected, rtol=0, atol=0)
     assert all(not tensor.is_meta for tensor in actual[0].values())
-
-
-def test_what_is_read_at_random_asks_for_huge_pages_before_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-    monkeypatch.setattr(state, "advise_huge_pages", lambda tensor: asked.append(tensor.data_ptr()))
-    buffers = HashIndex(64, config=HashConfig(on_full="evict", admit_after=2)).index_buffers()
-    assert asked == [
-        buffer.data_ptr() for buffer in (buffers.slot_groups, buffers.row_scores, buffers.candidate_slot_groups)
-    ]
 
 
 def test_an_index_that_expects_a_load_is_readable_by_what_is_about_to_load_it() -> None:

@@ -1,8 +1,6 @@
 """``HashIndex`` as a module: errors, counters, policies, moving, copying."""
 
 import copy
-import io
-import pickle
 import re
 from collections.abc import Callable
 from typing import Any
@@ -183,21 +181,6 @@ def test_works_under_another_default_device(default_device: str) -> None:
     assert len(index) == 5
 
 
-def test_copies() -> None:
-    index = filled()
-    copied = copy.deepcopy(index)
-    pickled = pickle.loads(pickle.dumps(index))
-    file = io.BytesIO()
-    torch.save(index, file)
-    file.seek(0)
-    saved = torch.load(file, weights_only=False)
-    for copy_ in (copied, pickled, saved):
-        assert_equal(copy_, index)
-        copy_.insert(torch.tensor([71]))
-        assert len(copy_) == len(index) + 1
-        assert copy_.slot_groups.device.type == "cpu"
-
-
 @pytest.mark.parametrize(("name", "garbage"), [("slot_groups", 10**9), ("slot_groups", 0), ("side_row", 10**9)])
 @pytest.mark.parametrize("use", [HashIndex.find, HashIndex.answer, HashIndex.find_or_insert, HashIndex.erase])
 def test_what_is_derived_may_be_written_over(
@@ -209,13 +192,6 @@ def test_what_is_derived_may_be_written_over(
     rows = index.find(ids)
     index.get_buffer(name).fill_(garbage)
     assert torch.equal(use(index, ids), rows)
-
-
-def test_reset() -> None:
-    index = filled()
-    index.reset()
-    assert_equal(index, HashIndex(40))
-    assert set(index.counters.values()) == {0}
 
 
 def test_torch_compile_keeps_the_operators_whole() -> None:

@@ -109,32 +109,6 @@ def test_index_is_a_dictionary(kind: str, examples: int) -> None:
         run()
 
 
-@pytest.mark.parametrize("on_full", ["error", "share", "evict"])
-def test_every_row_of_a_bucket_is_usable(on_full: str) -> None:
-    """As many ids as rows, all in the buckets that have room: all fit, and not one more."""
-    config = HashConfig(buckets=4, on_full=on_full)  # type: ignore[arg-type]
-    index, model = HashIndex(100, config=config), Dictionary(100, config)
-    room = {bucket.start: 25 for bucket in (model.bucket(id_) for id_ in range(200))}
-    chosen = []
-    for id_ in range(1000):
-        start = model.bucket(id_).start
-        if room[start] > 0:
-            room[start] -= 1
-            chosen.append(id_)
-    rows = index.find_or_insert(torch.tensor(chosen))
-    assert sorted(rows.tolist()) == list(range(100))
-    assert index.occupancy() == (100, 100, 0, 25, 25)
-    if on_full == "error":
-        with pytest.raises(TableFullError):
-            index.find_or_insert(torch.tensor([2000]))
-    elif on_full == "share":
-        assert index.find_or_insert(torch.tensor([2000])).tolist() == [model.shared(2000)]
-        assert index.find(torch.tensor([2000])).tolist() == [-1]
-    else:
-        assert index.find_or_insert(torch.tensor([2000])).item() in model.bucket(2000)
-        assert index.occupancy() == (100, 100, 0, 25, 25)
-
-
 def test_long_life_does_not_wear_out_the_index() -> None:
     """A thousand generations of fill and erase: the slots are as empty after it as in the beginning."""
     index = HashIndex(300, config=HashConfig(buckets=1))

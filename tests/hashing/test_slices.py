@@ -140,41 +140,6 @@ def test_slices_are_the_whole(kind: str, examples: int) -> None:
         run()
 
 
-@pytest.mark.parametrize("worlds", [[2, 3], [4, 1, 3], [3, 2, 4, 1]])
-@pytest.mark.parametrize("evict", ["lru", "lfu", "ttl"])
-@pytest.mark.parametrize("dense_rows", [0, 1000])
-def test_resharding_goes_on_as_if_nothing_had_been(worlds: list[int], evict: Any, dense_rows: int) -> None:
-    """Buckets of some hundred rows, ids that come back and go."""
-    config = HashConfig(
-        dense_rows=dense_rows,
-        buckets=8,
-        on_full="evict",
-        evict=evict,
-        admit_after=2,
-        unseen="share",
-        ttl_batches=4 if evict == "ttl" else None,
-    ).resolve(3000 + dense_rows, False)
-    generator = torch.Generator().manual_seed(7)
-    whole = HashIndex(config.rows, config=config)
-    slices: Slices | None = None
-    for world in worlds:
-        state = None if slices is None else slices.state()
-        slices = Slices(config, row_cuts(config, world), state)
-        for _ in range(6):
-            ids = torch.randint(-(2**63), 2**63 - 1, (1200,), generator=generator)
-            few = torch.randint(-3000, 5000, (3000,), generator=generator)
-            ids = torch.cat([ids, few, ids[:600]])[torch.randperm(4800, generator=generator)]
-            expected, got = insert(whole, ids, 0), slices.insert(ids, 0)
-            assert not isinstance(expected, int)
-            assert not isinstance(got, int)
-            assert torch.equal(got[0], expected[0])
-            gone = ids[:50]
-            assert torch.equal(slices.answers("erase", gone), whole.erase(gone))
-            assert_one_table(slices, whole)
-    assert whole.counters["evicted"] > 1000
-    assert int(whole.candidates()[0].numel()) > 1000
-
-
 @pytest.mark.parametrize(
     ("begin", "end"), [(0, 0), (5, 5), (7, 3), (-1, 10), (0, 31), (0, 11), (12, 20), (11, 30), (20, 29), (30, 30)]
 )
@@ -386,13 +351,3 @@ def test_pooling_over_slices(kind: str, unseen: Any) -> None:
             assert int(own_absent) == int((~has_id).sum())
     assert torch.equal(rows_found, rows)
     torch.testing.assert_close(total, pooled)
-
-
-def test_pooling_refuses_a_weight_that_is_no_slice() -> None:
-    index = middle()
-    offsets = torch.tensor([0, 1])
-    with (
-        operators("C++"),
-        pytest.raises(RuntimeError, match="a weight of 26 rows from row 5 on is not a slice of table 0"),
-    ):
-        find_and_pool(torch.tensor([7]), offsets, [torch.zeros(26, 4)], [0], [index.view()])

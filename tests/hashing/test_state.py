@@ -80,61 +80,57 @@ def swap_buckets(state: State) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "reason", "message"),
+    ("damage", "reason"),
     [
-        (lambda s: s.pop("row_state"), "torn_state", "row_state is missing"),
-        (lambda s: s.pop("row_ids"), "torn_state", "row_ids is missing"),
-        (change("row_state", lambda t: t[:-1]), "torn_state", "row_ids has 64 rows and row_state 63"),
-        (change("row_ids", lambda t: t.int()), "torn_state", r"row_ids must be torch\.int64 \[rows\] with data"),
-        (change("row_ids", lambda t: t.view(2, 32)), "torn_state", r"got torch\.int64 \[2, 32\] on cpu"),
-        (change("row_ids", lambda t: t.to("meta")), "torn_state", "on meta"),
-        (change("row_ids", lambda t: "x"), "torn_state", "got str"),
-        (put("row_state", 40, 7), "torn_state", "Row 40 has the invalid state 7."),
-        (put("row_ids", 1, 1), "wrong_bucket", "Id 1 in row 1 is not in its bucket"),
-        (swap_buckets, "wrong_bucket", "in row 0 is not in its bucket"),
-        (
-            lambda s: s["row_ids"].__setitem__(1, s["row_ids"][0].item()),
-            "duplicate_id",
-            "has row 1 and also an",
-        ),
+        (lambda s: s.pop("row_state"), "torn_state"),
+        (lambda s: s.pop("row_ids"), "torn_state"),
+        (change("row_state", lambda t: t[:-1]), "torn_state"),
+        (change("row_ids", lambda t: t.int()), "torn_state"),
+        (change("row_ids", lambda t: t.view(2, 32)), "torn_state"),
+        (change("row_ids", lambda t: t.to("meta")), "torn_state"),
+        (change("row_ids", lambda t: "x"), "torn_state"),
+        (put("row_state", 40, 7), "torn_state"),
+        (put("row_ids", 1, 1), "wrong_bucket"),
+        (swap_buckets, "wrong_bucket"),
+        (lambda s: s["row_ids"].__setitem__(1, s["row_ids"][0].item()), "duplicate_id"),
     ],
 )
-def test_damaged_state_changes_nothing(damage: Callable[[State], None], reason: str, message: str) -> None:
+def test_damaged_state_changes_nothing(damage: Callable[[State], None], reason: str) -> None:
     state = state_of(filled())
     damage(state)
-    assert_refused(filled(ids=range(300, 310)), state, reason, message)
+    assert_refused(filled(ids=range(300, 310)), state, reason)
 
 
 @pytest.mark.parametrize(
-    ("config", "reason", "message"),
+    ("config", "reason"),
     [
-        ({"seed": 1}, "wrong_seed", "saved with seed 0, this one has seed 1"),
-        ({"buckets": 8}, "wrong_bucket", "seed, buckets and dense_rows that the state was saved with"),
-        ({"buckets": 4}, "wrong_bucket", "is not in its bucket"),
-        ({"dense_rows": 20}, "dense_rows_mismatch", "saved with dense_rows=0, this one has dense_rows=20"),
-        ({"dense_rows": 20, "rows": 128}, "dense_rows_mismatch", r"HashConfig\(dense_rows=0\)"),
-        ({"dense_rows": 20, "rows": 40}, "dense_rows_mismatch", "saved with dense_rows=0"),
-        ({"dense_rows": 0, "rows": 63}, "rows_mismatch", "The saved index has 64 rows, this one 63"),
-        ({"rows": 128}, "rows_mismatch", "bucket borders differ"),
+        ({"seed": 1}, "wrong_seed"),
+        ({"buckets": 8}, "wrong_bucket"),
+        ({"buckets": 4}, "wrong_bucket"),
+        ({"dense_rows": 20}, "dense_rows_mismatch"),
+        ({"dense_rows": 20, "rows": 128}, "dense_rows_mismatch"),
+        ({"dense_rows": 20, "rows": 40}, "dense_rows_mismatch"),
+        ({"dense_rows": 0, "rows": 63}, "rows_mismatch"),
+        ({"rows": 128}, "rows_mismatch"),
     ],
 )
-def test_state_of_another_index(config: dict[str, Any], reason: str, message: str) -> None:
+def test_state_of_another_index(config: dict[str, Any], reason: str) -> None:
     index = HashIndex(config.get("rows", 64), config=HashConfig(**{"buckets": 2, **config}), name="t1")
-    assert_refused(index, state_of(filled()), reason, message)
+    assert_refused(index, state_of(filled()), reason)
 
 
 def test_other_dense_rows_without_an_identity() -> None:
     state = state_of(filled())
     state.pop("identity")
     index = HashIndex(64, config=HashConfig(dense_rows=20, buckets=2), name="t1")
-    assert_refused(index, state, "dense_id", "rows and ids below 20 are dense here")
+    assert_refused(index, state, "dense_id")
 
 
 def test_dense_id_in_an_index_row() -> None:
     state = state_of(filled(dense_rows=4, buckets=1))
     state["row_ids"][10] = 3
     index = HashIndex(64, config=HashConfig(dense_rows=4, buckets=1), name="t1")
-    assert_refused(index, state, "dense_id", "Row 10 belongs to id 3")
+    assert_refused(index, state, "dense_id")
 
 
 def test_more_rows_take_the_first_where_borders_allow_it() -> None:
@@ -163,22 +159,22 @@ def test_meta_index_loads_with_assign_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    "change",
     [
-        (lambda t: t.int(), "must be torch.int64"),
-        (lambda t: t[:, :4], "must be torch.int64"),
-        (lambda t: t[0], "must be torch.int64"),
-        (lambda t: t - 1, "negative"),
-        (lambda t: t + (1 << 61), "says"),
-        (lambda t: t[:1], "has 1 parts, but these rows have 2"),
+        lambda t: t.int(),
+        lambda t: t[:, :4],
+        lambda t: t[0],
+        lambda t: t - 1,
+        lambda t: t + (1 << 61),
+        lambda t: t[:1],
     ],
 )
-def test_slice_counts_that_cannot_be(change: Any, words: str) -> None:
+def test_slice_counts_that_cannot_be(change: Any) -> None:
     whole = HashIndex(40, config=HashConfig(buckets=4), name="t1")
     index = HashIndex(40, config=whole.config, name="t1", row_begin=20, row_end=40)
     state = slice_state(whole.config, whole.state_dict(), 20, 40)
     state[SLICE_COUNTS] = change(state[SLICE_COUNTS])
-    assert_refused(index, state, "torn_state", words)
+    assert_refused(index, state, "torn_state")
 
 
 def test_a_whole_table_takes_what_slices_of_other_buckets_counted() -> None:
@@ -205,7 +201,7 @@ def test_states_that_do_not_belong_together() -> None:
 def test_the_row_of_unseen_ids_belongs_to_no_id() -> None:
     """An index that gives out every row saves an id in the last row of a bucket, which answers for others here."""
     source = filled(rows=16, ids=range(15), buckets=1)
-    assert_refused(filled(rows=16, ids=range(3), buckets=1, unseen="row"), state_of(source), "kept_row_taken", "Row 15")
+    assert_refused(filled(rows=16, ids=range(3), buckets=1, unseen="row"), state_of(source), "kept_row_taken")
     ours = filled(rows=17, ids=range(15), buckets=1, unseen="row")
     assert sorted(ours.items()[1].tolist()) == [*range(16)]
     assert ours.answer(torch.tensor([3, 99, -7])).tolist() == [3, 16, 16]

@@ -57,39 +57,39 @@ def loaded(state: State, rows: int = 20, name: str = "t1", **config: Any) -> Has
 
 
 @pytest.mark.parametrize(
-    ("damage", "reason", "message"),
+    ("damage", "reason"),
     [
-        (change("identity", lambda t: t[:1]), "torn_state", "identity must be"),
-        (change("identity", lambda t: t.to("meta")), "torn_state", "identity must be"),
-        (put("identity", 0, 5), "wrong_table", "not that of table 't1'"),
-        (put("identity", 1, 5), "wrong_seed", "saved with seed 5, this one has seed 0"),
-        (put("identity", 2, 4), "dense_rows_mismatch", "saved with dense_rows=4, this one has dense_rows=0"),
-        (put("counts", 0, 1 << 36), "torn_state", "68719476736 batches, more than an index can count"),
-        (put("counts", 3, -1), "torn_state", "counts says -1 evicted"),
-        (change("counts", lambda t: t[:5]), "torn_state", "counts must have 6 numbers, got 5"),
-        (change("counts", lambda t: t.int()), "torn_state", "counts must be torch.int64"),
-        (change("row_scores", lambda t: t[:-1]), "torn_state", "row_ids has 20 rows and row_scores 19"),
-        (change("row_scores", lambda t: t.float()), "torn_state", "row_scores must be torch.int64"),
-        (put("row_scores", 3, -4), "torn_state", "Row 3 has the score -4"),
-        (put("row_scores", 3, (1 << 36) + 4), "torn_state", "of a batch that has not run"),
-        (put("counts", 0, 2), "torn_state", "of a batch that has not run"),
-        (lambda s: s.pop("candidate_order"), "torn_state", "candidate_order is missing"),
-        (lambda s: s.pop("candidate_ids"), "torn_state", "candidate_ids is missing"),
-        (change("candidate_counts", lambda t: t.long()), "torn_state", "candidate_counts must be torch.int32"),
-        (change("candidate_ids", lambda t: t[:4]), "torn_state", "row_ids has 20 rows and candidate_ids 4"),
-        (put("candidate_counts", 2, -1), "torn_state", "has the invalid count -1"),
-        (put("candidate_order", 2, -1), "torn_state", "of a batch that has not run"),
-        (put("candidate_order", 2, 4 << 31), "torn_state", "of a batch that has not run"),
-        (put("candidate_ids", 1, 100), "duplicate_id", "Id 100 has candidate place 1 and also an earlier one"),
-        (put("candidate_ids", 1, 200), "duplicate_id", "Id 200 has candidate place 1"),
-        (lambda s: s.pop("row_state"), "torn_state", "row_state is missing"),
+        (change("identity", lambda t: t[:1]), "torn_state"),
+        (change("identity", lambda t: t.to("meta")), "torn_state"),
+        (put("identity", 0, 5), "wrong_table"),
+        (put("identity", 1, 5), "wrong_seed"),
+        (put("identity", 2, 4), "dense_rows_mismatch"),
+        (put("counts", 0, 1 << 36), "torn_state"),
+        (put("counts", 3, -1), "torn_state"),
+        (change("counts", lambda t: t[:5]), "torn_state"),
+        (change("counts", lambda t: t.int()), "torn_state"),
+        (change("row_scores", lambda t: t[:-1]), "torn_state"),
+        (change("row_scores", lambda t: t.float()), "torn_state"),
+        (put("row_scores", 3, -4), "torn_state"),
+        (put("row_scores", 3, (1 << 36) + 4), "torn_state"),
+        (put("counts", 0, 2), "torn_state"),
+        (lambda s: s.pop("candidate_order"), "torn_state"),
+        (lambda s: s.pop("candidate_ids"), "torn_state"),
+        (change("candidate_counts", lambda t: t.long()), "torn_state"),
+        (change("candidate_ids", lambda t: t[:4]), "torn_state"),
+        (put("candidate_counts", 2, -1), "torn_state"),
+        (put("candidate_order", 2, -1), "torn_state"),
+        (put("candidate_order", 2, 4 << 31), "torn_state"),
+        (put("candidate_ids", 1, 100), "duplicate_id"),
+        (put("candidate_ids", 1, 200), "duplicate_id"),
+        (lambda s: s.pop("row_state"), "torn_state"),
     ],
 )
-def test_damaged_state_changes_nothing(damage: Callable[[State], None], reason: str, message: str) -> None:
+def test_damaged_state_changes_nothing(damage: Callable[[State], None], reason: str) -> None:
     index, state = filled(), state_of(filled())
     index.insert(torch.arange(500, 504).repeat(3))
     damage(state)
-    assert_refused(index, state, reason, message)
+    assert_refused(index, state, reason)
 
 
 def test_a_candidate_must_be_in_its_bucket_and_not_dense() -> None:

@@ -160,29 +160,16 @@ ROWS, OFFSETS, WEIGHTS = torch.zeros(4, dtype=torch.int64), torch.tensor([0, 2, 
     ("change", "message"),
     [
         ({"rows": ROWS.float()}, "rows must be int64"),
-        ({"rows": ROWS.view(2, 2)}, "rows must have 1 dimension"),
         ({"offsets": OFFSETS.int()}, "offsets must be int64"),
         ({"offsets": torch.tensor([0, 2, 5])}, "offsets must ascend within the 4 ids"),
-        ({"offsets": torch.tensor([0, 3, 2])}, "offsets must ascend"),
-        ({"offsets": torch.tensor([-1, 3, 4])}, "offsets must ascend"),
-        ({"offsets": torch.zeros(0, dtype=torch.int64)}, "offsets must be"),
         ({"table_of_feature": [0, 0, 0]}, "offsets must be"),
-        ({"table_of_feature": []}, "offsets must be"),
         ({"table_of_feature": [1]}, "no table 1"),
         ({"weights": [torch.zeros(3, 2).double()]}, "weights must be"),
-        ({"weights": [torch.zeros(2, 3).t()]}, "weights must be"),
-        ({"weights": [torch.zeros(3, 2), torch.zeros(3, 2).half()]}, "weights must be"),
         ({"per_sample_weights": torch.zeros(3)}, "per_sample_weights must be"),
-        ({"per_sample_weights": torch.zeros(4).half()}, "per_sample_weights must be"),
         ({"per_sample_weights": torch.zeros(4), "mean": True}, "not for means"),
         ({"unpooled": True}, r"without pooling, offsets must be \[F \+ 1\]"),
         ({"unpooled": True, "offsets": torch.tensor([0, 3])}, "from 0 to the 4 ids"),
-        ({"unpooled": True, "offsets": torch.tensor([1, 4])}, "from 0 to the 4 ids"),
         ({"unpooled": True, "offsets": torch.tensor([0, 4]), "mean": True}, "neither means nor"),
-        (
-            {"unpooled": True, "offsets": torch.tensor([0, 4]), "per_sample_weights": torch.zeros(4)},
-            "neither means nor",
-        ),
     ],
 )
 def test_pooled_lookup_checks_what_it_is_given(change: dict[str, object], message: str) -> None:
@@ -195,10 +182,8 @@ def test_pooled_lookup_checks_what_it_is_given(change: dict[str, object], messag
     ("view", "message"),
     [
         (IndexView(torch.full((3, 2), -1), torch.tensor([-1]), 0, 0, 0), r"must be \[groups, 8\]"),
-        (IndexView(torch.full((1, 8), -1), torch.tensor([-1, 0, 0]), 0, 0, 0), "side_row"),
         (IndexView(torch.full((1, 8), -1), torch.tensor([-1, 0]), -1, 0, 0), "dense rows"),
         (IndexView(torch.full((1, 8), -1), torch.tensor([-1, 0]), 1, 3, 0), "shares 3 buckets"),
-        (IndexView(torch.full((1, 8), -1), torch.tensor([-1, 0]), 4, 1, 0), "dense rows"),
     ],
 )
 def test_find_and_pool_checks_its_indexes(view: IndexView, message: str) -> None:
@@ -210,11 +195,8 @@ def test_find_and_pool_checks_its_indexes(view: IndexView, message: str) -> None
     ("outputs", "changed", "message"),
     [
         ([torch.zeros(2, 3)], torch.zeros(4, dtype=torch.bool), "output 0 must be"),
-        ([torch.zeros(2, 2).double()], torch.zeros(4, dtype=torch.bool), "output 0 must be"),
-        ([torch.zeros(2, 2).t()], torch.zeros(4, dtype=torch.bool), "output 0 must be"),
         ([torch.zeros(2, 2)] * 2, torch.zeros(4, dtype=torch.bool), "the lookup has 1 outputs, got 2"),
         ([torch.zeros(2, 2)], torch.zeros(3, dtype=torch.bool), "changed must be"),
-        ([torch.zeros(2, 2)], torch.zeros(4), "changed must be"),
     ],
 )
 def test_pool_again_checks_what_it_is_given(outputs: list[torch.Tensor], changed: torch.Tensor, message: str) -> None:

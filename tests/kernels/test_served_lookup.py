@@ -73,27 +73,12 @@ def test_opcheck() -> None:
         ({"ids": torch.tensor([-1])}, "id_out_of_range"),
         ({"ids": torch.tensor([1], dtype=torch.int32)}, "int64"),
         ({"offsets": torch.tensor([0, 2])}, "ascend within"),
-        ({"offsets": torch.tensor([0])}, ""),
         ({"rows": torch.zeros(99, dtype=torch.uint8)}, "bytes"),
-        ({"rows": torch.zeros(100)}, "uint8"),
         ({"tables": [ServedTable(10, 6, 4)]}, "is not one"),
-        ({"tables": [ServedTable(10, 5, 3)]}, "is not one"),
-        ({"tables": [ServedTable(10, 6, 2, slots=3)]}, "is not one"),
         ({"tables": [ServedTable(10, 6, 2, slots=4)]}, "too few slots"),
-        ({"tables": [ServedTable(10, 6, 2, side_row=10)]}, "is not one"),
         ({"table_of_feature": [1]}, "no table"),
         ({"per_sample_weights": torch.zeros(2)}, "per_sample_weights"),
         ({"offsets": torch.tensor([0, 0]), "unpooled": True}, "must all be in a bag"),
-        (
-            {
-                "tables": [ServedTable(10, 6, 2), ServedTable(10, 5, 2)],
-                "rows": torch.zeros(190, dtype=torch.uint8),
-                "offsets": torch.tensor([0, 1, 1]),
-                "table_of_feature": [0, 1],
-                "unpooled": True,
-            },
-            "must have the same columns",
-        ),
     ],
 )
 def test_what_does_not_fit_is_refused(change: dict[str, object], message: str) -> None:
@@ -105,9 +90,6 @@ def test_what_does_not_fit_is_refused(change: dict[str, object], message: str) -
         "table_of_feature": [0],
         "slots": torch.empty(0, 2, dtype=torch.int64),
     }
-    if message == "":
-        assert served_lookup(**(arguments | change)).shape == (0, 6)  # type: ignore[arg-type]
-        return
     with pytest.raises((RuntimeError, IndexError), match=message):
         served_lookup(**(arguments | change))  # type: ignore[arg-type]
 

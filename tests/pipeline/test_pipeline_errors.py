@@ -417,39 +417,6 @@ def test_a_loader_that_fails_on_one_rank_costs_no_batch(at: int) -> None:
     assert_equal(answers, expected)
 
 
-def interrupted(rank: int, world_size: int, where: str, case: Case) -> list[str]:
-    """Ctrl-C on this rank, in the second step, while ``where`` runs; and the caller goes on."""
-    model, driver, mine = made(case, rank, world_size, "recfx")
-    source, calls, answers = iter(mine), iter(range(100)), []
-
-    def interrupt(*_: Any) -> None:
-        if next(calls) == 1:
-            raise KeyboardInterrupt
-
-    hooked = {"forward": model.over, "select": model.sparse.graph_module.select_features}[where]
-    hooked.register_forward_pre_hook(interrupt)
-    for _ in range(3):
-        try:
-            driver.progress(source)
-            answers.append("")
-        except (KeyboardInterrupt, recfx.RecfxError) as error:
-            answers.append(type(error).__name__)
-    return answers
-
-
-OF_BOTH_KINDS = pytest.mark.parametrize("case", [SENT, as_sequence(SENT)], ids=["pooled", "sequence"])
-
-
-@OF_BOTH_KINDS
-def test_an_interrupt_in_progress_between_the_messages_of_a_step_can_be_gone_on_from(case: Case) -> None:
-    assert ranks(2).run(interrupted, "forward", case) == [["", "KeyboardInterrupt", ""]] * 2
-
-
-@OF_BOTH_KINDS
-def test_an_interrupt_in_progress_among_the_messages_of_a_step_sends_nothing_more(case: Case) -> None:
-    assert ranks(2).run(interrupted, "select", case) == [["KeyboardInterrupt", "OutOfStepError", "OutOfStepError"]] * 2
-
-
 # What one rank's own code raises in the middle of a step
 
 

@@ -64,18 +64,6 @@ return ebc_keyed_tensor"""
     assert format_graph(collection.graph_module) == on_host
 
 
-def test_the_item_with_the_rows_is_copied_if_batches_are_in_flight() -> None:
-    collection = converted(recfx.HashConfig(dense_rows=0, on_full="evict")).to(DEVICE)
-    text = format_graph(collection.graph_module)
-    assert "ebc_to_device = to_device(ebc_rows)" in text
-    assert "lookup(ebc_to_device, ebc_batch_in_flight)" in text
-
-
-def test_tables_without_an_index_need_no_copies() -> None:
-    for hashing in (recfx.HashConfig(), None):
-        assert kinds(converted(hashing).to(DEVICE)) == kinds(converted(hashing))
-
-
 def test_the_report_says_once_per_collection_that_ids_are_hashed_on_the_host() -> None:
     model = nn.ModuleDict({"a": converted(), "b": converted(), "c": converted(recfx.HashConfig())})
     assert "hashed_on_host" not in [reason.code for reason in recfx.explain(model).reasons]
@@ -138,16 +126,6 @@ def test_outputs_and_gradients_are_those_of_the_cpu(
     assert len(by_device[0]) == len(by_device[1])
     for on_device, expected in zip(by_device[1], by_device[0], strict=True):
         torch.testing.assert_close(on_device, expected, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("ids_on", ["npu:0", "cpu"])
-def test_an_empty_batch(ids_on: str) -> None:
-    collection = converted().to(DEVICE)
-    for samples in (0, 2):
-        lengths = torch.zeros(2 * samples, dtype=torch.int64)
-        features = KeyedJaggedTensor(["f0", "f1"], torch.zeros(0, dtype=torch.int64), lengths=lengths, stride=samples)
-        pooled = collection(features.to(torch.device(ids_on))).values()
-        assert (tuple(pooled.shape), pooled.device.type) == ((samples, 8), "npu")
 
 
 def test_copies_are_pinned_and_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
