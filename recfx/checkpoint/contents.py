@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TypeVar
 
 import torch
@@ -10,12 +10,10 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from recfx.errors import CheckpointError, type_of
+from recfx.errors import CheckpointError, few, type_of
 
-MODEL, IN_BACKWARD, OPTIMIZER, SETTINGS = "model.", "in_backward.", "optimizer.", "settings"
+MODEL, OPTIMIZER, SETTINGS = "model.", "optimizer.", "settings"
 BUILD_AS_SAVED = "build the model as it was built when saving."
-_MOST_NAMED = 10
-_LONGEST_NAME = 300
 _Value = TypeVar("_Value")
 
 
@@ -39,8 +37,8 @@ def check_names(what: str, expected: Collection[str], saved: Collection[str], wh
     saved_names, here = set(saved), set(expected)
     missing = [name for name in expected if name not in saved_names]
     unexpected = [name for name in saved if name not in here]
-    parts = [f"lacks {what}{_listed(missing)}"] if missing else []
-    parts += [f"has {what}{_listed(unexpected)}, which this model does not have"] if unexpected else []
+    parts = [f"lacks {what}{few(missing, 10)}"] if missing else []
+    parts += [f"has {what}{few(unexpected, 10)}, which this model does not have"] if unexpected else []
     if parts:
         raise mismatch(f"the checkpoint {' and '.join(parts)}.", what_to_do=what_to_do)
 
@@ -50,17 +48,7 @@ def mismatch(message: str, *, module_path: str = "", what_to_do: str = BUILD_AS_
     return CheckpointError(message, reason="checkpoint_mismatch", module_path=module_path, what_to_do=what_to_do)
 
 
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return ", ".join(map(_printable, names[:_MOST_NAMED])) + more
-
-
-def _printable(name: str) -> str:
-    cut = name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}..."
-    return cut if cut.isprintable() else ascii(cut)
-
-
-def check_storable(name: str, tensor: torch.Tensor) -> None:
+def check_storable(name: str, tensor: Tensor) -> None:
     """Refuse a tensor whose content is not simply its elements, such as a quantized or a sparse one.
 
     Raises:
@@ -73,16 +61,15 @@ def check_storable(name: str, tensor: torch.Tensor) -> None:
             reason="value_not_supported",
             what_to_do="save such a model with torch.distributed.checkpoint.",
         )
-    if tensor.layout == torch.strided and not tensor.is_quantized:
-        return
-    raise CheckpointError(
-        f"{name} is a tensor of dtype {tensor.dtype} and layout {tensor.layout}.",
-        reason="value_not_supported",
-        what_to_do="save it by other means, and register it with persistent=False.",
-    )
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        raise CheckpointError(
+            f"{name} is a tensor of dtype {tensor.dtype} and layout {tensor.layout}.",
+            reason="value_not_supported",
+            what_to_do="save it by other means, and register it with persistent=False.",
+        )
 
 
-def check_loadable(name: str, tensor: torch.Tensor) -> None:
+def check_loadable(name: str, tensor: Tensor) -> None:
     """Refuse a tensor that nothing can be loaded into, before torch does so halfway through.
 
     Raises:
@@ -97,28 +84,25 @@ def check_loadable(name: str, tensor: torch.Tensor) -> None:
         )
 
 
-def check_has_elements(state: Mapping[str, object], on_meta: str, what_to_do: str) -> None:
+def check_has_elements(name: str, tensors: Iterable[Tensor]) -> None:
     """Refuse parameters of lazy modules, which have no shape yet, and tensors on the meta device.
-
-    Args:
-        state: tensors by name; anything else in it is ignored.
-        on_meta: what to say about a tensor on meta.
-        what_to_do: the advice for a tensor on meta.
 
     Raises:
         CheckpointError: ``model_is_lazy``, ``model_on_meta``.
     """
-    tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
-    for name, tensor in tensors.items():
+    for tensor in tensors:
         if is_lazy(tensor):
             raise CheckpointError(
                 f"{name} has no shape yet: its module is lazy.",
                 reason="model_is_lazy",
                 what_to_do="call the model on one batch first.",
             )
-    for name, tensor in tensors.items():
         if tensor.is_meta:
-            raise CheckpointError(f"{name} {on_meta}.", reason="model_on_meta", what_to_do=what_to_do)
+            raise CheckpointError(
+                f"{name} is on the meta device.",
+                reason="model_on_meta",
+                what_to_do="call to_empty(device=...) first, and initialise the model or load into it.",
+            )
 
 
 def check_saved_as(

@@ -15,24 +15,27 @@ from torch import nn
 from torchrec.optim.warmup import WarmupOptimizer
 
 from recfx.argument_types import typed
-from recfx.checkpoint.contents import MODEL, with_prefix
+from recfx.checkpoint.contents import MODEL, check_names, with_prefix
 from recfx.checkpoint.directory import locked, told_as
-from recfx.checkpoint.in_backward import BackwardPlan, optimizers_in_backward, plan_in_backward
+from recfx.checkpoint.in_backward import FusedPlan, attached_to, fused_tables
 from recfx.checkpoint.manifest import Manifest, missing, torn
 from recfx.checkpoint.model_plan import ModelPlan, plan_model, refused_as
 from recfx.checkpoint.ordinary import (
+    Stepped,
     load_state,
     load_warm_ups,
+    other_optimizer,
     plan_warm_ups,
     rebuild_state,
-    stepped_names,
+    stepped_by,
     unwrap_optimizer,
 )
 from recfx.checkpoint.peers import Peers, checked_directory, checked_model
-from recfx.checkpoint.saved_optimizers import SavedOptimizers
+from recfx.checkpoint.saved_optimizers import STEP_AS_SAVED, SavedOptimizers
 from recfx.checkpoint.settings import read_settings
 from recfx.checkpoint.storage import SavedFolder
 from recfx.checkpoint.table_names import prefix_of
+from recfx.checkpoint.tables import tables_of
 from recfx.errors import CheckpointError, Diagnostic, Severity, few, with_article
 
 _log = logging.getLogger("recfx")
@@ -151,7 +154,7 @@ def _load(
             if not folder.path.is_dir():
                 raise torn(folder.path, "it is missing")
             plans.append(_plan(root, folder, optimizer, in_backward, submodule))
-            return (plans[0].optimizer is None, in_backward), plans[0].notes
+            return (optimizer is None, in_backward), plans[0].notes
 
         of_ranks = peers.agree(plan)
         if len({given for given, _ in of_ranks}) > 1:
@@ -177,15 +180,15 @@ class _Plans:
 
     Args:
         model: the plan for parameters and indexes.
-        backward: the plan for optimizers in backward.
-        optimizer: an ordinary optimizer, and the state for it.
+        fused: the plans for fused optimizers.
+        optimizers: other optimizers, in backward or ordinary, and the states for them.
         warm_ups: TorchRec's warm-ups, and the states for them.
         notes: what the user should know about optimizers.
     """
 
     model: ModelPlan
-    backward: list[BackwardPlan]
-    optimizer: tuple[torch.optim.Optimizer, dict[str, Any]] | None
+    fused: list[FusedPlan]
+    optimizers: list[tuple[torch.optim.Optimizer, dict[str, Any]]]
     warm_ups: list[tuple[WarmupOptimizer, list[int]]]
     notes: list[Diagnostic]
     done: list[Callable[[], None]] = field(default_factory=list)
@@ -196,9 +199,9 @@ class _Plans:
         Raises:
             CheckpointError: ``checkpoint_mismatch``.
         """
-        if self.optimizer is not None:
+        for optimizer, state in self.optimizers:
             with refused_as("the optimizer", "optimizer"):
-                self.done.append(load_state(*self.optimizer))
+                self.done.append(load_state(optimizer, state))
         self.model.begin(self.done)
 
     def undo(self) -> None:
@@ -209,7 +212,7 @@ class _Plans:
         """Load the rest. Everything has been checked; what can still fail is the disk."""
         with torch.no_grad():
             self.model.carry_out()
-            for plan in self.backward:
+            for plan in self.fused:
                 plan.carry_out(folder)
             load_warm_ups(self.warm_ups)  # last, as they set learning rates
 
@@ -221,33 +224,80 @@ def _plan(
     in_backward: bool,
     submodule: str,
 ) -> _Plans:
-    described, settings = folder.described, read_settings(folder)
+    settings = read_settings(folder)
     extra = settings["extra_state"]
-    names = [*with_prefix(described, MODEL), *extra]
+    names = [*with_prefix(folder.described, MODEL), *extra]
     prefix = prefix_of(submodule, root.state_dict(), names) if submodule else ""
-    plan = plan_model(root, folder, described, with_prefix(extra, prefix), MODEL + prefix)
-    moves, saved = plan.all_moves, SavedOptimizers.of(settings, described)
+    plan = plan_model(root, folder, with_prefix(extra, prefix), MODEL + prefix)
+    saved = SavedOptimizers.of(settings, folder.described)
     inner = None if optimizer is None else unwrap_optimizer(optimizer)
-    stepped = stepped_names(inner, root)
-    backward = plan_in_backward(root, saved, moves, stepped) if in_backward else []
-    planned = [of_parameter.optimizer.name for of_parameter in backward]
-    notes = _without_state([name for name in planned if saved.get(name) is None])
-    rebuilt = None
+    stepped = [] if inner is None else stepped_by(inner, root)
+    tables, attached = fused_tables(root), attached_to(root)
+    of_backward = [*(table.weight for table, _ in tables), *(of_parameter.name for of_parameter in attached)]
+    ordinary = None if inner is None else [of_parameter.name for of_parameter in stepped]
+    _check_all_taken(root, saved, ordinary, of_backward, in_backward)
+    fused: list[FusedPlan] = []
+    optimizers: list[tuple[torch.optim.Optimizer, dict[str, Any]]] = []
+    notes: list[Diagnostic] = []
+    if in_backward:
+        fused = [
+            FusedPlan(table, settings_here, saved.entries.get(table.weight), plan.moves.get(table.weight))
+            for table, settings_here in tables
+        ]
+        for of_parameter in attached:
+            alone = [Stepped(of_parameter.parameter, of_parameter.name, None)]
+            state, _ = rebuild_state(of_parameter.optimizer, alone, folder, saved, plan.moves)
+            optimizers.append((of_parameter.optimizer, state))
+        notes += _without_state([name for name in of_backward if name not in saved.entries])
     if optimizer is not None and inner is not None:
-        names = [of_parameter.name for of_parameter in optimizers_in_backward(root)]
-        state, differ = rebuild_state(inner, root, folder, saved, moves, names)
-        rebuilt, notes = (optimizer, state), [*notes, *differ]
+        state, notes_of_settings = rebuild_state(inner, stepped, folder, saved, plan.moves, of_backward)
+        optimizers.append((optimizer, state))
+        notes += notes_of_settings
     warm_ups = [] if optimizer is None else plan_warm_ups(optimizer, settings["warm_ups"])
-    for of_parameter in backward:
-        of_parameter.prepare()
+    for of_table in fused:
+        of_table.check()
+    for of_table in fused:
+        of_table.prepare()
     if inner is None and in_backward:
-        notes += _not_loaded(saved, set(planned))
-    return _Plans(plan, backward, rebuilt, warm_ups, notes)
+        notes += _not_loaded(saved, set(of_backward))
+    return _Plans(plan, fused, optimizers, warm_ups, notes)
+
+
+def _check_all_taken(
+    root: nn.Module, saved: SavedOptimizers, ordinary: list[str] | None, of_backward: list[str], in_backward: bool
+) -> None:
+    """Check that what was saved of optimizers is taken here, and that those here find theirs.
+
+    Args:
+        root: the model without wrappers.
+        saved: the optimizers that were saved.
+        ordinary: the parameters that an ordinary optimizer steps; None if there is none.
+        of_backward: the parameters that are stepped in backward.
+        in_backward: whether optimizers in backward are loaded.
+
+    Raises:
+        CheckpointError: ``checkpoint_mismatch``.
+    """
+    elsewhere = [table.weight for table in tables_of(root) if ordinary is not None and not table.here]  # other ranks
+    taken = {*(ordinary or ()), *of_backward, *elsewhere}
+    left = sorted(name for name, entry in saved.entries.items() if entry.group is None and name not in taken)
+    if in_backward:
+        check_names("an optimizer in backward for ", [], left, STEP_AS_SAVED)
+    if ordinary is None:
+        return
+    missing = [name for name in ordinary if name not in saved.entries and name not in of_backward]
+    if missing and not saved.groups:
+        raise other_optimizer("the checkpoint was saved without optimizer=.", "load it without optimizer= as well.")
+    left = sorted(name for name, entry in saved.entries.items() if entry.group is not None and name not in taken)
+    if missing or left:
+        here = f"no optimizer that was saved stepped {few(missing, 10)}" if missing else ""
+        there = f"the saved optimizer stepped {few(left, 10)}, which no optimizer does here" if left else ""
+        raise other_optimizer(f"{'; '.join(filter(None, [here, there]))}.")
 
 
 def _not_loaded(saved: SavedOptimizers, taken: set[str]) -> list[Diagnostic]:
     """What is said of an ordinary optimizer that was saved and is not asked for."""
-    if not saved.ordinary_kind or taken.issuperset(saved.ordinary):
+    if not saved.ordinary_kind or taken >= saved.ordinary:
         return []
     message = (
         f"the checkpoint has {with_article(saved.ordinary_kind)}, whose state was not loaded, as optimizer= was not "

@@ -6,8 +6,7 @@ It may be inside TorchRec's wrappers, of which a warm-up has a state of its own.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,11 +16,10 @@ from torchrec.optim.fused import EmptyFusedOptimizer
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.warmup import WarmupOptimizer
 
-from recfx.checkpoint.contents import mismatch
-from recfx.checkpoint.optimizer_fits import ELEMENTWISE, check_settings_fit, check_state_fits
-from recfx.checkpoint.saved_optimizers import SavedOptimizer, SavedOptimizers, kind_of_class
+from recfx.checkpoint.contents import OPTIMIZER, mismatch
+from recfx.checkpoint.saved_optimizers import SavedOptimizer, SavedOptimizers, kind_of_class, settings_in
 from recfx.checkpoint.storage import Parts, SavedFolder
-from recfx.checkpoint.table_names import NamedTable, sharded_parameters, sharded_tables
+from recfx.checkpoint.tables import Table, sharded_parameters
 from recfx.collections.sharding.optimizer import ShardedFusedOptimizer
 from recfx.errors import CheckpointError, Diagnostic, Severity, few, type_of
 from recfx.hashing.row_move import RowMove
@@ -67,11 +65,13 @@ def plan_warm_ups(optimizer: object, saved: Mapping[str, Any]) -> list[tuple[War
     """
     warm_ups = _warm_ups(optimizer)
     if warm_ups.keys() != saved.keys():
-        raise _mismatch(f"warm-ups were saved at {sorted(saved)} of optimizer=, here they are at {sorted(warm_ups)}.")
+        raise other_optimizer(
+            f"warm-ups were saved at {sorted(saved)} of optimizer=, here they are at {sorted(warm_ups)}."
+        )
     for place, warm_up in warm_ups.items():
         stage, stages = saved[place][1], len(warm_up._stages)
         if stage >= stages:
-            raise _mismatch(f"a warm-up was saved in its stage {stage}, but here it has {stages}.")
+            raise other_optimizer(f"a warm-up was saved in its stage {stage}, but here it has {stages}.")
     return [(warm_up, saved[place]) for place, warm_up in warm_ups.items()]
 
 
@@ -122,9 +122,10 @@ def _not_supported(
     return CheckpointError(message, reason="optimizer_not_supported", what_to_do=what_to_do)
 
 
-def _mismatch(
+def other_optimizer(
     message: str, what_to_do: str = "build the optimizer as it was built when saving, or load without optimizer=."
 ) -> CheckpointError:
+    """The error for an optimizer that is not the one that was saved."""
     return mismatch(message, module_path="optimizer", what_to_do=what_to_do)
 
 
@@ -152,30 +153,15 @@ def load_state(optimizer: Any, state: dict[str, Any]) -> Callable[[], None]:
     return undo
 
 
-@dataclass
-class DescribedOptimizer:
-    """The content of ``optimizer.state_dict()``.
-
-    Args:
-        tensors: the tensors, by ``<parameter>.<state>``, without those of sharded tables.
-        sharded: this rank's parts of the tensors of sharded tables.
-        values: everything else.
-    """
-
-    tensors: dict[str, Tensor]
-    sharded: dict[str, Tensor | Parts]
-    values: dict[str, Any]
-
-
-class _Stepped(NamedTuple):
+class Stepped(NamedTuple):
     """A parameter that an optimizer updates; its name is ``#<number>`` if the model lacks it."""
 
     parameter: Tensor
     name: str
-    shard: tuple[NamedTable, Shard] | None
+    shard: tuple[Table, Shard] | None
 
 
-def _stepped(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[_Stepped]:
+def stepped_by(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[Stepped]:
     """The parameters of all groups, in the order in which ``state_dict`` numbers them."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     sharded = sharded_parameters(model)
@@ -183,18 +169,21 @@ def _stepped(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[_Steppe
     for number, parameter in enumerate(parameter for group in optimizer.param_groups for parameter in group["params"]):
         shard = sharded.get(id(parameter))
         name = names.get(id(parameter), f"#{number}") if shard is None else shard[0].weight
-        stepped.append(_Stepped(parameter, name, shard))
+        stepped.append(Stepped(parameter, name, shard))
     return stepped
 
 
-def describe_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> DescribedOptimizer:
-    """What ``optimizer.state_dict()`` says.
+def describe_optimizer(
+    optimizer: torch.optim.Optimizer, model: nn.Module
+) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor | Parts]]:
+    """What ``optimizer.state_dict()`` says: all but tensors; the tensors, by the names under which they are saved; and
+    this rank's parts of those of sharded tables.
 
     Raises:
         CheckpointError: ``optimizer_not_supported``: it steps parameters that are not in ``model``, or has a state of
             a sharded table that is not cut as the table is.
     """
-    stepped = _stepped(optimizer, model)
+    stepped = stepped_by(optimizer, model)
     foreign = [number for number, parameter in enumerate(stepped) if parameter.name == f"#{number}"]
     if foreign:
         raise _not_supported(
@@ -202,7 +191,8 @@ def describe_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> De
             "pass an optimizer of parameters of this model; save other optimizers with torch.save.",
         )
     saved = _state_dict(optimizer)
-    described = DescribedOptimizer({}, {}, {})
+    whole: dict[str, Tensor] = {}
+    parts: dict[str, Tensor | Parts] = {}
     values: dict[str, dict[str, Any]] = {}
     for number, state in saved["state"].items():
         _, name, shard = stepped[number]
@@ -211,14 +201,13 @@ def describe_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> De
         values[name] = {"values": rest, "tensors": list(tensors)}
         for key, tensor in tensors.items():
             if shard is None:
-                described.tensors[f"{name}.{key}"] = tensor
+                whole[f"{OPTIMIZER}{name}.{key}"] = tensor
             else:
-                _add_part(described.sharded, f"{name}.{key}", tensor, *shard)
+                _add_part(parts, f"{OPTIMIZER}{name}.{key}", tensor, *shard)
     groups = [
         {**group, "params": [stepped[number].name for number in group["params"]]} for group in saved["param_groups"]
     ]
-    described.values = {"kind": type(optimizer).__name__, "groups": groups, "state": values}
-    return described
+    return {"kind": type(optimizer).__name__, "groups": groups, "state": values}, whole, parts
 
 
 def _state_dict(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -232,12 +221,12 @@ def _state_dict(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         optimizer.state = whole
 
 
-def _add_part(tensors: dict[str, Tensor | Parts], name: str, value: Tensor, table: NamedTable, shard: Shard) -> None:
+def _add_part(tensors: dict[str, Tensor | Parts], name: str, value: Tensor, table: Table, shard: Shard) -> None:
     size = whole_state_size(name, tuple(value.shape), table, shard)
-    if shard not in table.own_saved_shards():
+    if shard not in table.saved_here:
         return
     if size == ():
-        if table.table.saved[0] == shard:
+        if table.saved[0] == shard:
             tensors[name] = value
         return
     parts = tensors.setdefault(name, Parts(size))
@@ -245,13 +234,13 @@ def _add_part(tensors: dict[str, Tensor | Parts], name: str, value: Tensor, tabl
     parts.put((shard.rows[0], shard.columns[0] if size[1] > 1 else 0), value)
 
 
-def whole_state_size(name: str, part: tuple[int, ...], table: NamedTable, shard: Shard) -> tuple[int, ...]:
+def whole_state_size(name: str, part: tuple[int, ...], table: Table, shard: Shard) -> tuple[int, ...]:
     """The size of the state of a whole table, of which a shard has a part.
 
     Raises:
         CheckpointError: ``optimizer_not_supported``.
     """
-    (first, end), (left, right), spec = shard.rows, shard.columns, table.table.table
+    (first, end), (left, right), spec = shard.rows, shard.columns, table.spec
     if part == (end - first, right - left):
         return spec.num_embeddings, spec.embedding_dim
     if part == (end - first, 1) and right - left == spec.embedding_dim:
@@ -283,31 +272,23 @@ def join_described(described: list[dict[str, Any]]) -> dict[str, Any]:
     return {"kind": first["kind"], "groups": groups, "state": state}
 
 
-def stepped_names(optimizer: torch.optim.Optimizer | None, model: nn.Module) -> set[str]:
-    """The parameters of ``model`` that an ordinary optimizer steps: this one, or that of a rank with other tables."""
-    if optimizer is None:
-        return set()
-    not_here = {table.weight for table in sharded_tables(model) if not table.local()}
-    return not_here.union(stepped.name for stepped in _stepped(optimizer, model))
-
-
 def rebuild_state(
     optimizer: torch.optim.Optimizer,
-    model: nn.Module,
+    stepped: Sequence[Stepped],
     folder: SavedFolder,
     saved: SavedOptimizers,
     moves: Mapping[str, RowMove],
-    in_backward: Collection[str],
+    in_backward: Collection[str] = (),
 ) -> tuple[dict[str, Any], list[Diagnostic]]:
-    """The ``state_dict`` for ``optimizer``, checked against its parameters. Changes nothing.
+    """The ``state_dict`` for ``optimizer``. Changes nothing.
 
     Args:
         optimizer: the optimizer that is to load the state.
-        model: the model whose parameters it updates.
+        stepped: its parameters, as ``stepped_by`` returns them.
         folder: the data folder.
         saved: the optimizers that were saved.
         moves: the moves of tables that have more rows than saved, by weight name.
-        in_backward: the parameters that have an optimizer in backward here, which takes what was saved of them.
+        in_backward: the parameters that an optimizer in backward steps here, which takes what was saved of them.
 
     Returns:
         the ``state_dict``; and warnings about parameters that it steps with other settings than when saving.
@@ -315,53 +296,52 @@ def rebuild_state(
     Raises:
         CheckpointError: ``checkpoint_mismatch``.
     """
-    stepped = _stepped(optimizer, model)
-    names = {name: saved.ordinary.get(name) if name in in_backward else saved.get(name) for _, name, _ in stepped}
-    missing = [name for name, entry in names.items() if entry is None and name not in in_backward]
-    if missing and not saved.ordinary:
-        raise _mismatch("the checkpoint was saved without optimizer=.", "load it without optimizer= as well.")
-    left = sorted(saved.ordinary.keys() - stepped_names(optimizer, model) - set(in_backward))
-    if missing or left:
-        here = f"no optimizer that was saved stepped {few(missing, 10)}" if missing else ""
-        there = f"the saved optimizer stepped {few(left, 10)}, which no optimizer does here" if left else ""
-        raise _mismatch(f"{'; '.join(filter(None, [here, there]))}.")
     numbers = iter(range(len(stepped)))
     rebuilt: list[dict[str, Any]] = []
     state: dict[int, dict[str, Any]] = {}
     notes: list[Diagnostic] = []
     for position, group in enumerate(optimizer.param_groups):
         group_numbers = [next(numbers) for _ in group["params"]]
-        entries = {number: entry for number in group_numbers if (entry := names[stepped[number].name]) is not None}
-        settings = _settings_of(optimizer, position, list(entries.values()), saved)
+        names = {number: stepped[number].name for number in group_numbers}
+        entries = {
+            number: saved.entries[name]
+            for number, name in names.items()
+            if name in saved.entries and name not in in_backward
+        }
+        settings = _settings_of(optimizer, position, list(names.values()), list(entries.values()), saved)
         rebuilt.append({**settings, "params": group_numbers})
         notes += _other_settings(entries.values(), settings)
         for number, entry in entries.items():
-            if of_parameter := _read_state(folder, stepped[number], entry, optimizer, settings, moves):
+            if of_parameter := _read_state(folder, stepped[number], entry, optimizer, moves):
                 state[number] = of_parameter
     return {"state": state, "param_groups": rebuilt}, notes
 
 
 def _settings_of(
-    optimizer: torch.optim.Optimizer, position: int, entries: list[SavedOptimizer], saved: SavedOptimizers
+    optimizer: torch.optim.Optimizer,
+    position: int,
+    names: Collection[str],
+    entries: Sequence[SavedOptimizer],
+    saved: SavedOptimizers,
 ) -> dict[str, Any]:
     """The settings of one group: those of the group that its parameters were in. A group of parameters that were all
     stepped in backward has the settings of the first.
 
     Raises:
-        CheckpointError: ``checkpoint_mismatch``: the parameters were in several groups, or the settings do not fit.
+        CheckpointError: ``checkpoint_mismatch``: the parameters were in several groups.
     """
     group = optimizer.param_groups[position]
-    groups = sorted({entry.group for entry in entries if entry.group is not None})
+    then_in_backward = {entry.name for entry in entries if entry.group is None}
+    of_names = [saved.group_of(name) for name in names if name not in then_in_backward]
+    groups = sorted({number for number in of_names if number is not None})
     if len(groups) > 1:
-        raise _mismatch(f"group {position} has parameters of groups {groups} of the saved optimizer.")
-    if not group["params"] and position < len(saved.groups):  # those of other ranks
+        raise other_optimizer(f"group {position} has parameters of groups {groups} of the saved optimizer.")
+    if not names and position < len(saved.groups):  # those of other ranks
         groups = [position]
-    known = saved.groups[groups[0]] if groups else {}
+    known = settings_in(saved.groups[groups[0]]) if groups else {}
     if not groups and entries:
-        known = {key: value for key, value in entries[0].settings.items() if key in optimizer.defaults}
-    check_settings_fit(known, group, "optimizer")
-    settings = {key: value for key, value in group.items() if key in optimizer.defaults}  # some may not be saved
-    return {**settings, **known}
+        known = {key: value for key, value in entries[0].settings.items() if key in group}
+    return {**{key: value for key, value in group.items() if key in optimizer.defaults}, **known}  # some are not saved
 
 
 _HARMLESS = ("foreach", "fused", "capturable", "differentiable", "initial_accumulator_value")
@@ -404,10 +384,9 @@ def _plain(setting: Any) -> Any:
 
 def _read_state(
     folder: SavedFolder,
-    stepped: _Stepped,
+    stepped: Stepped,
     saved: SavedOptimizer,
     optimizer: torch.optim.Optimizer,
-    settings: Mapping[str, Any],
     moves: Mapping[str, RowMove],
 ) -> dict[str, Any]:
     """The state of one parameter; for a shard, its part of it."""
@@ -416,19 +395,12 @@ def _read_state(
         raise saved.mismatch(
             "its state has one entry per row of its table, which has more rows now; only fused optimizers follow them."
         )
-    rule, parameter, known = rule_named(saved.kind), stepped.parameter, type(optimizer) in ELEMENTWISE
-    if rule is not None and parameter.dim() == 2:
-        if saved.group is None and not saved.tensors:
-            return _started(rule, parameter, saved.settings)
-        if stepped.shard is None and not known:
-            saved.check_state_of(rule, *parameter.shape)
+    rule, parameter = rule_named(saved.kind), stepped.parameter
+    if rule is not None and parameter.dim() == 2 and saved.group is None and not saved.tensors:
+        return _started(rule, parameter, saved.settings)
     if stepped.shard is None:
-        shapes = {key: tensor.new_empty(saved.shape(key)) for key, tensor in saved.tensors.items()}
-        check_state_fits(shapes, saved.values, parameter, type(optimizer), settings, stepped.name)
         return {**saved.values, **{key: saved.read(folder, key) for key in saved.tensors}}
-    parts = {key: _read_part(folder, saved, key, stepped.shard[1]) for key in saved.tensors}
-    check_state_fits(parts, saved.values, parameter, type(optimizer), settings, stepped.name)
-    return {**saved.values, **parts}
+    return {**saved.values, **{key: _read_part(folder, saved, key, stepped.shard[1]) for key in saved.tensors}}
 
 
 def _started(rule: Rule, parameter: Tensor, settings: Mapping[str, Any]) -> dict[str, Tensor]:

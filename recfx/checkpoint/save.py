@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from recfx.argument_types import typed
 from recfx.checkpoint import storage
-from recfx.checkpoint.contents import IN_BACKWARD, MODEL, OPTIMIZER, SETTINGS, check_has_elements, check_storable
+from recfx.checkpoint.contents import MODEL, SETTINGS, check_has_elements, check_storable
 from recfx.checkpoint.directory import (
     MANIFEST,
     check_writable,
@@ -23,18 +23,15 @@ from recfx.checkpoint.directory import (
     remove_leftovers,
     told_as,
 )
-from recfx.checkpoint.in_backward import optimizers_in_backward
+from recfx.checkpoint.in_backward import describe_in_backward
 from recfx.checkpoint.manifest import Manifest, is_foreign
 from recfx.checkpoint.ordinary import describe_optimizer, join_described, unwrap_optimizer, warm_up_states
 from recfx.checkpoint.peers import Peers, checked_directory, checked_model
 from recfx.checkpoint.settings import pack_settings
-from recfx.checkpoint.sharded import joined_counts, tables_contents
 from recfx.checkpoint.storage import Parts, SavedFolder
-from recfx.checkpoint.table_names import sharded_names
+from recfx.checkpoint.tables import joined_counts, tables_contents, tables_of
 from recfx.errors import CheckpointError
 from recfx.runtime.ordinary_optimizers import reset_before_saving
-
-_ON_META = "is on the meta device: there is nothing to save", "call to_empty() and initialise the model first."
 
 
 @typed(CheckpointError, left=("optimizer",))
@@ -134,24 +131,27 @@ def _contents(model: nn.Module, optimizer: Any, peers: Peers) -> dict[str, Tenso
     settings: dict[str, Any] = {}
 
     def describe() -> tuple[dict[str, list[Tensor]], dict[str, Any] | None]:
-        sharded = sharded_names(model)
         inner = None if optimizer is None else unwrap_optimizer(optimizer)
         if inner is not None:
             reset_before_saving(inner)
-        state = {name: value for name, value in model.state_dict().items() if name not in sharded}
-        check_has_elements(state, *_ON_META)
-        tensors, counts = tables_contents(model)
+        state = model.state_dict()
+        tensors, counts = tables_contents(model, peers.is_first)
+        described, whole, parts = (None, {}, {}) if inner is None else describe_optimizer(inner, model)
+        written.update(parts)
         written.update(tensors)
-        described = None if inner is None else describe_optimizer(inner, model)
-        if described is not None:
-            written.update({OPTIMIZER + name: tensor for name, tensor in described.sharded.items()})
         if peers.is_first:
-            common.update({MODEL + name: value.detach() for name, value in state.items() if isinstance(value, Tensor)})
+            for table in tables_of(model):
+                for name in (table.weight, *table.index_keys.values()):
+                    state.pop(name, None)
             settings["extra_state"] = {name: value for name, value in state.items() if not isinstance(value, Tensor)}
-            settings["in_backward"] = _in_backward(model, common)
-            if described is not None:
-                common.update({OPTIMIZER + name: tensor for name, tensor in described.tensors.items()})
-        return counts, None if described is None else described.values
+            settings["in_backward"], of_attached = describe_in_backward(model)
+            common.update(whole)
+            common.update(of_attached)
+            for name, value in state.items():
+                if isinstance(value, Tensor):
+                    check_has_elements(name, [value])
+                    common[MODEL + name] = value.detach()
+        return counts, described
 
     all_ranks = peers.agree(describe)
 
@@ -159,8 +159,7 @@ def _contents(model: nn.Module, optimizer: Any, peers: Peers) -> dict[str, Tenso
         written.update(joined_counts([counts for counts, _ in all_ranks]))
         for name, tensor in common.items():
             check_storable(name, tensor)
-        check_has_elements(common, *_ON_META)
-        written.update(common)
+            written.setdefault(name, tensor)
         described = [values for _, values in all_ranks if values is not None]
         if described and len(described) < len(all_ranks):
             raise CheckpointError(
@@ -174,15 +173,6 @@ def _contents(model: nn.Module, optimizer: Any, peers: Peers) -> dict[str, Tenso
 
     peers.first(join)
     return written
-
-
-def _in_backward(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """What is saved about the optimizers in backward besides their tensors, which are added to ``tensors``."""
-    described = {}
-    for optimizer in optimizers_in_backward(model):
-        tensors.update({f"{IN_BACKWARD}{optimizer.name}.{key}": value for key, value in optimizer.tensors().items()})
-        described[optimizer.name] = optimizer.described()
-    return described
 
 
 def _counts(path: Path, data: str) -> bool | None:

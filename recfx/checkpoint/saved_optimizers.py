@@ -1,7 +1,6 @@
-"""What a checkpoint has of optimizers: state by the name of a parameter, whatever ran its step.
+"""What a checkpoint has of optimizers: settings and state by the name of a parameter, whatever ran its step.
 
-An optimizer in backward and an ordinary one are written into different parts of the files. Whatever steps a parameter
-when a checkpoint is loaded takes its state, from either part.
+Whatever steps the parameter when the checkpoint is loaded takes them, in backward or not.
 """
 
 from __future__ import annotations
@@ -14,21 +13,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recfx.checkpoint.contents import IN_BACKWARD, OPTIMIZER, mismatch
-from recfx.checkpoint.optimizer_fits import NOT_SETTINGS, is_number
-from recfx.checkpoint.sharded import read_rows
+from recfx.checkpoint.contents import OPTIMIZER, mismatch
 from recfx.checkpoint.storage import SavedFolder
+from recfx.checkpoint.tables import read_rows
 from recfx.errors import CheckpointError
 from recfx.hashing.row_move import RowMove
 from recfx.ir.shard import Shard
 from recfx.optim.rules import RULES
-from recfx.optim.rules.rule import STEP, Rule
 
 STEP_AS_SAVED = (
     "step it by the optimizer that stepped it when saving: attached with apply_optimizer_in_backward, which is carried "
     "out under every plan with sharders=recfx.sharders(), or in optimizer=; or load with in_backward=False and without "
     "optimizer=."
 )
+NOT_SETTINGS = ("params", "param_names")
+"""Entries of an optimizer's groups that say which parameters it updates: a checkpoint has its own names for them."""
+
+
+def settings_in(group: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings in a group of an optimizer."""
+    return {key: value for key, value in group.items() if key not in NOT_SETTINGS}
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,7 @@ class SavedOptimizer:
     """What was saved of the optimizer of one parameter.
 
     Args:
-        name: the name of the parameter.
+        name: the name of the parameter, followed by ``#1`` and so on if it had several optimizers in backward.
         kind: the name of the optimizer's rule, or of its class if no rule stands for it.
         settings: its settings.
         values: the part of its state that is no tensor.
@@ -44,6 +48,7 @@ class SavedOptimizer:
         described: shapes and dtypes of everything that is saved.
         group: the number of its group, if it was an ordinary optimizer; None if it was one in backward.
         blocks: the blocks of columns for each of which there is one number per row, if they were cut.
+        prefix: what the names of its tensors begin with.
     """
 
     name: str
@@ -54,30 +59,21 @@ class SavedOptimizer:
     described: Mapping[str, Tensor]
     group: int | None = None
     blocks: tuple[tuple[int, int], ...] = ()
+    prefix: str = OPTIMIZER
 
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
-        """Shapes and dtypes of the tensors of its state, by their names in it.
+        """Shapes and dtypes of the tensors of its state, by their names in it."""
+        return {key: self.described[self.saved_as(key)] for key in self.keys}
 
-        Raises:
-            CheckpointError: ``checkpoint_mismatch``: one of them is not there, or not in whole blocks.
-        """
-        absent = [key for key in self.keys if self.saved_as(key) not in self.described]
-        if absent:
-            raise self.mismatch(f"the checkpoint lacks its state {absent[0]!a}.")
-        tensors = {key: self.described[self.saved_as(key)] for key in self.keys}
-        if self.blocks and any(tensor.dim() and tensor.shape[0] % len(self.blocks) for tensor in tensors.values()):
-            raise self.mismatch(f"its state was saved in blocks of columns {list(self.blocks)}.")
-        return tensors
-
-    def shape(self, key: str) -> torch.Size:
+    def shape(self, key: str) -> tuple[int, ...]:
         """The shape of what ``read`` returns."""
-        shape = self.tensors[key].shape
-        return torch.Size((shape[0] // len(self.blocks), 1)) if self._in_blocks(key) else shape
+        shape = tuple(self.tensors[key].shape)
+        return (shape[0] // len(self.blocks), 1) if self._in_blocks(key) else shape
 
     def saved_as(self, key: str) -> str:
         """The name of one tensor of its state in the checkpoint."""
-        return f"{IN_BACKWARD if self.group is None else OPTIMIZER}{self.name}.{key}"
+        return f"{self.prefix}{self.name}.{key}"
 
     def mismatch(self, message: str) -> CheckpointError:
         return mismatch(message, module_path=self.name, what_to_do=STEP_AS_SAVED)
@@ -91,33 +87,10 @@ class SavedOptimizer:
         if self.kind != kind:
             raise self.mismatch(f"the saved optimizer is {self.kind}, this one is {kind}.")
 
-    def check_state_of(self, rule: Rule, rows: int, dim: int) -> None:
-        """Check that the saved state is that of a table ``[rows, dim]``, as the rule keeps it.
-
-        Raises:
-            CheckpointError: ``checkpoint_mismatch``.
-        """
-        names = [state.name for state in rule.states]
-        for key in names:
-            if key in self.values or (key in self.tensors and not self.tensors[key].dtype.is_floating_point):
-                raise self.mismatch(f"its saved state {key!r} is not a tensor of floats.")
-        if not is_number(self.tensors.get(STEP, self.values.get(STEP, 0))):
-            raise self.mismatch("its saved 'step' is not a number.")
-        if self.blocks and (not rule.has_row_state or self.blocks[-1][1] != dim):
-            raise self.mismatch(f"its state was saved in blocks of columns {list(self.blocks)}.")
-        for state in rule.states if self.tensors else ():
-            blocks = max(1, len(self.blocks)) if state.per_row else 1
-            key, shape = state.name, state.shape(rows * blocks, dim)
-            if key not in self.tensors or self.tensors[key].shape != shape:
-                saved_shape = tuple(self.tensors[key].shape) if key in self.tensors else "missing"
-                raise self.mismatch(f"its state {key!r} is {saved_shape}, but the table needs {shape}.")
-
     def read(self, folder: SavedFolder, key: str) -> Tensor:
         """One tensor of the state, whole; if there is one number per row and block of columns, see ``_mean``."""
         (saved,) = folder.read([self.saved_as(key)]).values()
-        if not self._in_blocks(key):
-            return saved
-        return self._mean(list(saved.chunk(len(self.blocks))))
+        return self._mean(list(saved.chunk(len(self.blocks)))) if self._in_blocks(key) else saved
 
     def read_shard(self, folder: SavedFolder, key: str, shard: Shard, move: RowMove | None, target: Tensor) -> None:
         """Read a shard's part of one tensor of the state.
@@ -133,7 +106,7 @@ class SavedOptimizer:
         described, dim = self.tensors[key], shard.table.embedding_dim
 
         def read(part: Tensor, row: int, column: int = 0) -> Tensor:
-            read_rows(folder, self.saved_as(key), described, shard, move, part, column, row)
+            read_rows(folder, self.saved_as(key), shard, move, part, column, row)
             return part
 
         if not self._in_blocks(key):
@@ -158,47 +131,47 @@ class SavedOptimizer:
 
 @dataclass(frozen=True)
 class SavedOptimizers:
-    """All optimizers of a checkpoint, by the name of their parameter.
+    """All optimizers of a checkpoint.
 
     Args:
-        in_backward: those that stepped in backward.
-        ordinary: those of the parameters of the ordinary optimizer.
+        entries: by the name of their parameter. One in backward uses up the gradient, if a parameter had two.
         ordinary_kind: the class of the ordinary optimizer; empty if there was none.
-        groups: the settings of the groups of the ordinary optimizer.
+        groups: the groups of the ordinary optimizer: settings, and the names of parameters as ``params``.
     """
 
-    in_backward: dict[str, SavedOptimizer]
-    ordinary: dict[str, SavedOptimizer]
+    entries: dict[str, SavedOptimizer]
     ordinary_kind: str
     groups: list[dict[str, Any]]
 
     @classmethod
     def of(cls, settings: Mapping[str, Any], described: Mapping[str, Tensor]) -> SavedOptimizers:
-        """Those that ``read_settings`` describes, given shapes and dtypes of everything that is saved."""
-        in_backward = {
-            name: SavedOptimizer(
-                name, entry["kind"], entry["settings"], entry["values"], tuple(entry["tensors"]), described,
-                blocks=tuple(entry.get("blocks", ())),
-            )
-            for name, entry in settings["in_backward"].items()
-        }  # fmt: skip
+        """Those of a checkpoint with these settings, where ``described`` has the shapes of everything that is saved."""
         optimizer = settings["optimizer"] or {"kind": "", "groups": [], "state": {}}
-        groups = [
-            {key: value for key, value in group.items() if key not in NOT_SETTINGS} for group in optimizer["groups"]
-        ]
-        kind = kind_of_class(optimizer["kind"])
-        ordinary = {}
-        for number, group in enumerate(optimizer["groups"]):
-            for name in group["params"]:
-                entry = optimizer["state"].get(name, {"values": {}, "tensors": []})
-                ordinary[name] = SavedOptimizer(
-                    name, kind, groups[number], entry["values"], tuple(entry["tensors"]), described, number
-                )
-        return cls(in_backward, ordinary, optimizer["kind"], groups)
+        kind, nothing = kind_of_class(optimizer["kind"]), dict[str, Any](values={}, tensors=[])
+        entries = {
+            name: SavedOptimizer(
+                name, kind, settings_in(group), entry["values"], tuple(entry["tensors"]), described, number
+            )
+            for number, group in enumerate(optimizer["groups"])
+            for name in group["params"]
+            for entry in [optimizer["state"].get(name, nothing)]
+        }
+        for name, entry in settings["in_backward"].items():
+            blocks, prefix = tuple(entry.get("blocks", ())), settings.get("prefix_in_backward", OPTIMIZER)
+            entries[name] = SavedOptimizer(
+                name, entry["kind"], settings_in(entry["settings"]), entry["values"], tuple(entry["tensors"]),
+                described, None, blocks, prefix,
+            )  # fmt: skip
+        return cls(entries, optimizer["kind"], optimizer["groups"])
 
-    def get(self, name: str) -> SavedOptimizer | None:
-        """What was saved of the parameter's optimizer. One in backward uses up the gradient, if it had two."""
-        return self.in_backward.get(name) or self.ordinary.get(name)
+    @property
+    def ordinary(self) -> set[str]:
+        """The parameters of the ordinary optimizer."""
+        return {name for group in self.groups for name in group["params"]}
+
+    def group_of(self, name: str) -> int | None:
+        """The number of the group of a parameter of the ordinary optimizer."""
+        return next((number for number, group in enumerate(self.groups) if name in group["params"]), None)
 
 
 def kind_of_class(name: str) -> str:

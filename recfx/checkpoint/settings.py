@@ -75,7 +75,7 @@ def read_settings(folder: SavedFolder) -> dict[str, Any]:
         settings: dict[str, Any] = json.loads(content, object_hook=_version_2)
     except Exception as error:
         raise torn(folder.path, f"its settings cannot be read: {error}") from None
-    return {"warm_ups": {}, **settings}
+    return {"warm_ups": {}, "prefix_in_backward": "in_backward.", **settings}
 
 
 _VERSION_2: dict[str, Callable[[Any], Any]] = {

@@ -1,128 +1,23 @@
-"""The tables of a model and of their indexes, by their names in a checkpoint.
-
-A sharded table has the names of a whole one. Which names an index has depends on its policy, so this file also says
-which of them a table must have and which it may have.
-"""
+"""The names in a checkpoint and in a model: which must be the same, which an index may have, and where a part is."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from operator import itemgetter
 
 from torch import Tensor, nn
 
 from recfx.checkpoint.contents import BUILD_AS_SAVED, check_names, mismatch
-from recfx.collections.collection import UnshardedCollection
-from recfx.collections.converted_collection import collections_by_prefix
-from recfx.collections.kinds import KINDS, kind_of
-from recfx.collections.sharding.collection import ShardedCollection
-from recfx.collections.sharding.state import whole_index
+from recfx.checkpoint.tables import tables_of
+from recfx.collections.kinds import KINDS
 from recfx.collections.wrappers import without_wrappers
-from recfx.errors import CheckpointError, few
+from recfx.errors import few
 from recfx.hashing.identity import IDENTITY
-from recfx.hashing.index import HashIndex
-from recfx.hashing.row_move import saved_names
 from recfx.hashing.state import EVERY_NAME
-from recfx.ir.shard import Shard
-from recfx.ir.shards import ShardedTable
-
-
-@dataclass(frozen=True)
-class NamedTable:
-    """One sharded table under one name.
-
-    Args:
-        prefix: the prefix of its collection.
-        module: its collection.
-        table: the table and its shards.
-        first: whether this is the first name of the collection.
-    """
-
-    prefix: str
-    module: ShardedCollection
-    table: ShardedTable
-    first: bool
-
-    @property
-    def name(self) -> str:
-        return self.table.table.name
-
-    @property
-    def weight(self) -> str:
-        """Name of the weight in the model."""
-        return self.prefix + kind_of(self.module).weight_name("", self.name)
-
-    def index_keys(self) -> dict[str, str]:
-        """Names of its index's state in the model, by buffer name; empty if it has no index."""
-        if not self.table.table.has_index:
-            return {}
-        names = saved_names(whole_index(self.table.table))
-        return {name: f"{self.prefix}hash_indexes.{self.name}.{name}" for name in names}
-
-    def local(self) -> list[Shard]:
-        """The shards of this rank."""
-        return self.module.sharding.local_of(self.table.table.name)
-
-    def local_indexes(self) -> list[HashIndex]:
-        """The indexes of the shards of this rank."""
-        if not self.table.table.has_index:
-            return []
-        return [self.module.store.index(shard.name) for shard in self.local()]
-
-    def own_saved_shards(self) -> list[Shard]:
-        """The shards of this rank that are saved: one copy of each number."""
-        return [shard for shard in self.table.saved if shard.rank == self.module.sharding.rank]
-
-    def own_saved_slices(self) -> list[Shard]:
-        """One shard per slice of rows whose index this rank saves; all column blocks have the same index."""
-        slices = self.table.slices(self.table.saved)
-        return [shard for shard in slices if shard.rank == self.module.sharding.rank]
-
-    def is_first_shard_here(self) -> bool:
-        """Whether this rank saves what all shards have in common."""
-        return self.table.saved[0].rank == self.module.sharding.rank
-
-
-def sharded_tables(model: nn.Module) -> list[NamedTable]:
-    """Every sharded table under every name: a state has the keys of a shared module once per name."""
-    seen: set[int] = set()
-    tables = []
-    for prefix, module in collections_by_prefix(model, ShardedCollection):
-        tables += [NamedTable(prefix, module, table, id(module) not in seen) for table in module.sharding.tables]
-        seen.add(id(module))
-    return tables
-
-
-def sharded_names(model: nn.Module) -> set[str]:
-    """The keys of a state that belong to sharded tables."""
-    return {key for table in sharded_tables(model) for key in (table.weight, *table.index_keys().values())}
-
-
-def sharded_parameters(model: nn.Module) -> dict[int, tuple[NamedTable, Shard]]:
-    """The shard that each parameter of this rank is, by the ``id`` of the parameter."""
-    return {
-        id(table.module.store.weight(shard.name)): (table, shard)
-        for table in sharded_tables(model)
-        if table.first
-        for shard in table.local()
-    }
-
 
 _NEEDED = ("row_ids", "row_state", IDENTITY)
-_LONGEST_NAME = 1000
-_READ_ANYWAY = 1 << 20  # small enough to read, so that the error says exactly what is wrong
 _OPTIONAL = tuple(name for name in EVERY_NAME if name not in _NEEDED)
-
-
-def table_prefixes(model: nn.Module) -> dict[tuple[str, str], set[str]]:
-    """The keys of every index that is not sharded, by prefix of its collection and name of its table."""
-    return {
-        (prefix, table): {f"{prefix}hash_indexes.{table}.{name}" for name in saved_names(collection.index(table))}
-        for prefix, collection in collections_by_prefix(model, UnshardedCollection)
-        for table in collection.hash_indexes
-    }
 
 
 def fit_names(
@@ -148,8 +43,7 @@ def fit_names(
     Raises:
         CheckpointError: ``checkpoint_mismatch``.
     """
-    sharded = [(table.prefix, table.name) for table in sharded_tables(model) if table.table.table.has_index]
-    tables = [*table_prefixes(model), *sharded]
+    tables = [(table.prefix, table.name) for table in tables_of(model) if table.spec.has_index]
     check_same_tables_have_indexes(tables, state, saved)
     optional = {f"{prefix}hash_indexes.{table}.{name}" for prefix, table in tables for name in _OPTIONAL}
     loaded = [name for name in state if name not in optional or name in saved]
@@ -184,8 +78,7 @@ def _check_is_whole_model(here: Collection[str], saved: Collection[str]) -> None
 def places_of(names: Collection[str], saved: Collection[str]) -> Counter[str]:
     """The submodules that have names of a model: how many of ``names`` are among ``saved`` behind each path."""
     expected = set(names)
-    short = [name for name in saved if len(name) <= _LONGEST_NAME]  # others would take long, and nobody has them
-    dots = [(name, place) for name in short for place, letter in enumerate(name) if letter == "."]
+    dots = [(name, place) for name in saved for place, letter in enumerate(name) if letter == "."]
     return Counter(name[:dot] for name, dot in dots if name[dot + 1 :] in expected)
 
 
@@ -245,33 +138,8 @@ def check_same_tables_have_indexes(
             )
 
 
-def check_index_sizes(saved: Mapping[str, Tensor], keys: Collection[str], rows: int, table: str) -> None:
-    """Refuse tensors that are far larger than an index can be before they are read, because memory might not suffice.
-
-    Args:
-        saved: shapes and dtypes, by name in the model.
-        keys: the keys of one index.
-        rows: number of rows of its table.
-        table: name of the table.
-
-    Raises:
-        CheckpointError: ``rows_mismatch``.
-    """
-    for key in sorted(keys):
-        if key in saved and saved[key].numel() > max(rows, _READ_ANYWAY):
-            raise CheckpointError(
-                f"{key} was saved with {saved[key].numel()} numbers, but the table has {rows} rows here.",
-                reason="rows_mismatch",
-                module_path=table,
-                what_to_do="Build the table with as many rows as when saving; if it was, the checkpoint is damaged.",
-            )
-
-
 def _table_of(name: str) -> tuple[str, str] | None:
-    """Prefix of the collection and name of the table whose index has the key ``name``; None if it is not such a key.
-
-    The time grows only with the length of the name, even if the name was chosen maliciously.
-    """
+    """Prefix of the collection and name of the table whose index has the key ``name``; None if it is not such a key."""
     *prefix, indexes, table, buffer = ["", "", *name.rsplit(".", 3)]
     if indexes != "hash_indexes" or buffer not in EVERY_NAME:
         return None

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.filesystem import FileSystem
 
 import recfx
 from recfx.checkpoint import directory as checkpoint_directory
-from recfx.checkpoint import manifest, model_plan, save, storage
+from recfx.checkpoint import manifest, save, storage
 from recfx.checkpoint.directory import check_writable, locked, make_directory, remove_leftovers
 from recfx.checkpoint.storage import SavedFolder
 from recfx.kernels.build.private_files import sync_directory
@@ -259,7 +259,6 @@ def test_a_disk_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_a_disk_that_fails_when_weights_are_read_into_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build().save(tmp_path)
-    monkeypatch.setattr(model_plan, "IN_PLACE_BYTES", 0)
     read_into = SavedFolder.read_into
 
     def reading(folder: SavedFolder, targets: dict[str, torch.Tensor]) -> None:

@@ -8,13 +8,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torchrec.optim import optimizers as placeholders
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 import recfx
-from recfx.checkpoint.in_backward import optimizers_in_backward
-from tests.builders.batches import one_bag
-from tests.builders.collections import one_table
+from recfx.checkpoint.in_backward import attached_to, fused_tables
 from tests.builders.optimizers import attach
 from tests.checkpoint.crafted import change_settings, change_tensors
 from tests.checkpoint.training import RAW, OnePart, assert_same, batch
@@ -56,12 +53,19 @@ def steps(model: Any, *numbers: int) -> None:
         model(batch(number)).square().sum().backward()
 
 
+def states(model: nn.Module) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
+    """Settings and state of all optimizers in backward, by name."""
+    of_tables = {table.weight: (fused.group, fused.state) for table, fused in fused_tables(model)}
+    others = {name: (each.param_groups[0], each.state[weight]) for name, weight, each in attached_to(model)}
+    return {**of_tables, **others}
+
+
 def all_state(model: nn.Module) -> dict[str, Any]:
     """Weights, and settings and state of all optimizers, copied."""
     state: dict[str, Any] = dict(model.state_dict())
-    for optimizer in optimizers_in_backward(model):
-        values = {**optimizer.described()["settings"], **optimizer.state}
-        state.update({f"{optimizer.name}.{key}": value for key, value in values.items()})
+    for name, (settings, of_parameter) in states(model).items():
+        values = {**{key: value for key, value in settings.items() if key != "params"}, **of_parameter}
+        state.update({f"{name}.{key}": value for key, value in values.items()})
     return {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in state.items()}
 
 
@@ -77,8 +81,7 @@ def refused(model: nn.Module, directory: Path) -> recfx.CheckpointError:
 @pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.NAdam], ids=["fused", "not_fused"])
 def test_optimizers_of_every_kind_beside_each_other(tmp_path: Path, optimizer: type[torch.optim.Optimizer]) -> None:
     source, target = build(optimizer), build(optimizer, seed=1)
-    names = [optimizer.name for optimizer in optimizers_in_backward(source)]
-    assert names == [TABLE, "after.weight", "after.bias", "after.bias#1"]
+    assert list(states(source)) == [TABLE, "after.weight", "after.bias", "after.bias#1"]
     steps(source, 0, 1)
     steps(target, 5)
     recfx.save_checkpoint(source, tmp_path)
@@ -100,7 +103,7 @@ def test_a_checkpoint_from_before_the_first_step(tmp_path: Path, optimizer: type
     steps(target, 5)
     recfx.save_checkpoint(source, tmp_path)
     recfx.load_checkpoint(target, tmp_path)
-    state = {optimizer.name: optimizer.state for optimizer in optimizers_in_backward(target)}
+    state = {name: of_parameter for name, (_, of_parameter) in states(target).items()}
     assert [dict(state[name]) for name in ("after.weight", "after.bias", "after.bias#1")] == [{}, {}, {}]
     if optimizer is torch.optim.NAdam:
         assert dict(state[TABLE]) == {}
@@ -113,37 +116,13 @@ def test_a_checkpoint_from_before_the_first_step(tmp_path: Path, optimizer: type
     assert_same(all_state(target), all_state(source))
 
 
-@pytest.mark.parametrize("kind", [placeholders.LAMB, placeholders.Adam])
-@pytest.mark.parametrize(("saved_plain", "loaded_plain"), [(False, True), (True, False), (True, True)])
-def test_a_placeholder_on_a_plain_model(tmp_path: Path, kind: type, saved_plain: bool, loaded_plain: bool) -> None:
-    """It has neither settings nor state of its own; those of the conversion are saved and loaded in their place."""
-
-    def build_both(seed: int) -> tuple[Any, Any]:
-        torch.manual_seed(seed)
-        plain = one_table(rows=6)
-        attach(plain, kind, lr=0.25)
-        return plain, recfx.convert(plain, hashing=None)
-
-    def train(model: Any) -> None:
-        (model(one_bag(1, 2, 3)).values() - 2).square().sum().backward()
-
-    (source, trained), (target, loaded) = build_both(0), build_both(1)
-    train(trained)
-    recfx.save_checkpoint(source if saved_plain else trained, tmp_path)
-    recfx.load_checkpoint(target if loaded_plain else loaded, tmp_path)
-    train(trained)
-    train(loaded)
-    assert torch.equal(trained.weight("t"), loaded.weight("t"))
-    assert float(loaded.fused_optimizers()["t"].state["step"]) == 2
-
-
 def test_rows_of_an_optimizer_that_is_not_fused_do_not_move(tmp_path: Path) -> None:
     source = build(torch.optim.NAdam)
     steps(source, 0)
     recfx.save_checkpoint(source, tmp_path)
     error = refused(build(torch.optim.NAdam, rows=60), tmp_path)
     assert error.module_path == TABLE
-    assert "its table has more rows than saved, and its optimizer is not fused" in error.message
+    assert "only fused optimizers follow them" in error.message
 
 
 @pytest.mark.parametrize("kind", [torch.optim.Adagrad, RowWiseAdagrad])
@@ -160,20 +139,6 @@ def test_grown_rows_start_where_a_new_row_does(tmp_path: Path, kind: type[torch.
     fresh = torch.ones(60, dtype=torch.bool)
     fresh[kept] = False
     assert bool((new[fresh] == 0.25).all())
-
-
-def test_a_learning_rate_that_is_a_tensor_stays_the_same_object(tmp_path: Path) -> None:
-    source, target = (build(torch.optim.NAdam, lr=torch.tensor(rate), capturable=True) for rate in (0.5, 0.25))
-    group = next(optimizer.group for optimizer in optimizers_in_backward(target) if optimizer.name == TABLE)
-    rate = group["lr"]
-    recfx.save_checkpoint(source, tmp_path)
-    recfx.load_checkpoint(target, tmp_path)
-    assert group["lr"] is rate
-    assert float(rate) == 0.5
-    plain = build(torch.optim.NAdam, lr=0.25, capturable=True)
-    recfx.load_checkpoint(plain, tmp_path)
-    rates = {optimizer.name: optimizer.group["lr"] for optimizer in optimizers_in_backward(plain)}
-    assert float(rates[TABLE]) == 0.5
 
 
 @pytest.mark.parametrize("decays", ["saved", "here"])
@@ -194,7 +159,7 @@ def test_blocks_of_columns_become_their_mean(tmp_path: Path, rows: int) -> None:
     state = torch.rand(80, 1)
     blocks = [(0, 1), (1, 4)]
     change_settings(tmp_path, lambda settings: settings["in_backward"][TABLE].update(blocks=blocks))
-    change_tensors(tmp_path, lambda tensors: tensors.update({f"in_backward.{TABLE}.sum": state}))
+    change_tensors(tmp_path, lambda tensors: tensors.update({f"optimizer.{TABLE}.sum": state}))
     target = build(RowWiseAdagrad, rows)
     recfx.load_checkpoint(target, tmp_path)
     sums = target.first.fused_optimizers()["a"].state["sum"]

@@ -103,30 +103,6 @@ def test_a_module_inside_that_refuses_its_state(tmp_path: Path) -> None:
     assert "the Stateful does not accept what was saved (TypeError" in error.message
 
 
-@pytest.mark.parametrize(("limit", "in_place"), [(128, True), (129, False)])
-def test_what_is_lost_when_the_disk_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int, in_place: bool
-) -> None:
-    """A weight of 128 bytes: read in place from that size on, and aside below."""
-    recfx.save_checkpoint(Model(1, 2), tmp_path)
-    target = Model(5, 2)
-    before = weights(target)
-    read_into = SavedFolder.read_into
-
-    def reading(folder: Any, targets: dict[str, torch.Tensor]) -> None:
-        if "model.before.weight" in targets:
-            raise OSError("the disk is gone")
-        read_into(folder, targets)
-
-    monkeypatch.setattr(model_plan, "IN_PLACE_BYTES", limit)
-    monkeypatch.setattr(SavedFolder, "read_into", reading)
-    with refused("checkpoint_unreadable", match="the disk is gone", error=recfx.CheckpointError) as caught:
-        recfx.load_checkpoint(target, tmp_path)
-    assert ("The model may hold a mixture" in caught.value.message) == in_place
-    assert ("Nothing was loaded" in caught.value.message) != in_place
-    assert all(torch.equal(value, before[name]) for name, value in weights(target).items())
-
-
 def test_whatever_the_callers_modes_are(tmp_path: Path) -> None:
     source = Model(1, 2)
     with torch.device("meta"):
@@ -169,7 +145,6 @@ def test_an_interrupted_load_is_made_good_by_another(
     ordinary: Any = getattr(module, name)
     carry_out = model_plan.ModelPlan.carry_out
     with monkeypatch.context() as patched:
-        patched.setattr(model_plan, "IN_PLACE_BYTES", 0)
         patched.setattr(model_plan.ModelPlan, "carry_out", begin)
         patched.setattr(module, name, interrupt)
         with pytest.raises(KeyboardInterrupt):

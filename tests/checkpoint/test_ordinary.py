@@ -245,7 +245,7 @@ def test_the_state_of_a_table_that_has_grown_stays_behind(tmp_path: Path) -> Non
     ],
 )
 def test_the_state_of_a_whole_table(part: Any, columns: tuple[int, int], size: Any) -> None:
-    table: Any = SimpleNamespace(table=SimpleNamespace(table=SimpleNamespace(num_embeddings=40, embedding_dim=8)))
+    table: Any = SimpleNamespace(spec=SimpleNamespace(num_embeddings=40, embedding_dim=8))
     shard: Any = SimpleNamespace(rows=(10, 20), columns=columns)
     assert Shard.__dataclass_fields__.keys() >= {"rows", "columns"}
     if size is not None:

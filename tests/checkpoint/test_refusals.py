@@ -14,7 +14,7 @@ from torch import nn
 
 import recfx
 from recfx.checkpoint import manifest as manifest_module
-from recfx.checkpoint import model_plan, storage
+from recfx.checkpoint import storage
 from recfx.checkpoint.manifest import Manifest
 from tests.builders.optimizers import attach
 from tests.checkpoint.crafted import refused
@@ -334,17 +334,6 @@ def test_a_setting_that_is_no_plain_data(tmp_path: Path) -> None:
     with refusing("value_not_supported", error=recfx.CheckpointError):
         training.save(tmp_path)
     assert os.listdir(tmp_path) == []
-
-
-def test_refusals_when_everything_is_read_into_place(
-    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(model_plan, "IN_PLACE_BYTES", 0)
-    source = other(model_class=TwoPart)
-    swap(source.model.second.index("c"))
-    source.save(tmp_path)
-    assert refused(other(model_class=TwoPart), tmp_path).reason == "wrong_bucket"
-    assert refused(other(kind="adagrad"), saved).reason == "checkpoint_mismatch"
 
 
 def test_an_index_on_one_side_only(saved: Path, tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from torch import nn
 from torchrec.optim.keyed import KeyedOptimizerWrapper
 
 import recfx
-from recfx.checkpoint import model_plan
 from recfx.collections.collection import unsharded_collections
 from tests.builders.optimizers import attach
 from tests.checkpoint import resume_worker
@@ -31,13 +30,9 @@ def without_derived(training: Training) -> dict[str, object]:
     return {name: value for name, value in training.everything().items() if not name.endswith(DERIVED)}
 
 
-@pytest.mark.parametrize("bytes_in_place", [0, 1 << 20], ids=["in_place", "aside"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("model_class", [TwoPart, WithSequences])
-def test_all_state_comes_back(
-    tmp_path: Path, kind: str, bytes_in_place: int, model_class: type[nn.Module], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(model_plan, "IN_PLACE_BYTES", bytes_in_place)
+def test_all_state_comes_back(tmp_path: Path, kind: str, model_class: type[nn.Module]) -> None:
     source, target = (Training.build(kind, seed=seed, model_class=model_class) for seed in (0, 9))
     source.steps(0, 3)
     target.steps(7, 9)

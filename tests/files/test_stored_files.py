@@ -27,7 +27,7 @@ def test_there_is_a_file_of_every_format() -> None:
     formats = {(facts["kind"], facts["version"]) for group in groups() for facts in facts_in(group).values()}
     oldest = {"device_own_operators": 2}
     expected = {(kind, number) for kind in EXPORTS for number in range(oldest.get(kind, 1), FORMAT_VERSION + 1)}
-    expected |= {("checkpoint", number) for number in range(1, CHECKPOINT_VERSION)}
+    expected |= {("checkpoint", number) for number in range(1, CHECKPOINT_VERSION + 1)}
     assert formats == expected | {("index", number) for number in range(1, INDEX_VERSION + 1)}
     assert sum(path.stat().st_size for path in DATA.iterdir()) < MOST_BYTES
 

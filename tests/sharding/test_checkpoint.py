@@ -11,7 +11,7 @@ import torch
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 import recfx
-from recfx.checkpoint.table_names import sharded_tables
+from recfx.checkpoint.tables import tables_of as tables_in
 from recfx.errors import CheckpointError
 from tests.sharding.cases import Case, deduped
 from tests.sharding.ranks import ranks
@@ -204,11 +204,11 @@ def interrupted(rank: int, world_size: int, case: Case, folder: str) -> dict[str
 
     with pytest.MonkeyPatch.context() as patch:
         if rank == 1:
-            patch.setattr("recfx.checkpoint.sharded.TablePlan.carry_out", fail)
+            patch.setattr("recfx.checkpoint.tables.TablePlan.carry_out", fail)
         with pytest.raises(KeyboardInterrupt if rank == 1 else CheckpointError):
             recfx.load_checkpoint(model, folder)
     if rank == 1:
-        indexes = [index for table in sharded_tables(model) for index in table.local_indexes()]
+        indexes = [index for table in tables_in(model) for index in table.indexes]
         assert indexes
         for index in indexes:
             with pytest.raises(CheckpointError, match="load_interrupted"):
@@ -304,7 +304,7 @@ def test_what_is_wrong_changes_nothing_on_any_rank(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "function",
     [
-        "recfx.checkpoint.sharded._check_weight",
+        "recfx.checkpoint.tables.check_saved_as",
         "recfx.checkpoint.storage.SavedFolder.read_into",  # a disk that fails after rank 0 has verified all files
     ],
 )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
+from recfx.collections.converted_collection import ConvertedCollection
 from recfx.collections.fit_table import (
     check_shape,
     first_rows,
@@ -28,17 +29,22 @@ from recfx.hashing.row_move import RowMove, check_saved_index, saved_names
 from recfx.hashing.slices import COUNTS, slice_state
 from recfx.ir.shard import Shard
 from recfx.ir.shards import ShardedTable
+from recfx.ir.tables import TableSpec
 from recfx.kernels.index.index_buffers import FREED, NEVER_USED
 
 _CUT_OTHERWISE = "the state is cut in a different way than this table."
 
 
 def fit_whole_index(
-    module: ShardedTables, table: ShardedTable, saved: Mapping[str, Any], weight: object
+    module: ConvertedCollection, table: TableSpec, shards: Sequence[Shard], saved: Mapping[str, Any], weight: object
 ) -> tuple[dict[Shard, dict[str, Tensor]], RowMove | None]:
     """Fit and check the index of a whole table, in the same way on all ranks, and cut it.
 
     Args:
+        module: the collection of the table.
+        table: the whole table.
+        shards: this rank's shards of it.
+        saved: the saved state of its index, by buffer name.
         weight: the saved weight of the table, or a meta tensor like it.
 
     Returns:
@@ -47,11 +53,11 @@ def fit_whole_index(
     Raises:
         CheckpointError: the same as ``fit_index``.
     """
-    fitted, move = fit_index(whole_index(table.table), saved, weight, table.table.embedding_dim)
+    fitted, move = fit_index(whole_index(table), saved, weight, table.embedding_dim)
     tensors = {name: value for name, value in fitted.items() if isinstance(value, Tensor)}
-    config = table.table.hashing
+    config = table.hashing
     assert config is not None
-    pieces = {shard: slice_state(config, tensors, *shard.rows) for shard in module.sharding.local_of(table.table.name)}
+    pieces = {shard: slice_state(config, tensors, *shard.rows) for shard in shards}
     if move is not None:
         for shard, piece in pieces.items():
             row_state = module.index(shard.name).row_state
@@ -61,17 +67,19 @@ def fit_whole_index(
 
 
 def fit_slices(
-    module: ShardedTables, table: ShardedTable, slices: Mapping[tuple[int, int], dict[str, Any]]
+    module: ConvertedCollection, shards: Sequence[Shard], slices: Mapping[tuple[int, int], dict[str, Any]]
 ) -> dict[Shard, dict[str, Any]]:
-    """What each of this rank's shards takes of slices of an index: column blocks of the same rows take the same.
+    """The slice of an index that each shard loads. Column blocks of the same rows load the same slice.
 
     Args:
+        module: the collection of the table.
+        shards: this rank's shards of it.
         slices: the saved state of each slice, by its rows and by buffer name.
 
     Raises:
         CheckpointError: the same as ``check_saved_index``; each rank checks its own slices.
     """
-    pieces = {shard: slices[shard.rows] for shard in module.sharding.local_of(table.table.name)}
+    pieces = {shard: slices[shard.rows] for shard in shards}
     for shard, piece in pieces.items():
         check_saved_index(module.index(shard.name), piece)
     return pieces
@@ -189,7 +197,7 @@ class LocalState:
         if any(isinstance(value, ShardedTensor) for value in values):
             pieces = self._sharded_index(table, saved, values)
         else:
-            pieces, move = fit_whole_index(self.module, table, saved, weight)
+            pieces, move = fit_whole_index(self.module, spec, self.module.sharding.local_of(spec.name), saved, weight)
             self.moves.update({} if move is None else {spec.name: move})
         for shard, piece in pieces.items():
             for name, value in piece.items():
@@ -234,7 +242,7 @@ class LocalState:
             elif name != COUNTS:
                 for part, tensor in parts.items():
                     slices[part.shard.rows][name] = tensor
-        return fit_slices(self.module, table, slices)
+        return fit_slices(self.module, local, slices)
 
 
 def _not_a_tensor(path: str, value: object) -> CheckpointError:

@@ -122,7 +122,7 @@ _HASHING = {
     "expected_room": ["hashing/test_expected_room"],
 }
 _CHECKPOINT = {
-    **{name: ["sharding/test_checkpoint"] for name in ("sharded", "table_names", "peers")},
+    **{name: ["sharding/test_checkpoint"] for name in ("tables", "table_names", "peers")},
     "storage": ["checkpoint/test_storage", "sharding/test_checkpoint"],
     "load": ["sharding/test_checkpoint_optimizers", "checkpoint/test_refusals"],
     "model_plan": ["checkpoint/test_model_plan", "conversion/test_tied_tables"],
