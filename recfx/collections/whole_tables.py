@@ -137,18 +137,18 @@ class WholeTables(ConvertedCollection):
             >>> list(model.ebc.fused_optimizer.state_dict()["state"])
             ['embedding_bags.users.weight']
         """
-        parameters, state, groups, starts = {}, {}, [], {}
+        parameters, optimizers, groups, starts = {}, {}, [], {}
         kind = kind_of(self)
         for name, optimizer in self.fused_optimizers().items():
             weight, key = self._store.weight(name), kind.weight_name("", name)
             optimizer.prepare(weight)
             parameters[key] = weight
             starts[key] = {f"{name}.{saved_as}": value for saved_as, value in optimizer.starts().items()}
-            state[weight] = {f"{name}.{momentum}": tensor for momentum, tensor in optimizer.named_state().items()}
+            optimizers[key] = name, optimizer
             optimizer.group["params"] = [weight]  # pickles lack it, and emptied copies have others
             groups.append(optimizer.group)
         moves = {kind.weight_name("", table): move for table, move in self._row_moves.items()}
-        return FusedKeyedOptimizer(parameters, state, groups, moves, starts)
+        return FusedKeyedOptimizer(parameters, optimizers, groups, moves, starts)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """Load a state, which may have fewer rows: ids then move to their bucket's rows, and their weights with them.

@@ -17,6 +17,7 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer
 
 from recfx.errors import CheckpointError
 from recfx.hashing.row_move import RowMove
+from recfx.optim.fused_optimizer import FusedOptimizer
 
 _FORMER_NAMES = {"exp_avg_sq": "momentum2"}  # which recfx used for Adam before it used TorchRec's
 
@@ -66,7 +67,8 @@ class FusedKeyedOptimizer(KeyedOptimizer):
 
     Args:
         parameters: the parameters, by name in the collection.
-        state: the state of each parameter: ``<table>.momentum1`` and so on, with one row per row of the table.
+        optimizers: table and fused optimizer of each parameter, by name in the collection. The state of a parameter is
+            ``<table>.momentum1`` and so on, with one row per row of the table.
         groups: the optimizers' settings.
         moves: the row moves of tables whose weights were loaded from fewer rows, by parameter name.
         starts: the value of each state before a row's first step, by parameter name and name of the state.
@@ -75,13 +77,30 @@ class FusedKeyedOptimizer(KeyedOptimizer):
     def __init__(
         self,
         parameters: Mapping[str, torch.Tensor],
-        state: Mapping[Any, Any],
+        optimizers: Mapping[str, tuple[str, FusedOptimizer]],
         groups: list[dict[str, Any]],
         moves: Mapping[str, RowMove],
         starts: Mapping[str, Mapping[str, float]],
     ) -> None:
-        super().__init__(parameters, state, groups)
         self._moves, self._starts = moves, starts
+        self._of_parameters = [(parameters[name], *of_table) for name, of_table in optimizers.items()]
+        self._all_states: dict[Any, Any] = {}
+        super().__init__(parameters, self.state, groups)
+
+    @property
+    def state(self) -> dict[Any, Any]:
+        """The state of each parameter, with the tensors that kernels use now: training may have replaced some.
+
+        It is always the same dict, in which TorchRec's ``WarmupOptimizer`` keeps a state of its own.
+        """
+        for parameter, table, fused in self._of_parameters:
+            tensors = fused.named_state()
+            self._all_states[parameter] = {f"{table}.{saved_as}": tensor for saved_as, tensor in tensors.items()}
+        return self._all_states
+
+    @state.setter
+    def state(self, value: Any) -> None:
+        self._all_states = value
 
     def step(self, closure: Any = None) -> None:
         """Does nothing, so that it can be one of several in TorchRec's ``CombinedOptimizer``.

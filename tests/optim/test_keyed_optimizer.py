@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torchrec.optim.fused import FusedOptimizerModule
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimizerWrapper
+from torchrec.optim.optimizers import PartialRowWiseAdam
 
 import recfx
 from recfx.optim.keyed_optimizer import ModelFusedOptimizer, attach_fused_optimizer, detach_fused_optimizer
@@ -23,7 +24,7 @@ from tests.support.refusals import refused
 NAME = "embedding_bags.a.weight"
 
 
-def collection(kind: str = "adam", rows: int = 6, **settings: Any) -> Any:
+def collection(kind: Any = "adam", rows: int = 6, **settings: Any) -> Any:
     """Two tables, ``a`` and ``b``, converted."""
     torch.manual_seed(0)
     model = tables_named("a", "b", rows=rows)
@@ -171,3 +172,20 @@ def test_a_copy_has_the_optimizers_of_its_own_collections(copied: Callable[[Any]
     weights = {id(weight) for weight in again.parameters()}
     assert {id(weight) for weight in again.fused_optimizer.params.values()} == weights
     assert not weights & {id(weight) for weight in model.parameters()}
+
+
+@pytest.mark.parametrize("kind", ["adam", PartialRowWiseAdam])
+def test_one_that_was_taken_before_training_has_the_steps_since(kind: Any) -> None:
+    """As scripts do that put it into a ``CombinedOptimizer`` before they train."""
+    early, stepped = collection(kind), collection(kind)
+    optimizers = early.fused_optimizer, stepped.fused_optimizer
+    train(early, 3)
+    train(stepped, 1)
+    saved = copy.deepcopy(optimizers[0].state_dict())
+    assert_same(saved["state"], state(early))
+    assert {float(values["a.step"]) for name, values in saved["state"].items() if name == NAME} == {3.0}
+    stepped.load_state_dict(early.state_dict())
+    optimizers[1].load_state_dict(saved)
+    for model in (early, stepped):
+        train(model, 1)
+    assert torch.equal(early.weight("a"), stepped.weight("a"))
