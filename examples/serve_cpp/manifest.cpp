@@ -247,7 +247,6 @@ Manifest check_manifest(const std::string& path, const Archive& archive) {
   const auto damaged = [&path](const std::string& why) {
     return FileError(path + " cannot be loaded: " + why + " [damaged_file]");
   };
-  // As FIELDS in recfx/exporter/manifest_fields.py has it, of the fields that are used here.
   const auto wrong = [&](const std::string& name, const std::string& wanted) {
     return damaged("field '" + name + "' of its manifest is " + shortened(members->at(name)) + ", not " + wanted);
   };

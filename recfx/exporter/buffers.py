@@ -1,51 +1,130 @@
 """The big buffers of an exported program: where their content comes from, in pieces, and how they are filled.
 
-They are filled in memory, or in a file that was saved before, so that no copy of a table is ever made.
+Their memory is that of a file without a name beside the exported one, so that a table takes no memory of the process.
 """
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy
 import torch
 from torch import fx
+from tqdm import tqdm
 
+from recfx.collections.collection import UnshardedCollection
 from recfx.errors import ExportError
 from recfx.exporter.serving.find_rows import FindFrozenRows
 from recfx.exporter.serving.pool_rows import FORMATS, FindAndPool, PoolRows, RowFormat
-from recfx.exporter.table_sources import TableSource
+from recfx.exporter.write_file import reserve
+from recfx.hashing import HashIndex
+from recfx.ir.facts import FrozenIndex
 from recfx.ir.tables import TableSpec
+from recfx.kernels.index.slot_table import home_slots, slot_count
 from recfx.kernels.lookup.quantized_rows import dequantize_rows, quantize_rows
 from recfx.verification.compare_models import largest_difference
 
+PIECE_BYTES = 2**22
+"""The size of a piece, in bytes of the source; quantizing it takes several times as much."""
 
-@dataclass(frozen=True)
-class Filling:
+_SHOW_PROGRESS_FROM = 2**28
+
+
+@dataclass(eq=False)
+class TableSource:
+    """One whole table: its rows, its index, how many ids that holds, and the row of id -1 (-1 if it has none)."""
+
+    spec: TableSpec
+    weight: torch.Tensor
+    hash_index: HashIndex | None
+    ids: int
+    side_row: int
+
+    @property
+    def index(self) -> FrozenIndex | None:
+        """None if ids are rows."""
+        if self.spec.hashing is None or not self.spec.has_index:
+            return None
+        return FrozenIndex(slot_count(self.spec.hashing.index_rows), self.side_row)
+
+    def row_pieces(self) -> Iterator[torch.Tensor]:
+        """The rows on the CPU, in order: ``[rows of the piece, dim]`` each."""
+        row_bytes = self.spec.embedding_dim * self.spec.dtype.itemsize
+        yield from self.weight.detach().split(max(1, PIECE_BYTES // max(1, row_bytes)))
+
+    def slot_pieces(self) -> Iterator[torch.Tensor]:
+        """The slots, in order: int64 ``[slots of the piece, 2]`` each; they are made for this."""
+        if self.hash_index is not None:
+            yield from self.hash_index.slot_table()[0].split(PIECE_BYTES // 16)
+
+    def longest_probe(self) -> int:
+        """The most slots that finding an id of the table reads."""
+        slots, begin, longest = 0 if self.index is None else self.index.slots, 0, 0
+        for piece in self.slot_pieces():
+            places = torch.nonzero(piece[:, 0] != -1).squeeze(1)
+            if places.numel():
+                distance = (begin + places - home_slots(piece[places, 0], slots)) & (slots - 1)
+                longest = max(longest, int(distance.max()) + 1)
+            begin += piece.size(0)
+        return longest
+
+
+def tables_of(collection: UnshardedCollection) -> dict[str, TableSource]:
+    """The tables of a collection, by name."""
+    tables: dict[str, TableSource] = {}
+    for spec in collection.tables:
+        index = collection.index(spec.name) if spec.name in collection.hash_indexes else None
+        ids, side_row = (0, -1) if index is None else (len(index), int(index.index_buffers().side_row[0]))
+        tables[spec.name] = TableSource(spec, collection.weight(spec.name), index, ids, side_row)
+    return tables
+
+
+class Filling(NamedTuple):
     """What one buffer of a program will hold.
 
     Args:
-        name: the buffer's name in the graph that it belongs to.
         buffer: allocated but not written, so that it takes no memory.
         pieces: makes the pieces of its content, in order: contiguous tensors of any dtype.
     """
 
-    name: str
     buffer: torch.Tensor
     pieces: Callable[[], Iterator[torch.Tensor]]
 
-    def bytes(self) -> Iterator[torch.Tensor]:
-        """The content in pieces, uint8 ``[n]`` each."""
-        for piece in self.pieces():
-            yield piece.reshape(-1).view(torch.uint8)
 
-    def fill(self) -> None:
-        """Write the content into the buffer itself."""
-        target, position = self.buffer.view(-1).view(torch.uint8), 0
-        for data in self.bytes():
-            target[position : position + data.numel()] = data
-            position += data.numel()
+def fill(fillings: list[Filling], directory: Path) -> None:
+    """Write the content of the buffers, whose memory is that of a file in this directory from now on.
+
+    Raises:
+        ExportError: ``rows_out_of_range``.
+        OSError: there is no room for it.
+    """
+    fillings = [filling for filling in fillings if filling.buffer.numel()]
+    total = sum(filling.buffer.nbytes for filling in fillings)
+    is_quiet = None if total >= _SHOW_PROGRESS_FROM else True  # None: where there is no terminal
+    with (
+        tempfile.TemporaryFile(dir=directory) as file,
+        tqdm(total=total, desc="export", unit="B", unit_scale=True, disable=is_quiet) as bar,
+    ):
+        reserve(file.fileno(), total)
+        for buffer, pieces in fillings:
+            begin = file.tell()
+            for piece in pieces():
+                data: Any = piece.reshape(-1).view(torch.uint8).numpy()
+                file.write(memoryview(data))
+                bar.update(data.size)
+            size = file.tell() - begin
+            if size != buffer.nbytes:
+                raise AssertionError(f"a buffer has {buffer.nbytes} bytes, not {size}")
+            file.seek(-begin - size & 63, os.SEEK_CUR)  # tensors begin where their elements may
+            file.flush()
+            content = torch.from_numpy(numpy.memmap(file, mode="r+", offset=begin, shape=(size,)))
+            buffer.set_(content.view(buffer.dtype).view(buffer.shape))  # type: ignore[call-overload]
 
 
 def fillings_of(
@@ -53,14 +132,13 @@ def fillings_of(
 ) -> list[Filling]:
     """The buffers of one collection's exported graph that hold slots and rows; filling them writes ``errors``."""
     fillings = []
-    for name, module in graph_module.named_modules():
+    for module in graph_module.modules():
         if isinstance(module, PoolRows):
-            for part, buffer, specs in module.parts():
+            for buffer, specs in module.parts():
                 stored = [(tables[spec.name], spec) for spec in specs]
-                fillings.append(Filling(f"{name}.{part}", buffer, partial(_rows, path, stored, errors)))
+                fillings.append(Filling(buffer, partial(_rows, path, stored, errors)))
         if isinstance(module, FindFrozenRows | FindAndPool):
-            sources = [tables[table] for table in module.hashed]
-            fillings.append(Filling(f"{name}.slots", module.slots, partial(_slots, sources)))
+            fillings.append(Filling(module.slots, partial(_slots, [tables[table] for table in module.hashed])))
     return fillings
 
 

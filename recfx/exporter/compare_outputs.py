@@ -16,7 +16,6 @@ from recfx.collections.copy_modules import copy_modules
 from recfx.discovery.sample import Sample, fixed_randomness, tensors_of, with_another_feature
 from recfx.errors import Diagnostic, Severity
 from recfx.exporter.arguments import Pattern, Signature
-from recfx.exporter.buffers import Filling
 from recfx.exporter.model_call import ModelCall
 from recfx.exporter.model_copies import fresh_copy, own_buffers
 from recfx.exporter.returns import take_apart
@@ -158,24 +157,14 @@ class Comparison:
         self._other_calls = other_calls
         self.changed_buffer = changed_buffer(call.model, call.sample)
 
-    def largest_difference(
-        self,
-        run: Callable[..., dict[str, torch.Tensor]],
-        fillings: list[Filling],
-        content: Mapping[str, torch.Tensor],
-    ) -> float | Diagnostic:
+    def largest_difference(self, run: Callable[..., dict[str, torch.Tensor]]) -> float | Diagnostic:
         """The largest difference between an output of the file and of the model; or why it is not the same program.
 
         Args:
-            run: calls the program with its content, with the tensors and KJTs of the signature.
-            fillings: its big buffers.
-            content: what the file holds of the buffers that were not filled in memory, by name.
+            run: calls the program, with the tensors and KJTs of the signature.
         """
         is_exact = not any(error for served in self.served.values() for error in served.errors.values())
-        reference = self.call.model
-        if not is_exact:
-            filled = {part.buffer.data_ptr(): content[part.name] for part in fillings if part.name in content}
-            reference = self._around_stored_rows(filled)
+        reference = self.call.model if is_exact else self._around_stored_rows()
         largest = 0.0
         # One copy for all calls, because a model may change its buffers from call to call, and then so must the file.
         copy, _ = fresh_copy(reference)
@@ -210,15 +199,10 @@ class Comparison:
     def _by_name(self, outputs: Any) -> _Outputs:
         return [(name, output.detach().cpu()) for name, output in take_apart(self.call.returns, outputs).items()]
 
-    def _around_stored_rows(self, filled: Mapping[int, torch.Tensor]) -> nn.Module:
-        """The model, hooks and all, which looks up what the file holds: ``filled``, by addresses of empty buffers."""
+    def _around_stored_rows(self) -> nn.Module:
+        """The model, hooks and all, which looks up what the file holds."""
         copy, copies = copy_modules(self.call.model)
         for collection, served in self.served.items():
-            lookup, _ = copy_modules(served.graph_module)
-            for module in lookup.modules():
-                for name, buffer in module._buffers.items():
-                    if buffer is not None and buffer.data_ptr() in filled:
-                        module._buffers[name] = filled[buffer.data_ptr()]
             collection_copy: Any = copies[collection]
-            collection_copy.answer_with(lookup)
+            collection_copy.answer_with(copy_modules(served.graph_module)[0])
         return copy

@@ -25,7 +25,7 @@ from recfx.discovery.sample import Sample
 from recfx.errors import Diagnostic, ExportError, Severity
 from recfx.exporter.arguments import signature_of
 from recfx.exporter.artifacts import FILE_FORMATS, Artifact, FileFormat
-from recfx.exporter.buffers import Filling
+from recfx.exporter.buffers import fill, tables_of
 from recfx.exporter.checkpoint_export import loaded_copy
 from recfx.exporter.compare_outputs import Comparison, other_batches, read_batches, run_model
 from recfx.exporter.loaded_program import check_reads_pt2
@@ -39,12 +39,9 @@ from recfx.exporter.serving.pool_rows import FORMATS
 from recfx.exporter.serving.targets import FOR_DEVICES, ServingTarget
 from recfx.exporter.serving.triton import DEVICE_TYPES
 from recfx.exporter.sharded_export import agree, export_from_ranks, group_of
-from recfx.exporter.table_sources import local_tables
-from recfx.exporter.write_file import as_path, check_target, destination, disk_errors, read_in_place, write_file
+from recfx.exporter.write_file import as_path, check_target, destination, disk_errors, write_file
 from recfx.kernels.build import library
 from recfx.kernels.build.private_files import new_file
-
-_SHOW_PROGRESS_FROM = 2**28
 
 
 @typed(ExportError)
@@ -172,13 +169,16 @@ def _export(file: _File, converted: nn.Module, sample: Sample) -> ExportReport:
         if file.format == "pt2":  # a program takes the features of the sample alone
             signature = replace(signature, exact=read_batches(converted, sample, signature, returns))
         collections = unsharded_collections(converted)
-        tables = {name: local_tables(collection) for name, collection in collections.items()}
+        tables = {name: tables_of(collection) for name, collection in collections.items()}
         specs = {name: tuple(source.spec for source in by_name.values()) for name, by_name in tables.items()}
         dtypes = stored_dtypes(specs, file.quantize)
         served = {
             id(collection): serve_collection(name, collection, tables[name], dtypes[name], file.serving)
             for name, collection in collections.items()
         }
+        fillings = [filling for collection in served.values() for filling in collection.fillings]
+        with disk_errors(file.target):
+            fill(fillings, destination(file.target).parent)
         graphs = {key: collection.graph_module for key, collection in served.items()}
         call = ModelCall(converted, graphs, sample, signature, returns)
         comparison = Comparison(call, other_calls, outputs, served, notes)
@@ -263,10 +263,9 @@ def _write(asked: _File, artifact: Artifact, comparison: Comparison) -> ExportRe
     call, served = comparison.call, list(comparison.served.values())
     own = [name for name in artifact.operators() if name.startswith("recfx::")]
     notes = _of_devices(artifact, own) if asked.serving in FOR_DEVICES else []
-    fillings = _named(artifact, [filling for collection in served for filling in collection.fillings])
-    present, left_out = _present(served, fillings)
+    present, left_out = _present(served, artifact)
     notes += [*left_out, *(why for collection in present for why in collection.records[-1].declined)]  # by ``lower``
-    unreadable = artifact.check_loading(fillings)
+    unreadable = artifact.check_loading([filling for collection in present for filling in collection.fillings])
     if unreadable is not None:
         call.failures.append(unreadable)
         return None
@@ -274,12 +273,8 @@ def _write(asked: _File, artifact: Artifact, comparison: Comparison) -> ExportRe
     with contextlib.ExitStack() as stack:
         with disk_errors(asked.target):
             file = stack.enter_context(new_file(destination(asked.target)))
-            is_big = sum(filling.buffer.nbytes for filling in fillings) >= _SHOW_PROGRESS_FROM
-            records = write_file(artifact.save, fillings, manifest, file.path, show_progress=is_big)
-        content = read_in_place(file.path, records, fillings)
-        for name, stored in content.items():
-            artifact.set_buffer(name, stored)
-        error = comparison.largest_difference(artifact.named, fillings, content)
+            write_file(artifact.save, artifact.size, manifest, file.path)
+        error = comparison.largest_difference(artifact.named)
         if isinstance(error, Diagnostic):
             call.failures.append(error)
             return None
@@ -323,21 +318,9 @@ def _of_devices(artifact: Artifact, own: list[str]) -> list[Diagnostic]:
     return notes
 
 
-def _named(artifact: Artifact, fillings: list[Filling]) -> list[Filling]:
-    """The buffers that the program has, under the names that it gives them."""
-    names = {buffer.data_ptr(): name for name, buffer in artifact.buffers().items() if buffer.numel()}
-    return [
-        replace(filling, name=names[filling.buffer.data_ptr()])
-        for filling in fillings
-        if filling.buffer.numel() and filling.buffer.data_ptr() in names
-    ]
-
-
-def _present(
-    served: list[ServedCollection], fillings: list[Filling]
-) -> tuple[list[ServedCollection], list[Diagnostic]]:
+def _present(served: list[ServedCollection], artifact: Artifact) -> tuple[list[ServedCollection], list[Diagnostic]]:
     """The collections whose tables the program has, and notes on the others."""
-    buffers = {filling.buffer.data_ptr() for filling in fillings}
+    buffers = {buffer.data_ptr() for buffer in artifact.buffers() if buffer.numel()}
     present = [
         collection for collection in served if any(part.buffer.data_ptr() in buffers for part in collection.fillings)
     ]

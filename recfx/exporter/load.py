@@ -18,13 +18,12 @@ from recfx.collections.devices import usable_device
 from recfx.errors import ConversionError, ExportError, few, plural
 from recfx.exporter.input_errors import check_inputs, input_errors
 from recfx.exporter.loaded_program import load_traced, names_of
-from recfx.exporter.manifest import OPERATOR_VERSIONS, read_manifest, signature_from, without_checksum
-from recfx.exporter.manifest_fields import pattern_from
+from recfx.exporter.manifest import OPERATOR_VERSIONS, pattern_from, read_manifest, signature_from, without_checksum
 from recfx.exporter.model_file import ModelFile, cannot_read, open_model_file, out_of_memory
 from recfx.exporter.returns import put_together
 from recfx.exporter.serving import triton
 from recfx.exporter.serving.targets import FOR_DEVICES, TRITON
-from recfx.exporter.write_file import MANIFEST_RECORD, as_path, content_checksum, memory_of
+from recfx.exporter.write_file import MANIFEST_RECORD, as_path, content_checksum
 from recfx.kernels.build import library
 from recfx.printing.grid import Grid
 from recfx.printing.shown import Shown
@@ -85,6 +84,8 @@ def load(path: str | os.PathLike[str], device: torch.device | str | int | None =
             loaded = LoadedModel(_read_program(file, manifest, target), manifest)
         except RuntimeError as error:
             raise error if isinstance(error, ExportError) else _of_torch(file, manifest, error) from error
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise file.damaged(f"its manifest is not one that recfx writes ({error!r})") from error
         if _is_of_format_1(manifest):
             _check_buffers(file, loaded)
         file.check_unchanged()
@@ -172,11 +173,8 @@ def _check_buffers(file: ModelFile, loaded: LoadedModel) -> None:
     program: nn.Module = loaded.script.program
     buffers, checksums = dict(program.named_buffers()), loaded.manifest.get("crc32")
     for name, crc in checksums.items() if isinstance(checksums, dict) else [("crc32", None)]:
-        content = buffers.get(name)
-        if (
-            content is None
-            or f"{zlib.crc32(memory_of(content.cpu().contiguous().view(-1).view(torch.uint8))):08x}" != crc
-        ):
+        content: Any = None if name not in buffers else buffers[name].cpu().contiguous().view(-1).view(torch.uint8)
+        if content is None or f"{zlib.crc32(content.numpy()):08x}" != crc:
             raise file.damaged("its tables are not those that its manifest was written for")
 
 

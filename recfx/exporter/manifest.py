@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from recfx.errors import ExportError, short
 from recfx.exporter.arguments import Pattern, Signature
-from recfx.exporter.manifest_fields import PLAIN, misfit, pattern_from
 from recfx.exporter.model_call import ModelCall
 from recfx.exporter.returns import tensor_names
 from recfx.exporter.served_collection import ServedCollection
@@ -35,12 +34,15 @@ or what an argument means, adds a version here and in ``kernels/csrc/build/libra
 ``served_lookup`` reads rows that are not pooled, and one row of a bucket for all ids without a row.
 """
 
+_PLAIN = ("kind", "name", "value", "is_weighted", "type_name")
+"""The fields of a pattern that a manifest has as they are."""
+
 
 def make_manifest(
     call: ModelCall,
     collections: Iterable[ServedCollection],
-    crcs: Mapping[str, int],
     content: int,
+    *,
     portable: bool,
     format: str,
     target: str,
@@ -50,7 +52,6 @@ def make_manifest(
     Args:
         call: what the file was made from.
         collections: the exported collections.
-        crcs: the CRC-32 of each big buffer, by name.
         content: the CRC-32 of everything in the file, see ``content_checksum``.
         portable: whether the file needs only the operators of torch and FBGEMM.
         format: as for ``export``.
@@ -76,7 +77,6 @@ def make_manifest(
         "arguments": [_of_pattern(pattern) for pattern in signature.patterns],
         "outputs": tensor_names(call.returns),
         "returns": _of_pattern(call.returns),
-        "crc32": {name: f"{crc:08x}" for name, crc in crcs.items()},
         "collections": {collection.path: _of_collection(collection) for collection in collections},
     }
     return json.dumps(manifest, indent=1)
@@ -90,7 +90,7 @@ def read_manifest(text: object, path: object) -> dict[str, Any]:
         path: the file, for messages.
 
     Raises:
-        ExportError: ``not_exported``, ``newer_format``, ``other_hash``, ``damaged_file``.
+        ExportError: ``not_exported``, ``newer_format``, ``other_hash``.
     """
     try:
         manifest = json.loads(text) if isinstance(text, str) else None
@@ -116,14 +116,6 @@ def read_manifest(text: object, path: object) -> dict[str, Any]:
             reason="other_hash",
             what_to_do="export the model again with this version.",
         )
-    if (wrong := misfit(manifest)) is not None:
-        name, expected = wrong
-        actual = short(manifest[name]) if name in manifest else "missing"
-        raise ExportError(
-            f"{path} cannot be loaded: field {name!r} of its manifest is {actual}, not {expected}.",
-            reason="damaged_file",
-            what_to_do="export the model again, or copy the file again.",
-        )
     return manifest
 
 
@@ -132,8 +124,14 @@ def without_checksum(text: str) -> str:
     return re.sub(r'"content_crc32": "[0-9a-f]{8}"', f'"content_crc32": "{0:08x}"', text, count=1)
 
 
+def pattern_from(described: dict[str, Any]) -> Pattern:
+    """The pattern that a manifest describes."""
+    items = tuple(pattern_from(item) for item in described["items"])
+    return Pattern(keys=tuple(described["keys"]), items=items, **{field: described[field] for field in _PLAIN})
+
+
 def signature_from(manifest: dict[str, Any]) -> Signature:
-    """The signature that a manifest describes, whose fields are right."""
+    """The signature that a manifest describes."""
     order, defaults = manifest.get("order", []), manifest.get("defaults", {})  # which older files lack, like the sizes
     parameters, patterns = tuple(manifest["parameters"]), tuple(map(pattern_from, manifest["arguments"]))
     return Signature(
@@ -148,7 +146,7 @@ def signature_from(manifest: dict[str, Any]) -> Signature:
 
 
 def _of_pattern(pattern: Pattern) -> dict[str, Any]:
-    plain = {field: getattr(pattern, field) for field in PLAIN}
+    plain = {field: getattr(pattern, field) for field in _PLAIN}
     return {**plain, "keys": list(pattern.keys), "items": [_of_pattern(item) for item in pattern.items]}
 
 

@@ -34,7 +34,6 @@ from recfx.exporter.model_copies import detach_parameters, fold_parametrizations
 from recfx.exporter.returns import expressions, is_typed, tensor_names
 from recfx.exporter.serving.select_bags import ServedNode
 from recfx.exporter.trace_model import PATHS, ROLLBACKS, WayFailed, Ways, each_way, trace_model, warmed
-from recfx.exporter.write_file import ARCHIVE_BYTES, MANIFEST, reserve
 from recfx.ir.printer import format_graph
 from recfx.runtime.hooks import has_forward_hooks
 
@@ -49,12 +48,13 @@ class ScriptArtifact:
 
     Attributes:
         graph: the text of the graph; "" if there is none.
+        size: how many bytes it has when it is saved, as ``check_loading`` has found.
     """
 
     def __init__(self, script: torch.jit.ScriptModule, graph_module: fx.GraphModule | None) -> None:
         self.script = script
         self.graph = "" if graph_module is None else format_graph(graph_module)
-        self._size = 0
+        self.size = 0
 
     def operators(self) -> list[str]:
         """The names of the operators that it calls, such as ``aten::add``."""
@@ -70,44 +70,36 @@ class ScriptArtifact:
                     blocks += node.blocks()
         return sorted(kinds)
 
-    def buffers(self) -> dict[str, torch.Tensor]:
-        return dict(self.script.program.named_buffers())
-
-    def set_buffer(self, name: str, content: torch.Tensor) -> None:
-        """Put another tensor in the place of a buffer."""
-        *path, last = name.split(".")
-        module = self.script.program
-        for part in path:
-            module = getattr(module, part)
-        setattr(module, last, content)
+    def buffers(self) -> list[torch.Tensor]:
+        return list(self.script.program.buffers())
 
     def check_loading(self, fillings: list[Filling]) -> Diagnostic | None:
         """Why it could not be loaded if it were saved: TorchScript saves names that it cannot read again.
 
         It is loaded without its big buffers.
         """
+        contents = [filling.buffer.detach() for filling in fillings]
         for filling in fillings:
-            self.set_buffer(filling.name, filling.buffer[:0].clone())  # a view would be saved with all its storage
+            filling.buffer.set_()  # type: ignore[call-overload]  # to an empty tensor
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # torch says at each call that TorchScript is deprecated
                 saved = self.script.save_to_buffer()
                 torch.jit.load(io.BytesIO(saved))
-                self._size = len(saved) + sum(filling.buffer.nbytes for filling in fillings)
+                self.size = len(saved) + sum(content.nbytes for content in contents)
         except RuntimeError as error:
             message = f"TorchScript cannot read what it saves: {str(error).strip().splitlines()[0]}"
             return Diagnostic("not_scriptable", "", message)
         finally:
-            for filling in fillings:
-                self.set_buffer(filling.name, filling.buffer)
+            for filling, content in zip(fillings, contents, strict=True):
+                filling.buffer.set_(content)  # type: ignore[call-overload]
         return None
 
-    def save(self, path: Path, manifest: str) -> None:
-        reserve(path, self._size + len(manifest) + ARCHIVE_BYTES)
+    def save(self, path: Path) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch says at each call that TorchScript is deprecated
             try:
-                torch.jit.save(self.script, str(path), _extra_files={MANIFEST: manifest})
+                torch.jit.save(self.script, str(path))
             except RuntimeError as error:  # what torch makes of an error of the disk
                 raise OSError(f"torch cannot save it: {str(error).strip().splitlines()[0]}") from error
 

@@ -12,11 +12,10 @@ from torch import fx
 from recfx.collections.collection import UnshardedCollection
 from recfx.collections.compile_graph import rewritten
 from recfx.errors import ExportError
-from recfx.exporter.buffers import Filling, fillings_of
+from recfx.exporter.buffers import Filling, TableSource, fillings_of
 from recfx.exporter.serving.lower_served import lower_served
 from recfx.exporter.serving.pool_rows import FORMATS, PoolRows
 from recfx.exporter.serving.targets import ServingTarget
-from recfx.exporter.table_sources import TableSource
 from recfx.ir.context import CollectionContext
 from recfx.ir.facts import TableFacts
 from recfx.ir.operator_graph import OperatorGraph

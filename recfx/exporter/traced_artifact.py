@@ -17,7 +17,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,7 +38,6 @@ from recfx.exporter.model_copies import detach_parameters, fresh_copy
 from recfx.exporter.returns import is_typed, take_apart
 from recfx.exporter.serving.traced import contiguous_copy
 from recfx.exporter.trace_model import each_way, trace_model, warmed
-from recfx.exporter.write_file import ARCHIVE_BYTES, MANIFEST, reserve
 from recfx.runtime.hooks import has_forward_hooks
 from recfx.versions.differences import programs_without_stacks
 
@@ -59,34 +58,30 @@ class TracedArtifact:
         self.exported = exported
         self.signature = signature
         self.graph = str(exported.graph)
-        self._module: nn.Module | None = None  # made when it is first called: making it takes longer than a call
+        self._run = cache(exported.module)  # made when it is first called: making it takes longer than a call
 
     def operators(self) -> list[str]:
         called = {node.target for node in self.exported.graph.nodes if node.op == "call_function"}
         return [target.name() for target in called if isinstance(target, torch._ops.OpOverload)]
 
-    def buffers(self) -> dict[str, torch.Tensor]:
-        return dict(self.exported.state_dict)
-
-    def set_buffer(self, name: str, content: torch.Tensor) -> None:
-        self.exported.state_dict[name] = content
-        self._module = None  # it has the buffers that there were
+    def buffers(self) -> list[torch.Tensor]:
+        return list(self.exported.state_dict.values())
 
     def check_loading(self, fillings: list[Filling]) -> Diagnostic | None:
         return None  # what ``torch.export`` saves, it can load
 
-    def save(self, path: Path, manifest: str) -> None:
-        """This takes memory for two copies of the biggest buffer, which torch makes of it."""
+    @property
+    def size(self) -> int:
         constants = [value for value in self.exported.constants.values() if isinstance(value, torch.Tensor)]
-        tensors = [*self.exported.state_dict.values(), *constants]
-        reserve(path, sum(tensor.nbytes for tensor in tensors) + len(manifest) + 4 * ARCHIVE_BYTES)
+        return sum(tensor.nbytes for tensor in (*self.exported.state_dict.values(), *constants))
+
+    def save(self, path: Path) -> None:
+        """This takes memory for two copies of the biggest buffer, which torch makes of it."""
         with path.open("w+b") as file:  # of a path, torch would want to end with .pt2
-            torch.export.save(self.exported, file, extra_files={MANIFEST: manifest})
+            torch.export.save(self.exported, file)
 
     def named(self, *leaves: Any) -> dict[str, torch.Tensor]:
-        if self._module is None:
-            self._module = self.exported.module()
-        outputs: dict[str, torch.Tensor] = self._module(*flat_tensors(self.signature, list(leaves)))
+        outputs: dict[str, torch.Tensor] = self._run()(*flat_tensors(self.signature, list(leaves)))
         return outputs
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 
 import recfx
-from recfx.exporter import load, write_file
+from recfx.exporter import load
 from recfx.exporter.compare_outputs import first_difference, run_model
 from recfx.exporter.returns import return_pattern, take_apart
 from tests.exporter.conftest import UsualExport
@@ -50,29 +50,25 @@ MIXED = {"mean": "int4", "adopted": "fp16", "some_dense": "int8"}
 
 
 @pytest.mark.parametrize(
-    ("is_weighted", "quantize", "small"),
+    ("is_weighted", "quantize"),
     [
-        (False, None, 2**16),
-        (True, "fp16", 2**16),
-        (True, "int8", 2**16),
-        (False, "int4", 2**16),
-        (True, MIXED, 2**16),
-        (False, MIXED, 16),
+        (False, None),
+        (True, "fp16"),
+        (True, "int8"),
+        (False, "int4"),
+        (True, MIXED),
     ],
-    ids=["plain", "weighted fp16", "weighted int8", "int4", "weighted and mixed", "mixed and filled in the file"],
+    ids=["plain", "weighted fp16", "weighted int8", "int4", "weighted and mixed"],
 )
 def test_it_answers_as_the_file_for_the_cpu(
     is_weighted: bool,
     quantize: Any,
-    small: int,
     model_of: dict[bool, nn.Module],
     usual_export: UsualExport,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sample = call(6, is_weighted=is_weighted)
     usual = usual_export(is_weighted, quantize)
-    monkeypatch.setattr(write_file, "SMALL", small)
     report = recfx.export(model_of[is_weighted], tmp_path / "npu", sample, quantize=quantize, device="npu:0")
     assert report.tables == usual.tables
     assert "kernel=aten" in report.graph

@@ -12,7 +12,6 @@ from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 
 import recfx
-from recfx.exporter import write_file
 from tests.exporter.changed_records import (
     ChangeRecords,
     Records,
@@ -69,10 +68,7 @@ def test_batches_of_any_size(model: nn.Module, loaded: recfx.LoadedModel) -> Non
 
 
 @pytest.mark.parametrize("options", FORMATS.values(), ids=FORMATS)
-def test_weights_and_tables_that_are_filled_in_the_file(
-    options: dict[str, Any], model_of: dict[bool, nn.Module], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(write_file, "SMALL", 16)
+def test_weights(options: dict[str, Any], model_of: dict[bool, nn.Module], tmp_path: Path) -> None:
     recfx.export(model_of[True], tmp_path / "model", call(6, is_weighted=True), **options)
     loaded = recfx.load(tmp_path / "model")
     check_answers(model_of[True], loaded, is_weighted=True)

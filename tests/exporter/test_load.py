@@ -265,11 +265,9 @@ def test_a_checksum_is_not_left_out_because_the_manifest_claims_format_1(
     refused(tmp_path / "forged", "damaged_file")
 
 
-def test_the_tables_of_a_file_of_format_1_are_compared(versions: list[Path], tmp_path: Path) -> None:
+def test_the_tables_of_a_file_of_format_1_are_compared(tmp_path: Path) -> None:
     """They have the only checksums that it has."""
     stored = unpack("format_1_torch_2.13/torchscript", tmp_path)
-    rewrite(versions[0], tmp_path / "made", with_manifest(format_version=1, content_crc32=None, order=None))
-    for path in (stored, tmp_path / "made"):
-        recfx.load(path)
-        rewrite(path, tmp_path / "changed", with_another)
-        refused(tmp_path / "changed", "damaged_file")
+    recfx.load(stored)
+    rewrite(stored, tmp_path / "changed", with_another)
+    refused(tmp_path / "changed", "damaged_file")

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import recfx
-from recfx.exporter import export, write_file
+from recfx.exporter import buffers, export, write_file
 from tests.exporter.hashed_models import call, trained
 from tests.support.forked_script import run_script
 from tests.support.forkserver import forkserver
@@ -70,8 +70,7 @@ def test_progress_is_shown_on_terminals_only(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(export, "_SHOW_PROGRESS_FROM", 0)
-    monkeypatch.setattr(write_file, "SMALL", 16)
+    monkeypatch.setattr(buffers, "_SHOW_PROGRESS_FROM", 0)
     monkeypatch.setattr("sys.stderr.isatty", lambda: is_terminal)
     recfx.export(model, tmp_path / "model.pt", call(6))
     assert ("export" in capsys.readouterr().err) == is_terminal
@@ -102,17 +101,16 @@ def _torch_fails(*_: Any, **__: Any) -> Any:
     ("where", "name", "failure", "message"),
     [
         (torch.jit, "save", _torch_fails, "failed writing file data/2"),
-        (write_file, "overwrite", fail, "No space left on device"),
+        (buffers, "reserve", fail, "No space left on device"),
         (os, "fsync", fail, "No space left on device"),
         (os, "replace", fail, "No space left on device"),
     ],
-    ids=["torch saves", "big buffers", "flush", "rename"],
+    ids=["torch saves", "tables", "flush", "rename"],
 )
 def test_a_disk_that_is_full_leaves_the_old_file(
     where: Any, name: str, failure: Any, message: str, model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "model.pt").write_text("old")
-    monkeypatch.setattr(write_file, "SMALL", 16)
     monkeypatch.setattr(where, name, failure)
     with refused("cannot_write", match=rf"{message} \(\d+ bytes are free there\)", error=recfx.ExportError):
         recfx.export(model, tmp_path / "model.pt", call(6))
@@ -178,7 +176,7 @@ def test_a_file_that_is_replaced_keeps_its_mode_and_owner(model: nn.Module, tmp_
 
 def export_and_stop_while_writing(path: Path, pipe: Connection) -> None:
     """In a process of its own, which has to be killed."""
-    write_file.correct_checksums = lambda *_: (pipe.send("writing"), time.sleep(100))  # type: ignore[assignment]
+    write_file.content_checksum = lambda *_: (pipe.send("writing"), time.sleep(100))  # type: ignore[assignment]
     recfx.export(trained(), path, call(6))
 
 

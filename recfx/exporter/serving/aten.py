@@ -230,11 +230,8 @@ class AtenPoolRows(PoolRows):
             StoredRows(table, of_table, combine, is_weighted) for table, of_table in zip(tables, positions, strict=True)
         )
 
-    def parts(self) -> list[tuple[str, torch.Tensor, tuple[TableSpec, ...]]]:
-        return [
-            (f"stored.{number}.rows", self.stored.get_buffer(f"{number}.rows"), (spec,))
-            for number, spec in enumerate(self.specs)
-        ]
+    def parts(self) -> list[tuple[torch.Tensor, tuple[TableSpec, ...]]]:
+        return [(self.stored.get_buffer(f"{number}.rows"), (spec,)) for number, spec in enumerate(self.specs)]
 
     def forward(self, bags: Bags) -> torch.Tensor:
         """``bags``: rows of every table of the collection. Returns ``[B, sum D]``, or ``[n, D]`` if not combined."""

@@ -123,9 +123,9 @@ class PoolRows(ServedNode):
         """
         return None
 
-    def parts(self) -> list[tuple[str, torch.Tensor, tuple[TableSpec, ...]]]:
-        """The buffers that hold rows: their names, and the tables in each, one behind the other."""
-        return [("rows", self.rows, self.specs)]
+    def parts(self) -> list[tuple[torch.Tensor, tuple[TableSpec, ...]]]:
+        """The buffers that hold rows, and the tables in each, one behind the other."""
+        return [(self.rows, self.specs)]
 
     def forward(self, bags: Bags) -> torch.Tensor:
         """``bags``: rows of every table of the collection. Returns ``[B, sum D]``, or ``[n, D]`` if not combined."""

@@ -131,7 +131,6 @@ _CHECKPOINT = {
 }
 _EXPORTER = {
     "sharded_export": ["exporter/test_sharded"],
-    "table_sources": ["exporter/test_checkpoint_export", "exporter/test_sharded"],
     "served_collection": ["exporter/test_torchrec_flow"],
     "torch_entry": ["exporter/test_scripting"],
 }
