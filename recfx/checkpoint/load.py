@@ -53,7 +53,7 @@ def load_checkpoint(
 
     Files, names, shapes, dtypes and indexes are checked first: after an error, the model, its indexes and its
     optimizers are as they were. A file is as trusted as by ``torch.load(weights_only=True)``. Three things can leave
-    a mixture of old and new: a disk that fails between the check and the reading of large weights (the message says
+    a mixture of old and new: a disk that fails between the check and the reading of weights (the message says
     so), a load hook of the user that raises, and an interrupt (Ctrl-C) during loading. If that happens, load again;
     until then, a table with an index whose rows may have changed cannot be used (``load_interrupted``).
 

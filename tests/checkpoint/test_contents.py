@@ -13,7 +13,6 @@ from torch.distributed.tensor import Replicate, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import recfx
-from recfx.checkpoint.contents import check_names
 from tests.support.refusals import refused
 
 
@@ -42,21 +41,6 @@ def test_expanded(tmp_path: Path, numbers: int) -> None:
     assert not_loaded(With(torch.zeros(1).expand(numbers)), tmp_path) == "value_not_supported"
 
 
-def test_sparse_here(tmp_path: Path) -> None:
-    recfx.save_checkpoint(With(torch.eye(3)), tmp_path)
-    assert not_loaded(With(torch.eye(3).to_sparse()), tmp_path) == "value_not_supported"
-
-
-@pytest.mark.parametrize("view", [torch.conj, lambda values: values.conj().imag], ids=["conj", "neg"])
-def test_big_conjugates_and_negatives(tmp_path: Path, view: object) -> None:
-    assert callable(view)
-    saved = With(view(torch.randn(1 << 18, dtype=torch.complex64)))
-    recfx.save_checkpoint(saved, tmp_path)
-    loaded = With(view(torch.zeros(1 << 18, dtype=torch.complex64)))
-    recfx.load_checkpoint(loaded, tmp_path)
-    assert torch.equal(loaded.get_buffer("buffer"), saved.get_buffer("buffer"))
-
-
 def test_lazy_modules(tmp_path: Path) -> None:
     def lazy() -> nn.Module:
         return nn.Sequential(nn.Linear(2, 3), nn.LazyLinear(2))
@@ -83,18 +67,3 @@ def test_tensors_made_of_others(tmp_path: Path) -> None:
     finally:
         dist.destroy_process_group()
     assert not list(tmp_path.iterdir())
-
-
-def said(names: list[str], saved: list[str]) -> str:
-    with pytest.raises(recfx.CheckpointError) as caught:
-        check_names("", names, saved, "do it.")
-    assert (caught.value.reason, caught.value.what_to_do) == ("checkpoint_mismatch", "do it.")
-    return caught.value.message
-
-
-def test_names_of_one_side() -> None:
-    assert said(["a", "b"], ["b"]) == "the checkpoint lacks a."
-    assert said(["b"], ["c", "b", "d"]) == "the checkpoint has c, d, which this model does not have."
-    assert said(["a"], ["c"]) == "the checkpoint lacks a and has c, which this model does not have."
-    with refused("checkpoint_mismatch", match="has a name for c, which", error=recfx.CheckpointError):
-        check_names("a name for ", [], ["c"], "do it.")

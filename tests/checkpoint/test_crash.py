@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
 import recfx
 from recfx.checkpoint import directory as checkpoint_directory
 from recfx.checkpoint import manifest as manifest_module
-from recfx.checkpoint import storage
 from recfx.checkpoint.manifest import Manifest
 from tests.checkpoint import killed_writer
 from tests.checkpoint.training import OnePart, Training, assert_same
@@ -64,20 +60,6 @@ def test_everything_is_on_the_disk_before_the_switch_and_the_switch_before_the_d
     assert ("remove", old) not in calls[:switch]
 
 
-def test_a_failing_writer_cleans_up_and_leaves_the_old_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    training = Training.build()
-    training.save(tmp_path)
-    before = sorted(os.listdir(tmp_path))
-    monkeypatch.setattr(Manifest, "switch", fail)
-    with pytest.raises(recfx.CheckpointError, match=r"no space left\. The old checkpoint.*is as it was") as caught:
-        training.save(tmp_path)
-    assert caught.value.reason == "checkpoint_not_written"
-    assert sorted(os.listdir(tmp_path)) == before
-    Training.build().load(tmp_path)
-
-
 def test_a_writer_that_cannot_switch_cleans_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its manifest under another name, too; and what cannot be deleted hides nothing."""
     training = Training.build("sgd", rows=40, model_class=OnePart)
@@ -100,23 +82,6 @@ def test_a_writer_that_cannot_switch_cleans_up(tmp_path: Path, monkeypatch: pyte
     training.save(tmp_path)
     assert len(os.listdir(tmp_path)) == 2
     training.load(tmp_path)
-
-
-def test_leftovers_make_room_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    training = Training.build()
-    training.save(tmp_path)
-    current = Manifest.read(tmp_path).data
-    shutil.copytree(tmp_path / current, tmp_path / "data-0123456789abcdef")
-    (tmp_path / "checkpoint.json.0123456789abcdef").write_text("half a mani")
-    write = storage.write
-
-    def note(folder: Path, tensors: dict[str, torch.Tensor], *group: Any) -> Any:
-        assert sorted(os.listdir(tmp_path)) == ["checkpoint.json", current]
-        return write(folder, tensors, *group)
-
-    monkeypatch.setattr(storage, "write", note)
-    training.save(tmp_path)
-    assert Manifest.read(tmp_path).data != current
 
 
 def sealed(text: str) -> bytes:
@@ -237,16 +202,6 @@ def test_an_error_after_the_switch_deletes_nothing(
 
 def fail(*_: object) -> None:
     raise OSError("no space left")
-
-
-def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
-    names = ["data-mine", "checkpoint.json.bak", "notes.txt"]
-    for name in names:
-        (tmp_path / name).write_text("mine")
-    training = Training.build()
-    training.save(tmp_path)
-    training.save(tmp_path)
-    assert sorted(os.listdir(tmp_path)) == sorted([*names, "checkpoint.json", Manifest.read(tmp_path).data])
 
 
 def test_a_second_writer_is_told_and_so_is_a_reader_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

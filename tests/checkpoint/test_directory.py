@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,8 @@ from torch import nn
 from torch.distributed.checkpoint.filesystem import FileSystem
 
 import recfx
-from recfx.checkpoint import directory as checkpoint_directory
 from recfx.checkpoint import manifest, save, storage
-from recfx.checkpoint.directory import check_writable, locked, make_directory, remove_leftovers
+from recfx.checkpoint.directory import remove_leftovers
 from recfx.checkpoint.storage import SavedFolder
 from recfx.kernels.build.private_files import sync_directory
 from tests.checkpoint.training import OnePart, Training, assert_same
@@ -63,28 +61,6 @@ def test_only_leftovers_of_writers_are_deleted(tmp_path: Path) -> None:
     assert len(os.listdir(directory / KEPT)) == 5
 
 
-def test_a_directory_and_those_above_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    synced: list[Path] = []
-    monkeypatch.setattr(checkpoint_directory, "sync_directory", synced.append)
-    make_directory(tmp_path / "a" / "b")
-    assert (tmp_path / "a" / "b").is_dir()
-    assert synced == [tmp_path / "a"]
-    make_directory(tmp_path / "a" / "b")
-    assert synced == [tmp_path / "a"]
-    answers = iter([False, True, True])  # somebody makes it at the same moment
-    monkeypatch.setattr(Path, "is_dir", lambda path: next(answers))
-    make_directory(tmp_path / "a" / "b")
-
-
-def test_a_disk_without_room_for_a_few_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    check_writable(tmp_path, "probe")
-    assert os.listdir(tmp_path) == []
-    full = os.fdopen(os.open("/dev/full", os.O_WRONLY), "wb")
-    monkeypatch.setattr(checkpoint_directory, "open", lambda path, mode: full, raising=False)
-    with pytest.raises(OSError, match="No space left"):
-        check_writable(tmp_path, "probe")
-
-
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP, errno.EIO])
 def test_file_systems_that_cannot_flush_directories(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
@@ -98,64 +74,6 @@ def test_file_systems_that_cannot_flush_directories(
     with pytest.raises(OSError, match="Input/output error"):
         sync_directory(tmp_path)
     return None
-
-
-class Clock:
-    """Goes on when somebody sleeps, and a little when somebody looks."""
-
-    def __init__(self, then: Callable[[float], Any] = lambda now: None) -> None:
-        self.now, self.sleeps, self.then = 1000.0, 0, then
-
-    def monotonic(self) -> float:
-        self.now += 1e-3
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-        self.sleeps += 1
-        self.then(self.now)
-
-
-def test_a_lock_is_waited_for_a_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock()
-    monkeypatch.setattr(checkpoint_directory, "time", clock)
-    with locked(tmp_path, shared=True):
-        with locked(tmp_path, shared=True):
-            assert clock.sleeps == 0
-        with pytest.raises(recfx.CheckpointError, match="is being read or written") as caught, locked(tmp_path, False):
-            pass
-    assert caught.value.reason == "checkpoint_busy"
-    assert 60 <= clock.now - 1000 < 61
-    assert clock.sleeps > 200, "it looks often"
-
-
-def test_a_lock_that_is_released_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lock = os.open(tmp_path, os.O_RDONLY)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    clock = Clock(lambda now: fcntl.flock(lock, fcntl.LOCK_UN) if now > 1030 else None)
-    monkeypatch.setattr(checkpoint_directory, "time", clock)
-    with locked(tmp_path, shared=True):
-        assert clock.sleeps > 100
-    os.close(lock)
-
-
-def test_the_lock_ends_though_a_process_was_forked_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint_directory, "_WAIT_SECONDS", 0.0)
-    with locked(tmp_path, shared=False):
-        descriptors = [int(name) for name in os.listdir("/proc/self/fd") if _target(name) == str(tmp_path)]
-        forked = [os.dup(descriptor) for descriptor in descriptors]  # as a forked process has it
-    assert forked
-    with locked(tmp_path, shared=False):
-        pass
-    for descriptor in forked:
-        os.close(descriptor)
-
-
-def _target(name: str) -> str:
-    try:
-        return os.readlink(f"/proc/self/fd/{name}")
-    except OSError:
-        return ""
 
 
 def test_file_systems_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

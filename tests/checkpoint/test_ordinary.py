@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,8 +17,6 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimiz
 from torchrec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
 
 import recfx
-from recfx.checkpoint.ordinary import join_described, unwrap_optimizer, whole_state_size
-from recfx.ir.shard import Shard
 from tests.builders.batches import one_bag
 from tests.builders.collections import tables_named
 from tests.builders.optimizers import attach
@@ -41,17 +38,6 @@ def step(model: nn.Module, optimizer: Any, number: int = 0) -> None:
 def wrapped(model: nn.Module, prefix: str = "") -> KeyedOptimizerWrapper:
     named = {name: parameter for name, parameter in model.named_parameters() if name.startswith(prefix)}
     return KeyedOptimizerWrapper(named, lambda parameters: torch.optim.Adam(parameters, lr=0.1))
-
-
-def test_what_is_inside_of_wrappers() -> None:
-    model = layers()
-    inner, keyed = torch.optim.Adam(model.parameters()), wrapped(model)
-    assert unwrap_optimizer(inner) is inner
-    assert unwrap_optimizer(keyed) is keyed._optimizer
-    assert unwrap_optimizer(CombinedOptimizer([EmptyFusedOptimizer(), keyed])) is keyed._optimizer
-    assert unwrap_optimizer(CombinedOptimizer([CombinedOptimizer([("a", keyed)])])) is keyed._optimizer
-    assert unwrap_optimizer(EmptyFusedOptimizer()) is None
-    assert unwrap_optimizer(CombinedOptimizer([EmptyFusedOptimizer()])) is None
 
 
 @pytest.mark.parametrize(
@@ -226,48 +212,6 @@ def test_the_state_of_a_table_that_has_grown_stays_behind(tmp_path: Path) -> Non
     assert (caught.value.reason, caught.value.module_path) == ("checkpoint_mismatch", "first.embedding_bags.a.weight")
     assert all(torch.equal(value, before[name]) for name, value in bigger.state_dict().items())
     recfx.load_checkpoint(bigger, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("part", "columns", "size"),
-    [
-        ((10, 4), (4, 8), (40, 8)),
-        ((10, 8), (0, 8), (40, 8)),
-        ((10, 1), (0, 8), (40, 1)),
-        ((), (4, 8), ()),
-        ((10, 1), (4, 8), None),
-        ((10, 2), (0, 8), None),
-        ((11, 4), (4, 8), None),
-        ((30, 4), (4, 8), None),
-        ((10, 12), (4, 8), None),
-        ((10,), (4, 8), None),
-        ((1,), (4, 8), None),
-    ],
-)
-def test_the_state_of_a_whole_table(part: Any, columns: tuple[int, int], size: Any) -> None:
-    table: Any = SimpleNamespace(spec=SimpleNamespace(num_embeddings=40, embedding_dim=8))
-    shard: Any = SimpleNamespace(rows=(10, 20), columns=columns)
-    assert Shard.__dataclass_fields__.keys() >= {"rows", "columns"}
-    if size is not None:
-        assert whole_state_size("w.exp_avg", part, table, shard) == size
-        return
-    with pytest.raises(recfx.CheckpointError, match=r"the state w\.exp_avg of a sharded table is") as caught:
-        whole_state_size("w.exp_avg", part, table, shard)
-    assert caught.value.reason == "optimizer_not_supported"
-
-
-def test_what_ranks_say_is_joined() -> None:
-    one: Any = {"kind": "Adam", "groups": [{"params": ["b", "a"], "lr": 1}], "state": {"a": {"values": {"x": 1}}}}
-    two: Any = {"kind": "Adam", "groups": [{"params": ["c", "a"], "lr": 2}], "state": {"a": {}, "c": {"values": {}}}}
-    assert join_described([one, two]) == {
-        "kind": "Adam",
-        "groups": [{"params": ["b", "a", "c"], "lr": 1}],
-        "state": {"a": {"values": {"x": 1}}, "c": {"values": {}}},
-    }
-    two["groups"].append({"params": []})
-    with pytest.raises(recfx.CheckpointError, match="the same number of groups on all ranks") as caught:
-        join_described([one, two])
-    assert caught.value.reason == "optimizer_not_supported"
 
 
 class Model(nn.Module):

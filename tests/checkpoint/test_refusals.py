@@ -13,8 +13,6 @@ import torch
 from torch import nn
 
 import recfx
-from recfx.checkpoint import manifest as manifest_module
-from recfx.checkpoint import storage
 from recfx.checkpoint.manifest import Manifest
 from tests.builders.optimizers import attach
 from tests.checkpoint.crafted import refused
@@ -113,14 +111,6 @@ def test_there_is_no_checkpoint(saved: Path, tmp_path: Path, place: str, what: s
     assert directory.exists() == (place != "nowhere")
 
 
-def test_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manifest_module, "FORMAT_VERSION", 4)
-    training = other()
-    training.save(tmp_path)
-    monkeypatch.undo()
-    assert refused(training, tmp_path).reason == "checkpoint_version"
-
-
 class MoreLayers(OnePart):
     def __init__(self, rows: int) -> None:
         super().__init__(rows)
@@ -213,18 +203,6 @@ def test_a_damaged_index_under_right_checksums(
     assert (error.reason, error.module_path) == (reason, "c")
 
 
-def test_half_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write = storage.write
-    key = "model.first.hash_indexes.a.row_state"
-    monkeypatch.setattr(
-        storage, "write", lambda folder, tensors, _: write(folder, {k: v for k, v in tensors.items() if k != key})
-    )
-    other().save(tmp_path)
-    error = refused(other(), tmp_path)
-    assert error.reason == "checkpoint_mismatch"
-    assert "lacks first.hash_indexes.a.row_state" in error.message
-
-
 @pytest.mark.parametrize(
     ("target", "message"),
     [
@@ -301,14 +279,6 @@ def test_wrong_arguments(
     with refusing("invalid_argument", match=message, error=recfx.CheckpointError):
         call(model, directory)
     assert os.listdir(tmp_path) == []
-
-
-@pytest.mark.parametrize("optimizer", [3, "adam", [torch.optim.SGD], torch.optim.SGD])
-def test_what_is_no_optimizer(saved: Path, tmp_path: Path, optimizer: Any) -> None:
-    training = other()
-    assert refused(training, saved, optimizer=optimizer).reason == "optimizer_not_supported"
-    with refusing("optimizer_not_supported", match="optimizer= is ", error=recfx.CheckpointError):
-        recfx.save_checkpoint(training.model, tmp_path, optimizer=optimizer)
 
 
 def test_tensors_that_are_not_simply_their_elements(tmp_path: Path) -> None:

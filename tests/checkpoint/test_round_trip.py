@@ -13,7 +13,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torchrec.optim.keyed import KeyedOptimizerWrapper
 
 import recfx
 from recfx.collections.collection import unsharded_collections
@@ -80,55 +79,6 @@ def test_settings_come_back_as_those_of_torch_optimizers_do(tmp_path: Path) -> N
     target.load(tmp_path)
     assert {attached.param_groups[0]["lr"] for attached in target.user_optimizers.values()} == {0.025}
     assert target.optimizer.param_groups[0]["lr"] == 0.125
-
-
-def test_an_optimizer_that_had_made_no_step(tmp_path: Path) -> None:
-    source, target = Training.build("adam"), Training.build("adam", seed=9)
-    source.save(tmp_path)
-    target.steps(0, 2)
-    target.load(tmp_path)
-    assert target.steps(4, 6) == source.steps(4, 6)
-    assert_same(without_derived(target), without_derived(source))
-
-
-def test_optimizers_in_backward_without_a_fused_form(tmp_path: Path) -> None:
-    def build() -> nn.Module:
-        torch.manual_seed(0)
-        model = recfx.convert(OnePart(200), hashing=RAW)
-        attach(model, torch.optim.NAdam, lr=0.01)
-        return model
-
-    def steps(model: nn.Module, begin: int, end: int) -> list[float]:
-        losses = []
-        for number in range(begin, end):
-            loss = model(batch(number)).square().sum()
-            loss.backward()
-            losses.append(float(loss.detach()))
-        return losses
-
-    source, target = build(), build()
-    steps(source, 0, 2)
-    recfx.save_checkpoint(source, tmp_path)
-    recfx.load_checkpoint(target, tmp_path)
-    assert steps(target, 2, 5) == steps(source, 2, 5)
-    assert_same(dict(target.state_dict()), dict(source.state_dict()))
-
-
-def test_torchrec_wraps_ordinary_optimizers(tmp_path: Path) -> None:
-    def build() -> tuple[nn.Module, KeyedOptimizerWrapper]:
-        torch.manual_seed(0)
-        model = recfx.convert(OnePart(200), hashing=RAW)
-        named = dict(model.after.named_parameters())
-        return model, KeyedOptimizerWrapper(named, lambda parameters: torch.optim.Adam(parameters, lr=0.1))
-
-    (source, optimizer), (target, target_optimizer) = build(), build()
-    source(batch(0)).sum().backward()
-    optimizer.step()
-    recfx.save_checkpoint(source, tmp_path, optimizer=optimizer)
-    recfx.load_checkpoint(target, tmp_path, optimizer=target_optimizer)
-    left, right = optimizer.state_dict()["state"], target_optimizer.state_dict()["state"]
-    assert left.keys() == right.keys() == {"weight", "bias"}
-    assert all(torch.equal(left[name][key], right[name][key]) for name in left for key in left[name])
 
 
 def test_half_precision_tables_keep_their_float_state(tmp_path: Path) -> None:

@@ -14,10 +14,8 @@ from torch import nn
 
 import recfx
 from recfx.checkpoint import storage
-from recfx.checkpoint.settings import pack_settings
 from recfx.checkpoint.storage import Parts, SavedFolder
 from tests.checkpoint.crafted import Runs, change_tensors, data_of, reseal
-from tests.support.refusals import refused
 
 TENSORS = {
     "scalar": torch.tensor(3.5),
@@ -105,11 +103,3 @@ def test_no_file_runs_code(tmp_path: Path, file: str) -> None:
     with pytest.raises(recfx.CheckpointError):
         recfx.load_checkpoint(model, tmp_path / "saved")
     assert not (tmp_path / "ran").exists()
-
-
-def test_settings_that_are_no_plain_data() -> None:
-    itself: dict[str, Any] = {}
-    itself["itself"] = itself
-    for value in (itself, {"a": object()}, {"a": Path("x")}, {"a": lambda: 3}):
-        with refused("value_not_supported", error=recfx.CheckpointError):
-            pack_settings(value)
