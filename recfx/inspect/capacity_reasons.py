@@ -12,7 +12,7 @@ from recfx.errors import Diagnostic, Severity
 from recfx.inspect.facts import TableFacts
 from recfx.inspect.table_report import HashingReport
 
-NEARLY_FULL = 0.8  # share of the expected ids; at an even pace, a quarter of the batches so far still fit
+NEARLY_FULL = 0.8  # share of the rows of the fullest bucket
 CHURN = 0.1  # share of sightings that took over another id's row
 FORGOTTEN = 0.5  # share of the ids that got a row and have lost it again
 MUCH_SHARED = 0.01  # of the sightings in training
@@ -40,10 +40,9 @@ def index_nearly_full(table: TableFacts, index: HashingReport) -> Diagnostic | N
     """Soon an id will meet a bucket without a free row. If that has already happened, other reasons say so."""
     if not _nearly_full(index) or index.evict or index.trained["shared_answers"] or index.full_bucket is not None:
         return None
-    pace = f", in {index.batches_until_full:,} batches at the mean pace" if index.batches_until_full is not None else ""
     message = (
-        f"{index.ids_held:,} of {index.index_rows:,} rows are taken; about {index.room:,} more ids fit before one "
-        f"meets a full bucket{pace}, and then {'training stops' if index.on_full == 'error' else 'ids share rows'}."
+        f"{index.ids_held:,} of {index.index_rows:,} rows are taken, {index.worst_bucket_occupancy:.1%} of the fullest "
+        f"bucket; when it is full, {'training stops' if index.on_full == 'error' else 'ids share rows'}."
     )
     return Diagnostic("index_nearly_full", table.module_path, message, _more_rows(table), Severity.WARNING)
 
@@ -95,8 +94,7 @@ def candidates_dropped(table: TableFacts, index: HashingReport) -> Diagnostic | 
 
 
 def _nearly_full(index: HashingReport) -> bool:
-    taken, room = index.ids_held or 0, index.room or 0
-    return taken > 0 and taken >= NEARLY_FULL * (taken + room)
+    return (index.worst_bucket_occupancy or 0.0) >= NEARLY_FULL
 
 
 def _more_rows(table: TableFacts) -> str:

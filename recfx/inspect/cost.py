@@ -24,7 +24,6 @@ from recfx.collections.whole_graph import WholeGraph
 from recfx.collections.wrappers import unwrap
 from recfx.discovery.sample import Sample
 from recfx.errors import ConversionError, did_you_mean, type_of
-from recfx.ir.context import CollectionContext
 from recfx.ir.operator_graph import lowered_from
 from recfx.passes import Rewriting
 from recfx.planner.plan import plan_of_collections as make_plan
@@ -33,7 +32,6 @@ from recfx.planner.pricing.cost import COST_VERSION, Cost, PlanComparison, PlanR
 from recfx.planner.pricing.graph_prices import ModelPrices, price_graph
 from recfx.planner.pricing.hardware import CPU_HOST, NAMED, TYPICAL, Hardware, HardwareName
 from recfx.planner.pricing.planned_collection import PlannedCollection, graph_on, planned_as_sharded, planned_by
-from recfx.planner.pricing.residents import rule_of
 from recfx.planner.pricing.values import KnownBatch, whole_number
 from recfx.planner.pricing.work import NodeCost
 from recfx.planner.topology import (
@@ -192,7 +190,7 @@ def _as_it_is(
     if world_size > 1:
         nodes += prices.dense_all_reduce(model, collections)
     planned = tuple(planned_as_sharded(collection, device) for collection in collections if collection.is_sharded)
-    return _cost(nodes, model, topology, device, planned, rank, world_size, again, prices.contexts.values())
+    return _cost(nodes, model, topology, device, planned, rank, world_size, again)
 
 
 def _as_planned(
@@ -221,8 +219,7 @@ def _as_planned(
     for collection in collections:
         prices.residents.of_dense(collection)  # counted above
     nodes += prices.rest(model, collections, world_size)
-    contexts = [part.context for part in planned]
-    return _cost(nodes, model, topology, device, planned, 0, world_size, again, contexts), graphs
+    return _cost(nodes, model, topology, device, planned, 0, world_size, again), graphs
 
 
 def _cost(
@@ -234,7 +231,6 @@ def _cost(
     rank: int,
     world_size: int,
     again: Callable[[int], Cost] | None,
-    contexts: Iterable[CollectionContext],
 ) -> Cost:
     return Cost(
         version=COST_VERSION,
@@ -247,14 +243,7 @@ def _cost(
         hardware=_hardware(topology, model),
         planned=planned,
         again=again,
-        optimizers=_optimizers(contexts),
     )
-
-
-def _optimizers(contexts: Iterable[CollectionContext]) -> tuple[str, ...]:
-    """The optimizer in backward of each table that is trained, in words; ``""`` for a table without one."""
-    rules = [rule_of(facts) for context in contexts for facts in context.facts.values() if facts.is_trained]
-    return tuple("" if rule is None else rule.label for rule in rules)
 
 
 def _again(model: nn.Module, topology: AnyTopology | None, sample: Any) -> Callable[[int], Cost]:

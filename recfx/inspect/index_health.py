@@ -1,6 +1,6 @@
 """How one index does: what is read from it for ``recfx.monitor``, and the scalars that are made of it.
 
-Reading must not slow training down: it is done in pieces that are too small for ATen to wake other threads for.
+Reading must not slow training down: it is done in windows that are too small for ATen to wake other threads for.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class IndexHealth:
         self.counted = self._before  # between the last two calls of end_intervals, by _COUNTS
         self.taken = [0] * len(self._bucket_rows)  # of each bucket, at the last of these calls
         self.longest_probe: int | None = None  # in the windows that were read; None before the first
-        self._longest_so_far, self._next_group = 0, 0
+        self._next_group = 0
         end_intervals((self,))
 
     @property
@@ -54,7 +54,7 @@ class IndexHealth:
         if index.adopted.times != self._adopted.times:  # what was counted before the load is of a state that is gone
             self._adopted = index.adopted
             self._before = (*index.adopted.counts, *(0,) * len(EVAL_COUNTERS))
-            self._forget_probes()
+            self.longest_probe, self._next_group = None, 0
         index.fold_eval_counts()
 
     def end_interval(self, now: tuple[int, ...], taken: list[int]) -> None:
@@ -64,37 +64,21 @@ class IndexHealth:
         self._before = now
         self.counted = counted if min(counted) >= 0 else (0,) * len(counted)  # someone has written to the counts
 
-    @property
-    def ids_seen(self) -> int:
-        """The number of ids seen in training in the interval that has ended."""
-        return self.counted[_IDS_SEEN]
-
     def buckets(self) -> list[tuple[int, int]]:
         """Per bucket: the taken rows and all rows."""
         return list(zip(self.taken, self._bucket_rows, strict=True)) if self.is_allocated else []
 
-    def probe(self, groups: int) -> bool:
-        """Read the next window of so many groups of slots; returns whether it was the last one."""
+    def probe(self) -> bool:
+        """Read the next window of groups of slots; returns whether it was the last one."""
         slot_groups, side_row = self._buffer("slot_groups"), self._buffer("side_row")
-        count = slot_groups.size(0)
-        end = min(self._next_group + groups, count)
-        for begin in range(self._next_group, end, _PIECE):
-            longest = longest_probe(slot_groups, side_row, begin, min(begin + _PIECE, end))
-            self._longest_so_far = max(self._longest_so_far, longest)
-        self.longest_probe = max(self.longest_probe or 0, self._longest_so_far)
-        self._next_group = end
-        if end < count:
-            return False
-        self.longest_probe, self._longest_so_far, self._next_group = self._longest_so_far, 0, 0
-        return True
+        begin, end = self._next_group, min(self._next_group + _WINDOW, slot_groups.size(0))
+        self.longest_probe = max(self.longest_probe or 0, longest_probe(slot_groups, side_row, begin, end))
+        self._next_group = end % slot_groups.size(0)
+        return self._next_group == 0
 
     def probe_all(self) -> None:
         """Read all groups."""
-        self._forget_probes()
-        self.longest_probe = self.index.longest_probe()
-
-    def _forget_probes(self) -> None:
-        self.longest_probe, self._longest_so_far, self._next_group = None, 0, 0
+        self.longest_probe, self._next_group = self.index.longest_probe(), 0
 
 
 def end_intervals(parts: Sequence[IndexHealth]) -> None:
@@ -123,9 +107,8 @@ def end_intervals(parts: Sequence[IndexHealth]) -> None:
         part.end_interval((*in_training, *in_eval), list(islice(taken, size)))
 
 
-_PIECE = 4096  # groups
+_WINDOW = 4096  # groups: few enough for less than half a millisecond
 _COUNTS = (*COUNTERS, *(f"eval_{name}" for name in EVAL_COUNTERS))
-_IDS_SEEN = _COUNTS.index("ids_seen")
 _SUMMED = ("taken", "rows", *_COUNTS)
 _LARGEST = ("worst_bucket", "longest_probe", "evicts", "admits", "shares")
 

@@ -31,7 +31,6 @@ from recfx.printing.shown import Shown
 _Read = tuple[dict[str, Health], dict[str, tuple[int, int]]]
 """How each index does; and how many ids were sent, of how many, of each table that sends different ids once."""
 _NOT_IN_TAGS = re.compile(r"^/+|[^-/\w.]")  # what writers such as tensorboardX replace
-_FEWEST_GROUPS, _MOST_GROUPS = 256, 16_384
 
 
 class ScalarWriter(Protocol):
@@ -43,7 +42,7 @@ class ScalarWriter(Protocol):
 
 
 @typed(ConversionError)
-def monitor(model: nn.Module, *, probed_groups: int | None = None) -> Monitor:
+def monitor(model: nn.Module) -> Monitor:
     """Watch the tables of a model that have an index, and those that send each different id once.
 
     Make it from the model that is trained: after it was converted, sharded or copied, because these make other tables.
@@ -58,22 +57,12 @@ def monitor(model: nn.Module, *, probed_groups: int | None = None) -> Monitor:
 
     Args:
         model: a converted model, sharded or not, also inside DDP and torch.compile wrappers. It does not change.
-        probed_groups: how many groups of four slots each call reads to find out how long lookups take. They belong to
-            one table at a time, and one window after the other is read, so that a large table takes several calls. 0
-            leaves ``longest_probe`` out. None: one per 16 ids that were trained since the last call, at least 256
-            and at most 16,384, so that the share of the time that this takes does not depend on how often one asks.
 
     Raises:
         ConversionError: ``invalid_argument``; ``no_collection``: nothing in the model is converted; ``no_index``: no
             table has an index, nor does any rank send each different id of a table once.
         CheckpointError: the state that was last loaded into a table is not complete, or not valid.
     """
-    if probed_groups is not None and (type(probed_groups) is not int or probed_groups < 0):
-        raise ConversionError(
-            f"probed_groups={probed_groups!r} is not a number of groups.",
-            reason="invalid_argument",
-            what_to_do="pass a whole number, 0 or more; or None.",
-        )
     collections = converted_collections(model)
     if not collections:
         raise ConversionError(
@@ -101,7 +90,7 @@ def monitor(model: nn.Module, *, probed_groups: int | None = None) -> Monitor:
     paths = [*tables, *(path for path in sent if path not in tables)]
     tags = dict(zip(paths, _tags([users_path(model, path) for path in paths]), strict=True))
     health = {tags[path]: indexes for path, indexes in tables.items()}
-    return Monitor(health, probed_groups, {tags[path]: shares for path, shares in sent.items()})
+    return Monitor(health, {tags[path]: shares for path, shares in sent.items()})
 
 
 class Monitor(Shown):
@@ -116,11 +105,8 @@ class Monitor(Shown):
 
     MOST = 20
 
-    def __init__(
-        self, tables: Mapping[str, list[IndexHealth]], probed_groups: int | None, sent: Mapping[str, SentShare]
-    ) -> None:
+    def __init__(self, tables: Mapping[str, list[IndexHealth]], sent: Mapping[str, SentShare]) -> None:
         self._tables, self._sent = dict(tables), dict(sent)
-        self._probed_groups = probed_groups
         self._turn = 0
         self._last: dict[str, float] = {}
 
@@ -164,8 +150,8 @@ class Monitor(Shown):
 
         - ``occupancy``: share of the index's rows that are taken.
         - ``worst_bucket``: share of the fullest bucket's rows that are taken; the table is full when this is 1.
-        - ``longest_probe``: how many groups of slots (cache lines) the slowest lookup reads, in the windows that were
-          read so far, until all were; left out if ``probed_groups`` is 0, unless this reads all.
+        - ``longest_probe``: how many groups of slots (cache lines) the slowest lookup reads, in what was read so far;
+          each call reads a window of one table.
 
         Of the ids seen in training since the last call, counting each occurrence (after a load, since the load):
 
@@ -216,10 +202,7 @@ class Monitor(Shown):
         own = partial(self._read, probe_all)
         tables, sent = own() if group is None else _of_all_ranks(group, own)
         of_tables = {
-            f"{name}/{scalar}": value
-            for name, health in tables.items()
-            for scalar, value in health.scalars().items()
-            if scalar != "longest_probe" or probe_all or self._probed_groups != 0
+            f"{name}/{scalar}": value for name, health in tables.items() for scalar, value in health.scalars().items()
         }
         different = {f"{name}/different_ids": part / of if of else nan for name, (part, of) in sent.items()}
         self._last = of_tables | different
@@ -268,13 +251,8 @@ class Monitor(Shown):
         if everything:
             for part in parts:
                 part.probe_all()
-        elif parts and self._probed_groups != 0:
-            groups = self._probed_groups
-            if groups is None:
-                groups = min(max(sum(part.ids_seen for part in parts) // 16, _FEWEST_GROUPS), _MOST_GROUPS)
-            part = parts[self._turn % len(parts)]
-            if part.probe(groups):  # its last window: the next call reads another table
-                self._turn += 1
+        elif parts and parts[self._turn % len(parts)].probe():  # its last window: the next call reads another table
+            self._turn += 1
 
 
 def _tags(names: list[str]) -> list[str]:

@@ -77,7 +77,7 @@ class CollectionReport:
         return "" if self.why is None else self.why.code
 
 
-REPORT_VERSION = "2"
+REPORT_VERSION = "3"
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from recfx.errors import Diagnostic, few, plural
 from recfx.inspect import wording
 from recfx.inspect.report_data import CollectionReport, NodeReport, ReportData
 from recfx.inspect.table_report import HashingReport, ShardingReport, ShardReport, TableReport
+from recfx.planner.pricing.cost_text import expression
 from recfx.printing.grid import Grid, groups_of, size
 
 FILLING = ("table_full", "index_nearly_full", "shared_answers", "eviction_churn", "candidates_dropped")
@@ -174,8 +175,6 @@ _INDEXES: dict[str, Callable[[_Table], str]] = {
     "ids held": lambda item: _number(item.index.ids_held),
     "full": lambda item: f"{item.index.occupancy or 0:.1%}",
     "worst bucket": lambda item: f"{item.index.worst_bucket_occupancy or 0:.1%}",
-    "fits": lambda item: "" if item.index.evict else _number(item.index.room),
-    "batches until full": lambda item: _number(item.index.batches_until_full),
     "seen": _counted("ids_seen"),
     "evicted": _counted("evicted"),
     "shared": _counted("shared_answers"),
@@ -219,7 +218,7 @@ _SHARDING: dict[str, Callable[[_Table], str]] = {
 _NODES: dict[str, Callable[[NodeReport], str]] = {
     "node": lambda node: node.name,
     "shape": lambda node: wording.shape(node.shape),
-    "bytes": lambda node: wording.expression(node.bytes),
+    "bytes": lambda node: expression(node.bytes),
     "type": lambda node: node.dtype,
     "device": lambda node: node.device,
     "kernel": lambda node: node.kernel,

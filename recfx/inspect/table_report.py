@@ -9,13 +9,10 @@ import torch
 
 from recfx.errors import Diagnostic
 from recfx.hashing import HashIndex, ResolvedHashConfig
-from recfx.hashing.expected_room import expected_room
 from recfx.hashing.storage import EVAL_COUNTERS
 from recfx.ir.shards import CollectionSharding, ShardedTable
 from recfx.kernels.index.buckets import bucket_begins
 from recfx.kernels.index.index_buffers import COUNTERS
-
-ENOUGH_BATCHES = 10  # of training, for a pace
 
 
 @dataclass(frozen=True)
@@ -114,9 +111,6 @@ class HashingReport:
         forgets_candidates: whether a bucket counts as many of them as it can.
         longest_probe: number of slot groups (cache lines) that the slowest lookup reads.
         index_bytes: size of the index, without the weight.
-        room: number of new ids that are expected to fit before one meets a full bucket.
-        batches_until_full: batches until then at the mean pace: a lower estimate if fewer and fewer ids are new. None
-            before the tenth batch of training, if no ids are new, and with ``on_full="evict"``.
         rows_here: number of rows of the table that the index covers.
     """
 
@@ -143,8 +137,6 @@ class HashingReport:
     forgets_candidates: bool = False
     longest_probe: int | None = None
     index_bytes: int | None = None
-    room: int | None = None
-    batches_until_full: int | None = None
     rows_here: int | None = None
 
     def count(self, counter: str) -> int:
@@ -180,9 +172,6 @@ class HashingReport:
         counters, trained = index.counters, dict(zip(COUNTERS, buffers.counts.tolist(), strict=True))
         full = index.full_at
         is_full = full is not None and full[:2] == (index.adopted.times, trained["batches"])
-        room = expected_room(begins.diff() - int(policy.unseen == 2) - buffers.bucket_taken) if own else 0.0
-        added, batches = min(trained["inserted"], occupancy.taken), trained["batches"]
-        has_pace = added > 0 and batches >= ENOUGH_BATCHES and not config.evicts
         places = torch.nonzero(buffers.candidate_counts).squeeze(1) if config.admits else buffers.bucket_taken[:0]
         waiting = torch.bincount(torch.searchsorted(begins, places, right=True) - 1, minlength=len(own))
         return replace(
@@ -200,8 +189,6 @@ class HashingReport:
             forgets_candidates=config.admits and bool((waiting == begins.diff()).any()),
             longest_probe=index.longest_probe(),
             index_bytes=sum(tensor.numel() * tensor.element_size() for tensor in buffers),
-            room=int(room),
-            batches_until_full=int(room * batches / added) if has_pace else None,
             rows_here=policy.own_rows,
         )
 

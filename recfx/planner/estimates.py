@@ -27,7 +27,7 @@ from recfx.planner.pricing.hardware import Constant, Hardware
 from recfx.planner.pricing.node_facts import NodeFacts, Symbols
 from recfx.planner.pricing.planned_collection import planned_with
 from recfx.planner.pricing.times import seconds_of_collective, seconds_of_work
-from recfx.planner.pricing.unknown_batch import LENGTH
+from recfx.planner.pricing.work import LENGTH
 
 
 class IndexStorageEstimator(EmbeddingStorageEstimator):

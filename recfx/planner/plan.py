@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -39,39 +38,33 @@ from recfx.planner.sharder import HashEmbeddingBagCollectionSharder, planned_typ
 from recfx.planner.topology import NpuTopology, check_topology, device_of, hardware_of
 from recfx.replacement.replace_collections import as_converted
 
-_LOGGED = {
-    "": "Sharding spec not found for ",  # logged for every data-parallel table, which has none
-    "torchrec.distributed.planner.storage_reservations": "There is a known issue with TorchRec's dense tensor size",
-}
-"""The beginning of each message, by the name of its logger."""
-
-_WARNED = "HeuristicalStorageReservation is known to cause issues"  # it is the planner's own default
+_NOISE = (
+    "Sharding spec not found for ",  # logged for every data-parallel table, which has none
+    "There is a known issue with TorchRec's dense tensor size",
+)
+_LOGGERS = [logging.getLogger(), logging.getLogger("torchrec.distributed.planner.storage_reservations")]
 
 
 @contextlib.contextmanager
-def without_noise() -> Iterator[None]:
-    """A context in which this thread logs none of ``_LOGGED``; everything else is logged as usual."""
-    thread, root = threading.get_ident(), logging.getLogger()
+def _without_noise() -> Iterator[None]:
+    """A context without what TorchRec's planner logs as it should be, and warns of its own default."""
+    root, last = _LOGGERS[0], logging.lastResort
 
-    def is_wanted(record: logging.LogRecord) -> bool:
-        noise = _LOGGED["" if record.name == "root" else record.name]
-        return record.thread != thread or not record.getMessage().startswith(noise)
+    def is_news(record: logging.LogRecord) -> bool:
+        return not record.getMessage().startswith(_NOISE)
 
-    # Logging to the root logger configures it if it has no handler, for good.
-    handler = logging.lastResort if not root.handlers else None
-    loggers = [logging.getLogger(name) for name in _LOGGED]
-    if handler is not None:
-        root.addHandler(handler)
-    for logger in loggers:
-        logger.addFilter(is_wanted)
+    handlers = [] if root.handlers or last is None else [last]  # without one, logging would configure the root for good
+    root.handlers.extend(handlers)
+    for logger in _LOGGERS:
+        logger.addFilter(is_news)
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", _WARNED, FutureWarning)
+            warnings.filterwarnings("ignore", "HeuristicalStorageReservation is known to cause issues", FutureWarning)
             yield
     finally:
-        for logger in loggers:
-            logger.removeFilter(is_wanted)
-        if handler is not None:
+        for logger in _LOGGERS:
+            logger.removeFilter(is_news)
+        for handler in handlers:
             root.removeHandler(handler)
 
 
@@ -160,7 +153,7 @@ def _plan(
 
     bound = {table for table, limit in limits.items() if len(limit.sharding_types or ()) == 1}
 
-    @without_noise()
+    @_without_noise()
     def search(proposing: list[Proposer]) -> tuple[int, list[list[ShardingOption]]]:
         """How many plans were tried, and those to price."""
         candidates, partitioner = Candidates(pod, bound), QuickPartitioner()

@@ -16,8 +16,8 @@ from recfx.planner.pricing.all_ranks import price_step
 from recfx.planner.pricing.graph_prices import ModelPrices
 from recfx.planner.pricing.node_price import Totals, price
 from recfx.planner.pricing.planned_collection import planned_by
-from recfx.planner.pricing.unknown_batch import LENGTH
 from recfx.planner.pricing.values import Values, shares_of
+from recfx.planner.pricing.work import LENGTH
 from recfx.planner.topology import AnyTopology, chip_of, device_of, hardware_of
 
 OTHERS = "others"

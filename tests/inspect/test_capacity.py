@@ -66,35 +66,13 @@ def only_reason(collection: HashEmbeddingBagCollection) -> Diagnostic:
     return reason
 
 
-def test_nearly_full_comes_before_the_error() -> None:
-    """At an even pace there is a warning from four fifths on, and it says when training stops."""
-    collection = table(6400, buckets=16)
-    batches = iter(torch.arange(2 * 6400).split(50))
-    while not report_of(collection).reasons:
-        see(collection, next(batches))
-    warned, forecast = index_of(collection).counters["batches"], hashing_of(collection).batches_until_full
-    assert forecast is not None
-    with pytest.raises(TableFullError):
-        see_all(collection, batches)
-    lasted = index_of(collection).counters["batches"]
-    assert warned < 0.85 * lasted
-    assert warned + forecast == pytest.approx(lasted, rel=0.1)
-
-
 def test_index_nearly_full() -> None:
     collection = table(100)
-    for batch in range(9):
-        see(collection, torch.arange(5 * batch, 5 * (batch + 1)))
-    assert hashing_of(collection).batches_until_full is None  # too few batches to tell
-    for batch in range(9, 14):
-        see(collection, torch.arange(5 * batch, 5 * (batch + 1)))
+    see_all(collection, iter(torch.arange(79).split(5)))
     assert report_of(collection).reasons == ()
-    assert (hashing_of(collection).room, hashing_of(collection).batches_until_full) == (30, 6)
-    see_all(collection, iter(torch.arange(70, 80).split(5)))
+    see(collection, torch.tensor([79]))
     reason = only_reason(collection)
     assert (reason.code, reason.severity) == ("index_nearly_full", "warning")
-    assert "80 of 100 rows" in reason.message
-    assert "in 4 batches" in reason.message
     assert "HashConfig(rows=200)" in reason.what_to_do
 
 
@@ -167,7 +145,7 @@ def test_a_table_that_evicts_is_meant_to_be_full() -> None:
     see(collection, torch.tensor([50]))
     assert report_of(collection).reasons == ()
     hashing = hashing_of(collection)
-    assert (hashing.evict, hashing.occupancy, hashing.batches_until_full) == ("lru", 1.0, None)
+    assert (hashing.evict, hashing.occupancy) == ("lru", 1.0)
 
 
 def test_eviction_churn() -> None:
@@ -249,17 +227,12 @@ def test_numbers_of_the_index() -> None:
     assert hashing.candidates == 50
     assert hashing.longest_probe == index.longest_probe() == 0
     assert hashing.index_bytes == sum(tensor.numel() * tensor.element_size() for tensor in index.index_buffers())
-    assert 0.85 * 800 < (hashing.room or 0) < 0.95 * 800
-    assert hashing.batches_until_full is None  # nothing was admitted yet
-    for _ in range(9):
-        see(collection, torch.arange(1000, 1050))
-    assert hashing_of(collection).batches_until_full == int(hashing_of(collection).room or 0) // 5
 
 
 def test_an_index_on_meta_has_no_numbers() -> None:
     config = HashEmbeddingBagConfig(name="t", embedding_dim=4, num_embeddings=10, feature_names=["f"])
     hashing = hashing_of(HashEmbeddingBagCollection([config], device="meta"))
-    assert (hashing.mode, hashing.ids_held, hashing.room) == ("index", None, None)
+    assert (hashing.mode, hashing.ids_held) == ("index", None)
 
 
 def test_explaining_changes_no_index() -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import random
-from collections import Counter
 from math import isnan
 from pathlib import Path
 from typing import Any
@@ -18,8 +16,7 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 import recfx
-from recfx.inspect.index_health import IndexHealth
-from recfx.kernels.index import slot_groups
+from recfx.inspect import index_health
 from tests.builders.optimizers import attach
 from tests.inspect.models import Towers, Wrapped, collection, config, dlrm
 from tests.support.fake_group import fake_group
@@ -109,30 +106,16 @@ def test_the_longest_probe_is_found_window_by_window(monkeypatch: pytest.MonkeyP
     feed(model, list(range(0, 4000 * 7919, 7919)), list(range(50)))
     exact = {name: model.inner.index(name).longest_probe() for name in ("t0", "t1")}
     assert exact["t0"] > exact["t1"] > 0
-    groups = model.inner.index("t0").slot_groups.size(0)
-    read = []
-    stock = slot_groups.home_groups
-    monkeypatch.setattr(slot_groups, "home_groups", lambda ids, *rest: read.append(len(ids)) or stock(ids, *rest))
-    watched = recfx.monitor(model, probed_groups=-(-groups // 4))
+    monkeypatch.setattr(index_health, "_WINDOW", -(-model.inner.index("t0").slot_groups.size(0) // 4))
+    watched = recfx.monitor(model)
     seen = [watched.scalars() for _ in range(8)]
-    assert all(told.keys() == seen[0].keys() for told in seen)
-    assert [isnan(told[f"{T1}/longest_probe"]) for told in seen] == [True] * 4 + [False] * 4
-    assert not any(isnan(told[f"{T0}/longest_probe"]) for told in seen)
+    assert all(one.keys() == seen[0].keys() for one in seen)
+    assert [isnan(one[f"{T1}/longest_probe"]) for one in seen] == [True] * 4 + [False] * 4
     assert seen[3][f"{T0}/longest_probe"] == seen[7][f"{T0}/longest_probe"] == exact["t0"]
     assert seen[7][f"{T1}/longest_probe"] == exact["t1"]
-    assert sum(read) == 4000 + 50  # each id once
     model.inner.index("t0").reset()
-    after = [watched.scalars()[f"{T0}/longest_probe"] for _ in range(4)]
-    assert all(map(isnan, after))  # what was read of the state before is forgotten
-
-
-def test_all_probes_at_once_or_none() -> None:
-    model = hashed(2)
-    feed(model, [1, 2, 3], [4])
-    assert not [tag for tag in recfx.monitor(model, probed_groups=0).scalars() if tag.endswith("probe")]
-    scalars = recfx.monitor(model, probed_groups=0).scalars(probe_all=True)
-    assert scalars[f"{T0}/longest_probe"] == model.inner.index("t0").longest_probe()
-    assert scalars[f"{T1}/longest_probe"] == 1.0
+    assert isnan(watched.scalars()[f"{T0}/longest_probe"])  # what was read of the state before is forgotten
+    assert watched.scalars(probe_all=True)[f"{T1}/longest_probe"] == exact["t1"]
 
 
 def test_counts_that_begin_anew_are_no_interval() -> None:
@@ -217,95 +200,6 @@ def test_a_monitor_that_is_copied_with_its_model_goes_on(copied: Any) -> None:
     assert of(T0, watched.scalars())["insert_rate"] == 1.0
 
 
-class ByHand:
-    """The counts of a table of one bucket, id by id."""
-
-    def __init__(self, settings: dict[str, Any], rows: int) -> None:
-        self.rows, self.on_full = rows, settings.get("on_full", "error")
-        self.admit_after = settings.get("admit_after", 1)
-        self.rows_of: dict[int, int] = {}  # in which batch each id was last seen
-        self.sightings: Counter[int] = Counter()
-        self.batch = 0
-        self.count: Counter[str] = Counter()
-
-    def train(self, ids: list[int]) -> None:
-        self.batch += 1
-        self.count["seen"] += len(ids)
-        for id_ in set(ids) & self.rows_of.keys():
-            self.rows_of[id_] = self.batch
-        self.sightings.update(id_ for id_ in ids if id_ not in self.rows_of)
-        for id_ in dict.fromkeys(ids):
-            if id_ in self.rows_of:
-                continue
-            if self.sightings[id_] < self.admit_after:
-                self.count["unseen"] += ids.count(id_)
-                continue
-            if len(self.rows_of) == self.rows and self.on_full == "share":
-                self.count["shared"] += ids.count(id_)
-                continue
-            if len(self.rows_of) == self.rows:
-                oldest = min(self.rows_of.values())
-                # Which of several ids is the oldest does not matter to the counts of this batch, but to those of later
-                # ones: the caller takes them from the index.
-                assert oldest < self.batch
-                del self.rows_of[next(resident for resident, last in self.rows_of.items() if last == oldest)]
-                self.count["evicted"] += 1
-            self.rows_of[id_] = self.batch
-            del self.sightings[id_]
-            self.count["inserted"] += 1
-
-    def evaluate(self, ids: list[int]) -> None:
-        self.count["asked"] += len(ids)
-        self.count["absent"] += sum(id_ not in self.rows_of for id_ in ids)
-
-    def scalars(self) -> dict[str, float]:
-        count, self.count = self.count, Counter()
-        taken = len(self.rows_of) / self.rows
-        scalars = {"occupancy": taken, "worst_bucket": taken}
-        if count["seen"]:
-            scalars["insert_rate"] = count["inserted"] / count["seen"]
-            if self.on_full == "evict":
-                scalars["evict_rate"] = count["evicted"] / count["seen"]
-            if self.on_full == "share":
-                scalars["shared_rate"] = count["shared"] / count["seen"]
-            if self.admit_after > 1:
-                scalars["unseen_rate"] = count["unseen"] / count["seen"]
-                if count["inserted"] + count["unseen"]:
-                    scalars["admit_rate"] = count["inserted"] / (count["inserted"] + count["unseen"])
-        if count["asked"]:
-            scalars["eval_unseen_rate"] = count["absent"] / count["asked"]
-        return scalars
-
-
-@pytest.mark.parametrize("every", [1, 7, 60])
-@pytest.mark.parametrize(
-    "settings",
-    [{}, {"on_full": "share"}, {"on_full": "evict"}, {"admit_after": 3}, {"admit_after": 2, "on_full": "share"}],
-    ids=str,
-)
-def test_the_rates_are_those_that_are_counted_by_hand(settings: dict[str, Any], every: int) -> None:
-    rows, draw = (400 if settings.get("on_full", "error") == "error" else 40), random.Random(every)
-    most = 60 if "admit_after" in settings else 200  # no more candidates than rows, or the oldest would be dropped
-    model, by_hand = hashed(rows=rows, buckets=1, **settings), ByHand(settings, rows)
-    first, second = recfx.monitor(model), recfx.monitor(model)
-    for step in range(60):
-        ids = [min(int(draw.paretovariate(0.5)), most) for _ in range(draw.randrange(25))]
-        model.train(draw.random() < 0.7)
-        feed(model, ids)
-        if model.training:
-            by_hand.train(ids)
-            if settings.get("on_full") == "evict":
-                ids = set(model.inner.index("t0").items()[0].tolist())
-                assert len(ids) == len(by_hand.rows_of)
-                by_hand.rows_of = {id_: by_hand.rows_of.get(id_, by_hand.batch) for id_ in ids}
-        else:
-            by_hand.evaluate(ids)
-        if step % every == every - 1:
-            assert of(T0, first.scalars()) == pytest.approx(by_hand.scalars())
-        if step % 5 == 0:
-            assert all(0 <= value <= 1 for value in of(T0, second.scalars()).values())
-
-
 def test_what_a_writer_gets() -> None:
     class Writer:
         def __init__(self) -> None:
@@ -373,22 +267,6 @@ def test_names_are_ones_that_every_writer_takes() -> None:
     assert recfx.monitor(model).tables == tuple(f"embedding_bags.{name}" for name in names)
 
 
-def test_what_is_read_of_the_slots_follows_what_was_trained(monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[int] = []
-    stock = IndexHealth.probe
-    monkeypatch.setattr(IndexHealth, "probe", lambda self, groups: read.append(groups) or stock(self, groups))
-    model = hashed(2, rows=100_000)
-    watched = recfx.monitor(model)
-    for ids in (16, 8_000, 24_000):
-        feed(model, list(range(ids)), list(range(ids)))
-        watched.scalars()
-    for _ in range(11):
-        feed(model, list(range(24_000)), list(range(24_000)))
-    watched.scalars()
-    watched.scalars()
-    assert read == [256, 1_000, 3_000, 16_384, 256]
-
-
 def test_nothing_of_the_model_changes_and_nothing_is_hooked() -> None:
     model = hashed(2, buckets=1)
     feed(model, [1, 2], [3])
@@ -412,18 +290,12 @@ def test_tables_on_meta_have_no_scalars() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "more", "reason"),
-    [
-        (Towers(), {}, "no_collection"),
-        (nn.Linear(1, 1), {}, "no_collection"),
-        ("model", {}, "invalid_argument"),
-        (recfx.convert(collection(1)), {"probed_groups": -1}, "invalid_argument"),
-        (recfx.convert(collection(1)), {"probed_groups": True}, "invalid_argument"),
-    ],
+    ("model", "reason"),
+    [(Towers(), "no_collection"), (nn.Linear(1, 1), "no_collection"), ("model", "invalid_argument")],
 )
-def test_refusals(model: Any, more: dict[str, Any], reason: str) -> None:
+def test_refusals(model: Any, reason: str) -> None:
     with pytest.raises(recfx.ConversionError) as raised:
-        recfx.monitor(model, **more)
+        recfx.monitor(model)
     assert raised.value.reason == reason
 
 

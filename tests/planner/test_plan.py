@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import copy
-import logging
 import os
 import pickle
 import subprocess
 import sys
-import threading
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,7 +21,6 @@ import recfx
 from recfx.collections.sharding.plan import read_plan
 from recfx.planner.estimates import index_bytes
 from recfx.planner.placements import replace_placements
-from recfx.planner.plan import without_noise
 from recfx.planner.sharder import planned_types
 from recfx.planner.topology import HBM_BYTES, NpuTopology, check_topology, npu_topology
 from recfx.versions.differences import make_topology
@@ -343,51 +339,6 @@ def test_every_type_of_sequence_tables_is_planned(sharding_type: str, kind: str)
         if table.sharding
     }
     assert kinds == {sharding_type}
-
-
-NOISE = [
-    (logging.getLogger(), "Sharding spec not found for ebc.a"),
-    (
-        logging.getLogger("torchrec.distributed.planner.storage_reservations"),
-        "There is a known issue with TorchRec's dense tensor size calculation",
-    ),
-]
-
-
-@pytest.mark.parametrize(("logger", "message"), NOISE)
-def test_noise_that_is_left_out(logger: logging.Logger, message: str, caplog: pytest.LogCaptureFixture) -> None:
-    logging.disable(logging.NOTSET)
-    with without_noise():
-        logger.warning(message)
-        assert caplog.messages == []
-        logger.warning("something else")
-        thread = threading.Thread(target=logger.warning, args=(message,))
-        thread.start()
-        thread.join(60)
-        assert not thread.is_alive()
-    logger.warning(message)
-    assert caplog.messages == ["something else", message, message]
-    assert logger.filters == []
-
-
-def test_other_warnings_stay() -> None:
-    with pytest.warns(FutureWarning, match="soon") as seen:
-        _warn_twice()
-    assert len(seen) == 1
-
-
-def _warn_twice() -> None:
-    with without_noise():
-        warnings.warn("HeuristicalStorageReservation is known to cause issues, ...", FutureWarning, stacklevel=1)
-        warnings.warn("soon", FutureWarning, stacklevel=1)
-
-
-def test_a_logger_without_handlers_stays_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    root = logging.getLogger()
-    monkeypatch.setattr(root, "handlers", [])
-    with without_noise():
-        logging.warning("this is shown")
-    assert root.handlers == []
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 from torch import nn
 from torch.fx.passes.split_module import split_module
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from torchrec import KeyedJaggedTensor
 from torchrec.distributed.planner import Topology
 
 import recfx
@@ -218,49 +218,6 @@ def test_numbers_start_from_the_sample() -> None:
     on_meta = recfx.cost(hashed(), H100, sample=sample.to(torch.device("meta"))).at()
     assert (on_meta.batch, on_meta.origins["f1"]) == (3, "assumed")
     assert recfx.cost(Model(), Topology(2, "cpu"), sample=sample).at(W=4).batch == 3
-
-
-def test_lengths_that_are_not_1_are_named() -> None:
-    lengths = {f"one_{number:02}": torch.ones(3) for number in range(12)} | {"last": torch.tensor([1.0, 2.0, 4.0])}
-    features = list(lengths)
-    counts = torch.cat(list(lengths.values())).long()
-    sample = KeyedJaggedTensor(features, torch.zeros(int(counts.sum()), dtype=torch.long), lengths=counts)
-    tables = [EmbeddingBagConfig(8, 10, "table", feature_names=features)]
-    model = EmbeddingBagCollection(tables=tables)
-    title = str(recfx.cost(model, H100, sample=sample).at()).splitlines()[0]
-    assert "L: last=2.333, one_00=1, " in title
-    assert title.endswith("one_06=1, and 5 of 1 (of the sample), training step")
-    given = {name: 2 + number for number, name in enumerate(features)} | {"last": 1}
-    assert str(recfx.cost(model, H100).at(L=given)).splitlines()[0].count("one_") == 12
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "line"),
-    [
-        ("adagrad", "optimizer: Adagrad in backward"),
-        ("", "optimizer: none in backward: the step of your own optimizer is not in it"),
-    ],
-)
-@pytest.mark.parametrize("topology", [H100, npu_topology(2)], ids=["alone", "planned"])
-def test_the_text_says_what_is_in_a_step(optimizer: str, line: str, topology: Any) -> None:
-    model = Model()
-    if optimizer:
-        attach(model.ebc, optimizer)
-    at = recfx.cost(model, topology).at()
-    lines = str(at).splitlines()
-    assert line in lines
-    assert any(line.startswith("not in it: Python, ") for line in lines)
-    assert line in json.loads(at.to_json())["notes"]
-    assert line in str(recfx.cost(recfx.trace(recfx.convert(model), batch(4)), H100).at())
-    assert "optimizer: " not in str(recfx.cost(model.eval(), topology).at())
-
-
-def test_a_table_without_an_optimizer_among_others() -> None:
-    model = Model()
-    attach(model.ebc.embedding_bags["t1"], "sgd")
-    line = "optimizer: SGD in backward; none in backward for 1 of 2 tables: the step of your own optimizer is not in it"
-    assert line in str(recfx.cost(model, H100).at()).splitlines()
-    assert "optimizer: none, because no table is trained" in str(recfx.cost(Model().requires_grad_(False), H100).at())
 
 
 @pytest.mark.parametrize("topology", [ASCEND_910B, H100, npu_topology(1)], ids=["npu", "gpu", "one rank"])

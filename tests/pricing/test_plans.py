@@ -178,10 +178,6 @@ def test_plans_side_by_side(is_pooled: bool) -> None:
     assert cost["heaped"].ranks[3].resident_bytes == 0
     (of_file,) = recfx.compare_plans(model, [PlanForRanks(spread.plan, 4)], topology=CPU_HOST, B=2048, L=10)
     assert of_file.cost == cost["spread"]
-    lines = str(compared).splitlines()
-    assert len(lines) == 9
-    assert [line.split()[0] for line in lines[5:8]] == ["*", "heaped", "copied"]
-    assert lines[8].startswith("step is ids + tables + output + wire + the rest of the model")
     data = json.loads(compared.to_json())
     assert (data["best"], [plan["name"] for plan in data["plans"]]) == ("spread", ["spread", "heaped", "copied"])
 

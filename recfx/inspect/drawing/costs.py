@@ -19,12 +19,12 @@ from recfx.collections.wrappers import unwrap
 from recfx.discovery.classify import Finding
 from recfx.discovery.discover import discover
 from recfx.errors import ConversionError, DrawingError
-from recfx.inspect import wording
 from recfx.inspect.cost import checked_topology, cost, priced_with_graphs
 from recfx.ir.meta import BATCH, WORLD, mean_length
 from recfx.passes import Rewriting
 from recfx.planner.placements import PRIVATE
 from recfx.planner.pricing.cost import COST_VERSION, Cost
+from recfx.planner.pricing.cost_text import expression
 from recfx.planner.pricing.hardware import CPU_HOST, Hardware
 from recfx.planner.pricing.node_price import runs_on_host
 from recfx.planner.pricing.times import seconds_of_collective, seconds_of_work
@@ -112,7 +112,7 @@ class DrawnCosts:
         amounts: list[Amount] = [] if seconds == 0 else [(TIME, f"on {hardware.name}", seconds)]
         for attribute, name in AMOUNTS.items():
             value = sympy.sympify(getattr(node, attribute))
-            amounts += [] if value == 0 else [(name, wording.expression(value), formula(value, lengths))]
+            amounts += [] if value == 0 else [(name, expression(value), formula(value, lengths))]
         return tuple(amounts)
 
 

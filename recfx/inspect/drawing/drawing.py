@@ -16,6 +16,7 @@ from recfx.ir.meta import BATCH, SourceLocation, mean_length
 from recfx.ir.names import node_name
 from recfx.ir.node_kinds import NODE_KINDS, NOT_COMBINED, Stage
 from recfx.ir.snapshot import NodeSnapshot, PassRecord
+from recfx.planner.pricing.cost_text import expression
 
 INPUT, OUTPUT, CALL, DENSE, ITEM = "input", "output", "call", "dense", "item"
 """Kinds of nodes that are not recfx's: the model's inputs and outputs, calls of collections, other nodes of the model,
@@ -205,4 +206,4 @@ def _node(
 
 # The nodes of a collection have few different sizes.
 _shape = functools.lru_cache(maxsize=4096)(wording.shape)
-_expression = functools.lru_cache(maxsize=4096)(wording.expression)
+_expression = functools.lru_cache(maxsize=4096)(expression)

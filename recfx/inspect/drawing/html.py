@@ -18,7 +18,7 @@ from recfx.inspect.drawing.drawing import Drawing, DrawnNode
 from recfx.inspect.drawing.shards import DrawnShards, drawn_shards
 from recfx.inspect.table_report import TableReport
 from recfx.ir.meta import SourceLocation
-from recfx.planner.pricing.unknown_batch import LENGTH
+from recfx.planner.pricing.work import LENGTH
 
 STACK_FROM = 6
 """From this number on, like nodes of a collection are drawn as one stack."""

@@ -13,7 +13,7 @@ import sympy
 
 from recfx.errors import ConversionError, InputError
 from recfx.planner.pricing.all_ranks import StepPrice, price_step
-from recfx.planner.pricing.cost_text import in_time, lengths_text, plain, shortened, step_text
+from recfx.planner.pricing.cost_text import expression, in_time, lengths_text, plain, step_text
 from recfx.planner.pricing.graph_prices import DENSE
 from recfx.planner.pricing.hardware import Hardware
 from recfx.planner.pricing.node_price import NodePrice, Totals, price
@@ -121,7 +121,6 @@ class Cost:
         planned: the sharded collections, on all ranks.
         again: gives the cost of the same model on another number of ranks, if it is not sharded already.
         known: the batch that numbers start from.
-        optimizers: the optimizer in backward of each table that is trained, in words; ``""`` for a table without one.
     """
 
     version: str
@@ -135,7 +134,6 @@ class Cost:
     planned: tuple[PlannedCollection, ...] = ()
     again: Callable[[int], Cost] | None = None
     known: KnownBatch = NOTHING_KNOWN
-    optimizers: tuple[str, ...] = ()
 
     @property
     def read_bytes(self) -> sympy.Expr:
@@ -209,7 +207,7 @@ class Cost:
             step=self._step(nodes, values) if self.planned else None,
             trains=self.trains,
             origins={"B": ORIGINS[0] if B is not None else ORIGINS[2 if self.known.size is None else 1], **origins},
-            notes=tuple(filter(None, [self.copies_left_out(self.hardware), self._optimizer, _NOT_IN_IT])),
+            notes=tuple(filter(None, [self.copies_left_out(self.hardware), _NOT_IN_IT])),
         )
 
     def _step(self, nodes: Sequence[NodePrice], values: Values) -> StepPrice:
@@ -227,19 +225,6 @@ class Cost:
             f"priced as the graph of this host: on {hardware.name}, ids are also copied to the host, hashed there and "
             "copied back; plan for several ranks, with a topology or --ranks, to see these nodes"
         )
-
-    @property
-    def _optimizer(self) -> str:
-        """Which optimizer the tables have in a training step."""
-        if not self.trains:
-            return ""
-        if not self.optimizers:
-            return "optimizer: none, because no table is trained"
-        names, own = ", ".join(filter(None, dict.fromkeys(self.optimizers))), self.optimizers.count("")
-        fused = [f"{names} in backward"] if names else []
-        tables = f" for {own} of {len(self.optimizers)} tables" if names else ""
-        left_out = [f"none in backward{tables}: the step of your own optimizer is not in it"] if own else []
-        return f"optimizer: {'; '.join([*fused, *left_out])}"
 
     def sweep(self, W: Iterable[int], *, B: int | None = None, L: Any = None) -> PlanComparison:
         """The cost on several numbers of ranks, each with the cheapest plan; the other arguments and errors are those
@@ -293,8 +278,8 @@ def features_of(nodes: Sequence[NodeCost], planned: Sequence[PlannedCollection] 
     """The features whose lengths the cost depends on, in alphabetical order."""
     symbols: set[sympy.Basic] = set()
     for node in nodes:
-        for expression in (node.read_bytes, *(call.bytes for call in node.collectives)):
-            symbols |= expression.free_symbols
+        for amount in (node.read_bytes, *(call.bytes for call in node.collectives)):
+            symbols |= amount.free_symbols
     features = {str(symbol)[2:] for symbol in symbols if str(symbol).startswith("L_")}
     features |= {name for collection in planned for table in collection.tables for name in table.feature_names}
     features |= {name for collection in planned for table in collection.tables for name in table.sent_lengths}
@@ -356,18 +341,18 @@ class PlanComparison(Shown):
 
 _AMOUNTS = ("read", "written", "flops", "wire", "resident", "time")
 _EXPRESSIONS: dict[str, Callable[[NodeCost], str]] = {
-    "reads": lambda node: _unless_zero(shortened(node.read_bytes)),
-    "writes": lambda node: _unless_zero(shortened(node.written_bytes)),
-    "flops": lambda node: _unless_zero(shortened(node.flops)),
-    "wire": lambda node: _unless_zero(shortened(node.wire_bytes)),
+    "reads": lambda node: _text(node.read_bytes),
+    "writes": lambda node: _text(node.written_bytes),
+    "flops": lambda node: _text(node.flops),
+    "wire": lambda node: _text(node.wire_bytes),
     "resident": lambda node: size(node.resident_bytes) if node.resident_bytes else "",
 }
 _SHOWN = ("ids", "tables", "output", "wire")
 _HEADS = ("ranks", "step", *_SHOWN, "sent by a rank", "fullest rank", "imbalance")
 
 
-def _unless_zero(text: str) -> str:
-    return "" if text == "0" else text
+def _text(amount: sympy.Expr) -> str:
+    return "" if amount == 0 else expression(amount)
 
 
 def _heading(cost: CostAt) -> str:
@@ -388,7 +373,7 @@ def _times(cost: CostAt) -> str:
 
 
 _NOT_IN_IT = (
-    "not in it: Python, layers that are not linear, activations, the loss, and the optimizer of everything but tables"
+    "not in it: Python, layers that are not linear, activations, the loss, and optimizers that do not run in backward"
 )
 
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 import sympy
 
-_MOST_TERMS = 6
-_MOST_LENGTHS = 8
-_MOST_UNLIKE_1 = 32
-"""How many lengths are named, and how many if so many are not 1."""
+_MOST_TERMS, _MOST_LENGTHS = 4, 8
 
 
 def in_time(seconds: float) -> str:
@@ -31,30 +29,19 @@ def lengths_text(lengths: Mapping[str, float], are_all: bool) -> str:
     """``2.5``, or ``user=1, watched=50``."""
     if are_all and len(set(lengths.values())) == 1:
         return f"{round(next(iter(lengths.values())), 3):g}"
-    rounded = sorted(
-        ((name, round(length, 3)) for name, length in lengths.items()), key=lambda named_length: named_length[1] == 1
-    )
-    most = max(_MOST_LENGTHS, min(sum(length != 1 for _, length in rounded), _MOST_UNLIKE_1))
-    shown, rest = [f"{name}={length:g}" for name, length in rounded[:most]], [length for _, length in rounded[most:]]
-    if unlike := [length for length in rest if length != 1]:
-        shown.append(f"{len(unlike)} more of {min(unlike):g} to {max(unlike):g}")
-    if ones := len(rest) - len(unlike):
-        shown.append(f"and {ones} of 1")
-    return ", ".join(shown)
+    shown = sorted(lengths.items(), key=lambda named: named[1] == 1)  # those of 1 last
+    more = [f"and {len(shown) - _MOST_LENGTHS} more"] if len(shown) > _MOST_LENGTHS else []
+    return ", ".join([*(f"{name}={round(length, 3):g}" for name, length in shown[:_MOST_LENGTHS]), *more])
 
 
-def shortened(expression: sympy.Expr) -> str:
-    """An expression, with only the first terms of sums of many."""
-    return str(sympy.sympify(expression).replace(_is_long, lambda part: _cut(*part.args)))
-
-
-def _is_long(part: sympy.Basic) -> bool:
-    return bool(part.is_Add) and len(part.args) > _MOST_TERMS
-
-
-def _cut(*terms: sympy.Expr) -> sympy.Expr:
-    shown = " + ".join(str(term) for term in terms[:_MOST_TERMS])
-    return sympy.Symbol(f"({shown} + {len(terms) - _MOST_TERMS} more)")
+def expression(value: sympy.Expr) -> str:
+    """A symbolic size; a sum over the lengths of many features is shortened: ``8*B*(L_f0 + 25 more)``."""
+    lengths = sorted((symbol for symbol in value.free_symbols if symbol.name.startswith("L_")), key=str)
+    if len(lengths) <= _MOST_TERMS:
+        return str(value)
+    first = lengths[0]
+    shown = str(value.xreplace(dict.fromkeys(lengths[1:], sympy.Integer(0))))
+    return re.sub(rf"(?<!\w){re.escape(first.name)}(?!\w)", lambda _: f"({first} + {len(lengths) - 1:,} more)", shown)
 
 
 def plain(value: Any) -> Any:

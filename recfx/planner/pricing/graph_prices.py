@@ -153,8 +153,6 @@ class ModelPrices:
     def __init__(self, trains: bool) -> None:
         self._trains = trains
         self.residents = Residents()
-        self.contexts: dict[str, CollectionContext] = {}
-        """The collections whose nodes were priced, as they are now, by name."""
 
     def nodes_of(self, graph_module: fx.GraphModule, calls: int = 1) -> list[NodeCost]:
         """What each node of a graph costs, in order; nodes that only take items of a value are left out."""
@@ -175,7 +173,6 @@ class ModelPrices:
 
     def nodes_of_graph(self, graph: OperatorGraph, calls: int, store: TableStore) -> list[NodeCost]:
         """Price a graph of operators that was made for its tables, which are in ``store``, as they are now."""
-        self.contexts |= graph.context.collections
         prices = GraphPrices(graph, self._trains, self.residents, store)
         return [prices.cost(node, calls) for node in graph.operators]
 
@@ -184,7 +181,6 @@ class ModelPrices:
         if store is not None:
             now = {name: context_now(context, store) for name, context in graph.context.collections.items()}
             graph = OperatorGraph(graph.graph, replace(graph.context, collections=now))
-        self.contexts |= graph.context.collections
         return GraphPrices(graph, self._trains, self.residents, store)
 
     def rest(self, model: nn.Module, collections: Sequence[nn.Module], world_size: int) -> list[NodeCost]:

@@ -16,8 +16,7 @@ from recfx.errors import InputError, did_you_mean
 from recfx.ir.meta import BATCH, WORLD, mean_length
 from recfx.ir.tables import TableSpec
 from recfx.planner.pricing.node_facts import Symbols
-from recfx.planner.pricing.unknown_batch import BATCH_SIZE, LENGTH
-from recfx.planner.pricing.work import plain_number
+from recfx.planner.pricing.work import BATCH_SIZE, LENGTH, plain_number
 
 
 @dataclass(frozen=True)

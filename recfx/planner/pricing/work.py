@@ -10,7 +10,10 @@ from typing import Any
 import sympy
 
 from recfx.ir.meta import Collective
-from recfx.planner.pricing.cost_text import shortened
+from recfx.planner.pricing.cost_text import expression
+
+BATCH_SIZE, LENGTH = 512, 1
+"""The samples per rank and the ids per bag that TorchRec's planner assumes of a batch of which nothing is known."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +125,7 @@ class NodeCost:
     on_host: bool = False
 
     def __repr__(self) -> str:
-        return f"NodeCost({self.name!r}, {self.kind}, reads {shortened(self.read_bytes)} bytes)"
+        return f"NodeCost({self.name!r}, {self.kind}, reads {expression(self.read_bytes)} bytes)"
 
     @property
     def work(self) -> Work:

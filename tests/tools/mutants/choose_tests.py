@@ -119,7 +119,6 @@ _HASHING = {
     "slices": ["hashing/test_holds", "hashing/test_slices"],
     "state": ["hashing/test_holds", "hashing/test_state", "hashing/test_state_of_policies", "hashing/test_index"],
     "storage": ["hashing/test_holds", "hashing/test_state", "hashing/test_index", "hashing/test_threads", *_LOADING],
-    "expected_room": ["hashing/test_expected_room"],
 }
 _CHECKPOINT = {
     **{name: ["sharding/test_checkpoint"] for name in ("tables", "table_names", "peers")},
