@@ -25,8 +25,6 @@ from recfx.errors import ConversionError, RecfxError, plural, type_of
 from recfx.hashing import HashIndex
 from recfx.inspect.index_health import Health, IndexHealth, end_intervals
 from recfx.inspect.sent_share import SentShare, shares_of_sent
-from recfx.printing.grid import Grid
-from recfx.printing.shown import Shown
 
 _Read = tuple[dict[str, Health], dict[str, tuple[int, int]]]
 """How each index does; and how many ids were sent, of how many, of each table that sends different ids once."""
@@ -93,38 +91,18 @@ def monitor(model: nn.Module) -> Monitor:
     return Monitor(health, {tags[path]: shares for path, shares in sent.items()})
 
 
-class Monitor(Shown):
+class Monitor:
     """The scalars of a model's tables, each time for the interval since the last time. See :func:`monitor`.
-
-    ``str()`` is a table of those that were read the last time; notebooks show one. Neither reads anything.
 
     Example:
         >>> recfx.monitor(recfx.convert(Model(), hashing=recfx.HashConfig.raw_ids())).tables
         ('ebc.embedding_bags.users',)
     """
 
-    MOST = 20
-
     def __init__(self, tables: Mapping[str, list[IndexHealth]], sent: Mapping[str, SentShare]) -> None:
         self._tables, self._sent = dict(tables), dict(sent)
         self._turn = 0
         self._last: dict[str, float] = {}
-
-    def as_grid(self) -> Grid:
-        """The scalars that were read the last time: a row per table.
-
-        Example:
-            >>> recfx.monitor(recfx.convert(Model(), hashing=recfx.HashConfig.raw_ids())).as_grid().title
-            '1 table, not read yet: scalars() and log() read them'
-        """
-        names = list(dict.fromkeys(name.rpartition("/")[2] for name in self._last))
-        columns: dict[str, Callable[[str], str]] = {"table": str} | {name: partial(self._cell, name) for name in names}
-        when = "when they were last read" if self._last else "not read yet: scalars() and log() read them"
-        return Grid.of(f"{plural(len(self.tables), 'table')}, {when}", self.tables, columns, names)
-
-    def _cell(self, scalar: str, table: str) -> str:
-        value = self._last.get(f"{table}/{scalar}", nan)
-        return "" if isnan(value) else f"{value:.3g}"
 
     def __repr__(self) -> str:
         occupancies = [value for name, value in self._last.items() if name.endswith("/occupancy")]

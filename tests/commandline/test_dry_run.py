@@ -111,26 +111,8 @@ def whole(table: str) -> EnumerableShardingSpec:
     return EnumerableShardingSpec([ShardMetadata([0, 0], [rows, 8], "rank:0/cpu")])
 
 
-def test_a_plan_for_no_number_of_ranks_is_not_written(tmp_path: Path) -> None:
-    file = tmp_path / "plan.json"
-    plan = ShardingPlan({PATH: {"t0": ParameterSharding(ShardingType.TABLE_WISE, "fused", [0])}})  # type: ignore[arg-type]
-    write_plan(plan, file)
-    before = file.read_text()
-    assert read_plan(file).plan[PATH]["t0"].sharding_type == "table_wise"
-    for world_size in (0, "x"):
-        with refused("invalid_argument", error=recfx.InputError):
-            write_plan(plan, file, world_size=world_size)  # type: ignore[arg-type]
-    assert file.read_text() == before
 
 
-def test_a_plan_is_written_into_a_pipe_that_is_there(tmp_path: Path) -> None:
-    pipe = tmp_path / "plan"
-    os.mkfifo(pipe)
-    reader = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
-    write_plan(ShardingPlan({}), pipe)
-    assert os.read(reader, 2) == b"{\n"
-    os.close(reader)
-    assert pipe.is_fifo()
 
 
 def changed(change: Any) -> str:
@@ -178,13 +160,6 @@ def test_a_bad_file_is_one_clear_error(
     assert shown.err.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [(["--plan", "nowhere.json"], "[invalid_file]"), (["--html", "nowhere/x.html"], "[cannot_write]")],
-)
-def test_files_that_are_not_there(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", DLRM, *options]) == 1
-    assert message in capsys.readouterr().err
 
 
 def test_a_plan_for_other_ranks(tmp_path: Path) -> None:
@@ -193,16 +168,8 @@ def test_a_plan_for_other_ranks(tmp_path: Path) -> None:
         main(["explain", DLRM, "--ranks", "4", "--plan", str(tmp_path / "plan.json")])
 
 
-def test_a_graph_of_the_whole_model_needs_a_sample(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", "tests.inspect.models:many_tables", "--whole-graph"]) == 1
-    assert "[sample_required]" in capsys.readouterr().err
 
 
-def test_a_plan_without_a_table_is_refused_in_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "plan.json"
-    file.write_text(changed(lambda plan, _: plan["collections"][PATH].pop("t0")))
-    assert main(["explain", DLRM, "--plan", str(file)]) == 1
-    assert "error: plan_missing_table: " in capsys.readouterr().out
 
 
 def test_tables_that_fit_no_machine_can_be_on_meta() -> None:

@@ -57,16 +57,6 @@ def test_a_file_whose_neighbours_it_imports(tmp_path: Path) -> None:
     assert isinstance(make(f"{path}:make_model").model, nn.Module)
 
 
-def test_a_package_hides_a_file_of_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write(tmp_path / "their_model.py", MODEL)
-    write(tmp_path / "their_model" / "__init__.py", "")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [path for path in sys.path if Path(path).resolve() != tmp_path])
-    told = one_line("their_model:make_model", capsys)
-    assert told == "'their_model' has no 'make_model'"
-    assert isinstance(make("their_model.py:make_model").model, nn.Module)
 
 
 def test_a_file_in_a_package(tmp_path: Path) -> None:
@@ -105,27 +95,8 @@ def test_files_stay_where_the_shell_was(tmp_path: Path, monkeypatch: pytest.Monk
         assert (tmp_path / file).is_file()
 
 
-def test_the_current_directory_may_be_deleted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    gone = "    os.mkdir('far')\n    os.chdir('far')\n    os.rmdir('../far')\n"
-    made = f"import os\nfrom {MODELS} import dlrm\ndef make():\n{gone}    return dlrm()\ndef fail():\n{gone}    0 / 0\n"
-    path = write(tmp_path / "gone.py", made)
-    for command in (["explain", f"{path}:make"], ["draw", f"{path}:make", "m.html"]):
-        monkeypatch.chdir(tmp_path)
-        assert main(command) == 0
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit):
-        main(["explain", f"{path}:fail"])
-    assert f"raises ZeroDivisionError: division by zero ({path}:12)" in capsys.readouterr().err
 
 
-def test_a_module_whose_import_fails_is_not_absent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = write(tmp_path / "needs.py", "import not_installed_here\n")
-    assert one_line(f"{path}:make", capsys) == (
-        f"importing {path} raises ModuleNotFoundError: No module named 'not_installed_here' ({path}:1); "
-        "--traceback shows where"
-    )
 
 
 def one_line(factory: str, capsys: pytest.CaptureFixture[str], *options: str) -> str:
@@ -176,20 +147,6 @@ def test_a_factory_that_fails(code: str, message: str, tmp_path: Path, capsys: p
     assert one_line(f"{path}:make", capsys).startswith(message.format(name=f"{path}:make", path=path))
 
 
-@pytest.mark.parametrize(
-    ("code", "message"),
-    [
-        ("1 +", "importing {path} raises SyntaxError: invalid syntax"),
-        ("raise SystemExit(0)", "importing {path} calls sys.exit(0) ({path}:1)"),
-        ("assert False", "importing {path} raises AssertionError ({path}:1)"),
-        ("def needs(rows, dim): pass", "{path}:make"),
-    ],
-)
-def test_a_file_that_fails(code: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = write(tmp_path / "bad_file.py", f"{code}\n")
-    if "needs" in code:
-        message = "'{path}' has no 'make'"
-    assert one_line(f"{path}:make", capsys).startswith(message.format(path=path))
 
 
 def test_traceback_on_request(capsys: pytest.CaptureFixture[str]) -> None:
@@ -204,12 +161,6 @@ def test_traceback_on_request(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
-def test_a_failure_is_placed_in_the_user_s_own_code(capsys: pytest.CaptureFixture[str]) -> None:
-    message = one_line(f"{MODELS}:fails", capsys)
-    assert message.startswith(
-        f"{MODELS}:fails raises RuntimeError: the factory's own failure (tests/inspect/models.py:"
-    )
-    assert message.endswith("; --traceback shows where")
 
 
 def test_what_the_factory_prints_goes_to_stderr(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -41,8 +41,6 @@ def _draw(plan: Any, folder: Path) -> None:
     recfx.draw(Model(), folder / "model.html", plan=plan, world_size=1)
 
 
-def _draw_for_two(plan: Any, folder: Path) -> None:
-    recfx.draw(Model(), folder / "model.html", plan=plan, world_size=2)
 
 
 def _cost(plan: Any, folder: Path) -> None:
@@ -75,7 +73,7 @@ PLANS = {
 }
 
 
-@pytest.mark.parametrize("use", [_draw, _draw_for_two, _cost, _explain, _convert])
+@pytest.mark.parametrize("use", [_draw, _cost, _explain, _convert])
 @pytest.mark.parametrize("name", PLANS)
 def test_is_refused(name: str, use: Callable[[Any, Path], None], tmp_path: Path) -> None:
     plan, reason = PLANS[name]
@@ -85,14 +83,6 @@ def test_is_refused(name: str, use: Callable[[Any, Path], None], tmp_path: Path)
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("world_size", [2**31, 10**30])
-def test_more_ranks_than_there_can_be(world_size: int, tmp_path: Path) -> None:
-    for use in (
-        lambda: recfx.draw(Model(), tmp_path / "model.html", plan=one_table([0]), world_size=world_size),
-        lambda: recfx.cost(Model(), plan=one_table([0]), world_size=world_size),
-    ):
-        with pytest.raises(recfx.errors.InputError, match=r"not above 1,048,576"):
-            use()
 
 
 @pytest.mark.parametrize("world_size", [4, 16])

@@ -89,30 +89,10 @@ def test_equals_the_picture_of_a_sharded_model(sharding: str, hashed: bool, tmp_
     assert "output_dist" in planned or sharding == "data_parallel"
 
 
-def test_nothing_changes_and_nothing_is_left(tmp_path: Path) -> None:
-    model, _ = dlrm()
-    before = {name: (tensor, tensor.clone()) for name, tensor in model.state_dict(keep_vars=True).items()}
-    modules, hook = list(model.modules()), sys.excepthook
-    assert "rank 0 of 1024 as planned" in drawn(model, tmp_path, npu_topology(1024))
-    assert not dist.is_initialized()
-    assert sys.excepthook is hook
-    assert list(model.modules()) == modules
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        assert tensor is before[name][0]
-        assert torch.equal(tensor, before[name][1])
 
 
-def test_tables_on_meta_stay_there(tmp_path: Path) -> None:
-    with torch.device("meta"):
-        model = Model(rows=2_000_000_000)
-    assert "input_dist_start" in drawn(model, tmp_path, Topology(64, "cpu"))
-    assert all(parameter.is_meta for parameter in model.parameters())
 
 
-def test_the_page_evaluates_costs_for_so_many_ranks(tmp_path: Path) -> None:
-    model, _ = dlrm()
-    recfx.draw(model, tmp_path / "model.html", npu_topology(8))
-    assert data_of(tmp_path / "model.html")["costs"]["W"] == 8
 
 
 @pytest.mark.parametrize(
@@ -259,15 +239,6 @@ def test_a_page_planned_for_npus_shows_their_nodes_and_kernels(tmp_path: Path) -
     assert names == [pass_.name for pass_ in recfx.passes()]
 
 
-def test_a_backend_that_does_not_serve_the_planned_device(tmp_path: Path) -> None:
-    model = recfx.convert(Model(), backend="fbgemm", verify=False)
-    recfx.draw(model, tmp_path / "model.html", npu_topology(2))
-    data = data_of(tmp_path / "model.html")
-    nodes = [data["nodes"][place] for one in data["collections"] for place in one["steps"][-1]["nodes"]]
-    assert {node.get("kernel", "") for node in nodes if node["kind"] == "lookup"} == {""}
-    declined = data["collections"][0]["steps"][-1]["declined"]
-    assert declined
-    assert all(why.startswith("device: the tables are on npu") for why in declined)
 
 
 @pytest.mark.parametrize(
@@ -294,13 +265,6 @@ def test_no_kernel_is_shown_beside_times_of_another_device(
     assert {node.get("kernel", "") for node in nodes if node["kind"] == "lookup"} == kernels
 
 
-def test_a_page_says_that_its_graph_is_one_of_this_host(tmp_path: Path) -> None:
-    model, sample = dlrm()
-    model = recfx.trace(recfx.convert(model, hashing=RAW, verify=False), sample)
-    told = "Priced as the graph of this host: on Ascend 910B, ids are also copied to the host"
-    for hardware, expected in ((ASCEND_910B, told), (CPU_HOST, "")):
-        recfx.draw(model, tmp_path / "model.html", hardware)
-        assert data_of(tmp_path / "model.html")["costs"]["note"][: len(told)] == expected
 
 
 @pytest.mark.parametrize("name", ["ascend_910b", "h100"])

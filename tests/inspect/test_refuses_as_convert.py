@@ -81,12 +81,6 @@ def test_one_model(request_of: dict[str, Any]) -> None:
     assert_alike(Holder(collection()), **request_of)
 
 
-@pytest.mark.parametrize("name", ["default", "raw ids", "keep"])
-def test_every_model_of_the_zoo(name: str) -> None:
-    request_of = REQUESTS[name]
-    for case in ZOO:
-        with case.around():
-            assert_alike(case.model(), **request_of)
 
 
 @each_request
@@ -113,8 +107,6 @@ class BesideSequences(nn.Module):
         return self.bags(features).values()
 
 
-def make() -> tuple[nn.Module, tuple[KeyedJaggedTensor]]:
-    return BesideSequences(), (batch(4),)
 
 
 @pytest.mark.parametrize("samples", [(), ((batch(4),),)], ids=["without a sample", "with a sample"])
@@ -127,13 +119,6 @@ def test_raw_ids_of_a_collection_that_is_kept(samples: tuple[Any, ...]) -> None:
         assert assert_alike(model, *samples) is None
 
 
-@pytest.mark.parametrize("options", [[], ["--raw-ids"], ["--raw-ids", "--keep"]], ids=" ".join)
-def test_the_commands_agree(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    name = f"{__name__}:make"
-    status = 1 if options == ["--raw-ids"] else 0
-    with process_group():
-        assert main(["explain", name, *options]) == status
-    assert ("raw_ids_of_kept_tables" in capsys.readouterr().out) == bool(status)
 
 
 class Failing(Holder):
@@ -164,19 +149,8 @@ def test_verification_without_a_sample() -> None:
     assert assert_alike(Holder(collection()), verify=True) == ("sample_required", "")
 
 
-def test_more_rows_than_an_optimizer_is_bound_to() -> None:
-    model = Holder(collection())
-    attach(model, torch.optim.Adam)
-    assert assert_alike(model, hashing=recfx.HashConfig(rows=5000)) == ("optimizer_holds_state", "arch.sparse")
-    assert assert_alike(model) is None
 
 
-def test_rows_that_are_added_are_taken_back() -> None:
-    model = Holder(collection())
-    before = {name: (weight.data_ptr(), weight.shape) for name, weight in model.named_parameters()}
-    report = recfx.explain(model, (batch(4),), hashing=recfx.HashConfig(rows=5000))
-    assert {table.rows for table in report.collections[0].tables} == {5000}
-    assert {name: (weight.data_ptr(), weight.shape) for name, weight in model.named_parameters()} == before
 
 
 @pytest.mark.parametrize(
@@ -271,11 +245,6 @@ def test_a_plan_for_a_collection_that_is_kept() -> None:
         assert assert_alike(BesideSequences(), plan=plan) == ("plan_unknown_collection", "sequences")
 
 
-def test_a_plan_for_other_ranks() -> None:
-    with process_group():
-        model = Holder(collection())
-        plan = recfx.plan(model, make_topology(2, "cpu"))
-        assert assert_alike(model, plan=plan) == ("plan_rank", "")
 
 
 def test_a_rank_may_ask_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -327,15 +296,5 @@ def test_a_plan_for_a_model_that_is_sharded_already() -> None:
         assert assert_alike(sharded, plan=on_one_rank()) == ("already_sharded", "arch.sparse")
 
 
-def test_ranks_without_a_plan() -> None:
-    with pytest.raises(recfx.ConversionError, match=r"^\[invalid_argument\].*world_size"):
-        recfx.explain(Holder(collection()), world_size=2)
 
 
-def test_what_collections_would_become() -> None:
-    """The report is that of the request: how ids become rows, and which kernel finds them."""
-    report = recfx.explain(Holder(collection()), hashing={"t1": RAW}, backend="reference")
-    hashing = {table.name: table.hashing.mode for table in report.collections[0].tables if table.hashing is not None}
-    assert hashing["t1"] == "index"
-    assert {mode for name, mode in hashing.items() if name != "t1"} == {"adopted"}
-    assert {table.kernel for table in report.collections[0].tables} == {"reference"}

@@ -169,11 +169,6 @@ def test_plans_for_different_hardware_are_not_compared_without_saying_on_which()
         recfx.compare_plans(Model(), plans)
 
 
-def test_plans_for_hosts_of_different_ranks_are_compared_on_the_hardware_that_the_error_names() -> None:
-    plans = {str(ranks): recfx.plan(Model(), make_topology(ranks, "cpu")) for ranks in (2, 4)}
-    with refused("invalid_argument", match="2 and 4"):
-        recfx.compare_plans(Model(), plans)
-    assert [row.cost.world_size for row in recfx.compare_plans(Model(), plans, topology="cpu")] == [2, 4]
 
 
 # ``convert`` with ranks and without a plan
@@ -220,16 +215,5 @@ def test_all_ranks_get_the_error_of_the_one_that_plans() -> None:
     assert ranks(2).run(refused_by_the_planner) == ["plan_does_not_fit"] * 2
 
 
-@pytest.mark.parametrize("device", ["npu", "privateuseone"])
-def test_devices_of_which_only_the_type_is_known(device: str) -> None:
-    """TorchRec's ``Topology`` refuses a device that is called ``npu``."""
-    assert plain_topology(4, device) == npu_topology(4)
-    on_cpus = plain_topology(4, "cpu")
-    assert isinstance(on_cpus, Topology)
-    assert (on_cpus.world_size, on_cpus.compute_device) == (4, "cpu")
 
 
-def test_a_model_on_npus_is_priced_for_other_ranks() -> None:
-    with mock.patch("recfx.inspect.cost.device_of_tables", return_value="npu"):
-        (row,) = recfx.cost(recfx.convert(Model())).sweep([4]).rows
-    assert (row.cost.world_size, row.cost.hardware.name) == (4, ASCEND_910B.name)

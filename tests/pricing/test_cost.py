@@ -120,12 +120,6 @@ def test_a_graph_is_not_planned(topology: Topology) -> None:
     assert len(recfx.cost(model, topology).at(8).ranks) == topology.world_size
 
 
-def test_a_pickled_whole_graph_costs_what_it_did() -> None:
-    case = next(case for case in ZOO if case.name == "sparse_nn")
-    whole = recfx.convert(case.model(), case.sample(), whole_graph=True)
-    again = pickle.loads(pickle.dumps(whole))
-    assert recfx.cost(again, H100).nodes == recfx.cost(whole, H100).nodes
-    assert recfx.cost(again.eval(), H100).nodes == recfx.cost(whole.eval(), H100).nodes
 
 
 @pytest.mark.parametrize("size", [1, 4])
@@ -253,31 +247,8 @@ def test_hardware_by_the_names_of_the_command_line() -> None:
         recfx.cost(hashed(), "H100")
 
 
-def test_hardware_changes_times_alone() -> None:
-    model = hashed()
-    slow, fast = recfx.cost(model, ASCEND_910B).at(4096, L=20), recfx.cost(model, H100).at(4096, L=20)
-    assert slow.seconds > fast.seconds
-    assert slow.totals.read_bytes == fast.totals.read_bytes
 
 
-def test_texts() -> None:
-    cost = recfx.cost(hashed(), H100)
-    assert "ebc_select_features  (select_features)" in str(cost)
-    assert str(cost).splitlines()[0] == "training step, as formulas: .at(B=..., L=...) gives numbers and times"
-    told = str(recfx.cost(hashed(), H100, sample=batch(4))).splitlines()[0]
-    assert told == "training step, as formulas: .at() gives numbers and times for the sample"
-    table = str(cost.at(512, L=3))
-    title, times = table.splitlines()[:2]
-    assert title == "B=512 (as given), L: 3 (as given), training step"
-    assert times.startswith("times predicted for H100 (constants from tables, none measured here); wire is what")
-    assert table.splitlines()[-1].startswith("total")
-    narrow = io.StringIO()
-    Console(file=narrow, width=50).print(cost.at(512, L=3))
-    assert max(map(len, narrow.getvalue().splitlines())) <= 50
-    data, numbers = json.loads(cost.to_json()), json.loads(cost.at(512, L=3).to_json())
-    assert (data["version"], numbers["version"]) == ("1", "1")
-    assert data["nodes"][0]["forward"]["read_bytes"] == str(cost.nodes[0].forward.read_bytes)
-    assert numbers["totals"]["seconds"] == cost.at(512, L=3).seconds
 
 
 @pytest.mark.parametrize(
