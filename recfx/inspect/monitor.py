@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial, reduce
-from math import isnan, nan
+from math import nan
 from typing import Any, Protocol
 
 import torch.distributed as dist

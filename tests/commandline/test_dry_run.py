@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import torch
 from torch import nn
 from torch.distributed._shard.metadata import ShardMetadata
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
-from torchrec.distributed.types import EnumerableShardingSpec, ParameterSharding, ShardingPlan, ShardingType
+from torchrec.distributed.types import EnumerableShardingSpec, ParameterSharding, ShardingPlan
 
 import recfx
 from recfx.commandline.main import main
@@ -111,10 +110,6 @@ def whole(table: str) -> EnumerableShardingSpec:
     return EnumerableShardingSpec([ShardMetadata([0, 0], [rows, 8], "rank:0/cpu")])
 
 
-
-
-
-
 def changed(change: Any) -> str:
     """The text of a good plan, after a change of its content; a text is what it is."""
     if isinstance(change, str):
@@ -160,16 +155,10 @@ def test_a_bad_file_is_one_clear_error(
     assert shown.err.count("\n") == 1
 
 
-
-
 def test_a_plan_for_other_ranks(tmp_path: Path) -> None:
     write_plan(good_plan(), tmp_path / "plan.json")
     with pytest.raises(SystemExit, match=r"^2$"):
         main(["explain", DLRM, "--ranks", "4", "--plan", str(tmp_path / "plan.json")])
-
-
-
-
 
 
 def test_tables_that_fit_no_machine_can_be_on_meta() -> None:

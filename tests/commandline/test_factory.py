@@ -57,8 +57,6 @@ def test_a_file_whose_neighbours_it_imports(tmp_path: Path) -> None:
     assert isinstance(make(f"{path}:make_model").model, nn.Module)
 
 
-
-
 def test_a_file_in_a_package(tmp_path: Path) -> None:
     write(tmp_path / "their_package" / "__init__.py", "")
     write(tmp_path / "their_package" / "sub" / "__init__.py", "")
@@ -93,10 +91,6 @@ def test_files_stay_where_the_shell_was(tmp_path: Path, monkeypatch: pytest.Monk
         assert main(command.split()) == 0
         assert Path.cwd() == tmp_path / "far"
         assert (tmp_path / file).is_file()
-
-
-
-
 
 
 def one_line(factory: str, capsys: pytest.CaptureFixture[str], *options: str) -> str:
@@ -147,8 +141,6 @@ def test_a_factory_that_fails(code: str, message: str, tmp_path: Path, capsys: p
     assert one_line(f"{path}:make", capsys).startswith(message.format(name=f"{path}:make", path=path))
 
 
-
-
 def test_traceback_on_request(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["explain", f"{MODELS}:fails", "--traceback"])
@@ -159,8 +151,6 @@ def test_traceback_on_request(capsys: pytest.CaptureFixture[str]) -> None:
     assert printed.splitlines()[-1].startswith(
         "python -m recfx explain: error: tests.inspect.models:fails raises Runtime"
     )
-
-
 
 
 def test_what_the_factory_prints_goes_to_stderr(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -41,8 +41,6 @@ def _draw(plan: Any, folder: Path) -> None:
     recfx.draw(Model(), folder / "model.html", plan=plan, world_size=1)
 
 
-
-
 def _cost(plan: Any, folder: Path) -> None:
     recfx.cost(Model(), plan=plan, world_size=1)
 
@@ -81,8 +79,6 @@ def test_is_refused(name: str, use: Callable[[Any, Path], None], tmp_path: Path)
         use(plan, tmp_path)
     assert caught.value.reason == reason
     assert not list(tmp_path.iterdir())
-
-
 
 
 @pytest.mark.parametrize("world_size", [4, 16])

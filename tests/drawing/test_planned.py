@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import copy
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import torch.distributed as dist
 from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingCollection, EmbeddingConfig
@@ -87,12 +85,6 @@ def test_equals_the_picture_of_a_sharded_model(sharding: str, hashed: bool, tmp_
         assert nodes == nodes_of(tmp_path)
         assert drawn(model, tmp_path, plan=plan, world_size=4) == planned
     assert "output_dist" in planned or sharding == "data_parallel"
-
-
-
-
-
-
 
 
 @pytest.mark.parametrize(
@@ -239,8 +231,6 @@ def test_a_page_planned_for_npus_shows_their_nodes_and_kernels(tmp_path: Path) -
     assert names == [pass_.name for pass_ in recfx.passes()]
 
 
-
-
 @pytest.mark.parametrize(
     ("arguments", "kernels"),
     [
@@ -263,8 +253,6 @@ def test_no_kernel_is_shown_beside_times_of_another_device(
     data = data_of(page)
     nodes = [data["nodes"][place] for one in data["collections"] for place in one["steps"][-1]["nodes"]]
     assert {node.get("kernel", "") for node in nodes if node["kind"] == "lookup"} == kernels
-
-
 
 
 @pytest.mark.parametrize("name", ["ascend_910b", "h100"])

@@ -111,15 +111,13 @@ def shown_in_notebooks(tmp_path: Path) -> list[object]:
     model = strange_names()[0]
     cost = recfx.cost(model, H100)
     converted = recfx.convert(model, hashing=HashConfig(dense_rows=0))
-    health = recfx.monitor(converted)
-    health.scalars()
     plan = recfx.plan(model, npu_topology(2))
     compared = recfx.compare_plans(model, {"<i>one</i>": plan})
     checks = (Check("train", "sample", "outputs", "<i>0</i>", "different", 1.0, "<i>far</i>"),)
     verified = recfx.VerifyReport(checks, {"<i>e</i>": {STRANGE[0]: {"output": 1.0}}})
     exported = TableSize("<i>e</i>", STRANGE[0], "int8", 9, 0, 1, 0, 2, 0.5)
     written = recfx.ExportReport(Path("<i>m</i>.pt"), "pt2", 10, (exported,), "", {}, 0.5)
-    return [recfx.explain(converted), cost.at(512), health, compared, cost.sweep([1]), verified, written]
+    return [recfx.explain(converted), cost.at(512), compared, cost.sweep([1]), verified, written]
 
 
 @pytest.mark.parametrize("dark", [False, True])

@@ -19,13 +19,12 @@ from torchrec.distributed.types import (
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import recfx
-from recfx.commandline.main import main
 from recfx.errors import Severity
 from recfx.versions.differences import make_topology
 from tests.builders.batches import batch
 from tests.builders.collections import collection, sharded_sequences
 from tests.builders.optimizers import attach
-from tests.models import REFUSED, ZOO
+from tests.models import REFUSED
 from tests.models.handwritten import Tower, process_group
 from tests.models.refused import Holder, Refused
 
@@ -81,8 +80,6 @@ def test_one_model(request_of: dict[str, Any]) -> None:
     assert_alike(Holder(collection()), **request_of)
 
 
-
-
 @each_request
 def test_every_model_that_is_refused(request_of: dict[str, Any]) -> None:
     for case in REFUSED:
@@ -107,8 +104,6 @@ class BesideSequences(nn.Module):
         return self.bags(features).values()
 
 
-
-
 @pytest.mark.parametrize("samples", [(), ((batch(4),),)], ids=["without a sample", "with a sample"])
 def test_raw_ids_of_a_collection_that_is_kept(samples: tuple[Any, ...]) -> None:
     with process_group():
@@ -117,8 +112,6 @@ def test_raw_ids_of_a_collection_that_is_kept(samples: tuple[Any, ...]) -> None:
         assert assert_alike(model, *samples, hashing={"t1": RAW}) is None
         assert assert_alike(model, *samples, hashing=RAW, on_unsupported="keep") is None
         assert assert_alike(model, *samples) is None
-
-
 
 
 class Failing(Holder):
@@ -147,10 +140,6 @@ def test_what_the_sample_shows(model: type[Holder], reason: str) -> None:
 
 def test_verification_without_a_sample() -> None:
     assert assert_alike(Holder(collection()), verify=True) == ("sample_required", "")
-
-
-
-
 
 
 @pytest.mark.parametrize(
@@ -245,8 +234,6 @@ def test_a_plan_for_a_collection_that_is_kept() -> None:
         assert assert_alike(BesideSequences(), plan=plan) == ("plan_unknown_collection", "sequences")
 
 
-
-
 def test_a_rank_may_ask_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """TorchRec's ``ShardingEnv`` makes a ``DeviceMesh``; with some versions of torch, all ranks take part in that."""
     monkeypatch.setattr(ShardingEnv, "from_process_group", lambda group: pytest.fail("this may communicate"))
@@ -294,7 +281,3 @@ def test_a_plan_for_a_model_that_is_sharded_already() -> None:
     with process_group():
         sharded = recfx.convert(Holder(collection()), plan=on_one_rank())
         assert assert_alike(sharded, plan=on_one_rank()) == ("already_sharded", "arch.sparse")
-
-
-
-

@@ -23,8 +23,8 @@ import recfx
 from recfx.collections.sharding.collection import sharded_collections
 from recfx.planner import shard_model
 from recfx.planner.priced_plan import PlanForRanks, PricedPlan
-from recfx.planner.pricing.hardware import ASCEND_910B, H100
-from recfx.planner.topology import npu_topology, plain_topology
+from recfx.planner.pricing.hardware import H100
+from recfx.planner.topology import npu_topology
 from recfx.versions.differences import make_topology
 from tests.builders.collections import sequences, tables_named
 from tests.builders.plans import plan_of_kinds
@@ -169,8 +169,6 @@ def test_plans_for_different_hardware_are_not_compared_without_saying_on_which()
         recfx.compare_plans(Model(), plans)
 
 
-
-
 # ``convert`` with ranks and without a plan
 
 
@@ -213,7 +211,3 @@ def refused_by_the_planner(rank: int, world_size: int) -> str:
 
 def test_all_ranks_get_the_error_of_the_one_that_plans() -> None:
     assert ranks(2).run(refused_by_the_planner) == ["plan_does_not_fit"] * 2
-
-
-
-

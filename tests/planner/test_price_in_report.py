@@ -119,8 +119,6 @@ def other_plans(rank: int, world_size: int) -> dict[str, list[str]]:
     return {name: prices(recfx.explain(recfx.convert(converted, plan=plan, env=env))) for name, plan in plans.items()}
 
 
-
-
 def _leave_out(tables: Any) -> None:
     del tables["t0"]
 

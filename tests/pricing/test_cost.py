@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
-import json
-import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, get_args
@@ -14,7 +11,6 @@ import numpy
 import pytest
 import sympy
 import torch
-from rich.console import Console
 from torch import nn
 from torch.fx.passes.split_module import split_module
 from torchrec import KeyedJaggedTensor
@@ -28,7 +24,6 @@ from recfx.planner.topology import npu_topology
 from tests.builders.batches import batch
 from tests.builders.collections import collection
 from tests.builders.optimizers import attach
-from tests.models import ZOO
 from tests.support.refusals import refused
 
 RAW = recfx.HashConfig(dense_rows=0)
@@ -118,8 +113,6 @@ def test_a_graph_is_not_planned(topology: Topology) -> None:
             recfx.cost(graph, topology)
         assert recfx.cost(graph, npu_topology(1)).at(8).seconds > 0
     assert len(recfx.cost(model, topology).at(8).ranks) == topology.world_size
-
-
 
 
 @pytest.mark.parametrize("size", [1, 4])
@@ -245,10 +238,6 @@ def test_hardware_by_the_names_of_the_command_line() -> None:
     assert recfx.cost(hashed(), "ascend_910b").at().hardware == ASCEND_910B
     with refused("invalid_argument", match=r"topology is 'H100' \(did you mean 'h100'\?\)"):
         recfx.cost(hashed(), "H100")
-
-
-
-
 
 
 @pytest.mark.parametrize(

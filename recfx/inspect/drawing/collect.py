@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,7 +24,7 @@ from recfx.discovery.shallow_tracer import source_of
 from recfx.errors import ConversionError, Diagnostic, DrawingError
 from recfx.inspect.describe import declared_table, declared_tables
 from recfx.inspect.drawing.costs import NO_COSTS, DrawnCosts, PlannedModel, costs_of
-from recfx.inspect.drawing.drawing import CALL, DENSE, INPUT, OUTPUT, Drawing, DrawnCollection, DrawnNode, drawn_steps
+from recfx.inspect.drawing.drawing import CALL, DENSE, INPUT, OUTPUT, Drawing, Nodes, drawn_collection
 from recfx.ir.meta import SourceLocation, find_module, node_meta
 from recfx.ir.node_kinds import NODE_KINDS
 from recfx.ir.operator_graph import OperatorGraph
@@ -115,8 +116,9 @@ def collect(subject: nn.Module, hardware: Hardware | None = None, planned: Plann
     model = unwrap(subject)
     costs = costs_of(model, hardware) if planned is None else DrawnCosts(planned.cost)
     graph_module = model.graph_module if isinstance(model, WholeGraph) else model
+    nodes = Nodes()
     if isinstance(graph_module, fx.GraphModule) and (own := graph_module.meta.get(PASSES_KEY)):
-        nodes, collections = _graph_of_collection(graph_module, own, costs)
+        outer, collections = _graph_of_collection(graph_module, own, costs, nodes)
     else:
         if planned is None:
             findings = discover(model.python_model if isinstance(model, WholeGraph) else subject).findings
@@ -125,31 +127,35 @@ def collect(subject: nn.Module, hardware: Hardware | None = None, planned: Plann
         conversion = conversion_of(model) if planned is None else planned.conversion
         records = {record.paths[0]: record for record in conversion.found}
         collections = tuple(
-            _collection(finding, records.get(finding.path), costs)
+            _collection(finding, records.get(finding.path), costs, nodes)
             if planned is None or finding.path not in planned.graphs
-            else _as_planned(finding, records[finding.path], planned, costs)
+            else _as_planned(finding, records[finding.path], planned, costs, nodes)
             for finding in findings
         )
         places = {id(finding.module): position for position, finding in enumerate(findings)}
         if isinstance(graph_module, fx.GraphModule):
-            nodes = _graph_of_model(graph_module, places, costs)
+            outer = _graph_of_model(graph_module, places, costs, nodes)
         else:
-            nodes = ()
-        called = {node.collection for node in nodes}
-        alone = [position for position in range(len(findings)) if position not in called]
-        nodes += tuple(_lone_call(position, collections[position]) for position in alone)
+            outer = ()
+        called = {nodes.all[place].get("collection") for place in outer}
+        alone = [position for position, finding in enumerate(findings) if position not in called]
+        for position in alone:
+            finding = findings[position]
+            source = next(iter(_sources(finding, records.get(finding.path))), None)
+            outer += (_lone_call(position, finding.path, source, nodes),)
     if not collections:
         raise DrawingError(
             "there is no collection in the model, so there is nothing to draw.",
             reason="no_collection",
             what_to_do="pass the model that holds the collections of TorchRec, or its graph.",
         )
-    steps = tuple(dict.fromkeys(step.name for collection in collections for step in collection.steps))
+    steps = tuple(dict.fromkeys(step["name"] for collection in collections for step in collection["steps"]))
     if not steps:
         costs = NO_COSTS  # of what a conversion would make, which is not drawn
     ranks = None if planned is None else planned.cost.world_size
-    names = {path: users_path(subject, path) for collection in collections for path in collection.paths}
-    return Drawing(_title(model), _subtitle(graph_module, ranks), nodes, collections, (BEFORE, *steps), costs, names)
+    names = {path: users_path(subject, path) for collection in collections for path in collection["paths"]}
+    title, subtitle = _title(model), _subtitle(graph_module, ranks)
+    return Drawing(title, subtitle, nodes.all, outer, collections, (BEFORE, *steps), costs, names)
 
 
 def _title(model: nn.Module) -> str:
@@ -166,107 +172,104 @@ def _subtitle(model: nn.Module, planned_ranks: int | None) -> str:
     return f"recfx {__version__}, torch {torch.__version__}, {'train' if model.training else 'eval'} mode{rank}"
 
 
-def _collection(finding: Finding, record: Found | None, costs: DrawnCosts) -> DrawnCollection:
-    module, source = finding.module, finding.source
+def _collection(finding: Finding, record: Found | None, costs: DrawnCosts, nodes: Nodes) -> dict[str, Any]:
+    module = finding.module
     steps: tuple[PassRecord, ...] = ()
     kernels: dict[str, tuple[str, ...]] = {}
     device = str(getattr(module, "device", "") or "")
-    if isinstance(module, ConvertedCollection):
-        source = module.source or source
-        if isinstance(module, UnshardedCollection) and costs.device:
-            device = costs.device
-            made = graph_on(module, device, chip_of(costs.cost.hardware, device))
-            steps, kernels = made.records, _kernels_planned(made.graph, module.backend)
-        else:
-            steps = module.graph_module.meta.get(PASSES_KEY, ())  # of the mode that it is in
-            kernels = _kernels_now(module.graph_module)
+    if isinstance(module, UnshardedCollection) and costs.device:
+        device = costs.device
+        made = graph_on(module, device, chip_of(costs.cost.hardware, device))
+        steps, kernels = made.records, _kernels_planned(made.graph, module.backend)
+    elif isinstance(module, ConvertedCollection):
+        steps = module.graph_module.meta.get(PASSES_KEY, ())  # of the mode that it is in
+        kernels = _kernels_now(module.graph_module)
     kind, tables = type(module).__name__, declared_tables(module)
-    call_sites = () if record is None else record.call_sites
-    return DrawnCollection(
-        paths=tuple(finding.paths),
-        kind=kind,
-        was=kind if record is None else record.kind,
-        status=finding.status,
-        why="" if finding.why is None else str(finding.why),
-        device=device,
-        sources=call_sites or (() if source is None else (source,)),
-        tables=tables,
-        steps=drawn_steps(steps, tables, kernels, costs),
+    return drawn_collection(
+        finding.paths,
+        kind,
+        kind if record is None else record.kind,
+        finding.status,
+        _sources(finding, record),
+        tables,
+        nodes.steps(steps, tables, kernels, costs),
+        device,
+        "" if finding.why is None else str(finding.why),
     )
 
 
-def _as_planned(finding: Finding, record: Found, planned: PlannedModel, costs: DrawnCosts) -> DrawnCollection:
+def _sources(finding: Finding, record: Found | None) -> tuple[SourceLocation, ...]:
+    """The lines that call a collection, or the one that defines what holds it."""
+    own = finding.module.source if isinstance(finding.module, ConvertedCollection) else None
+    source = own or finding.source
+    call_sites = () if record is None else record.call_sites
+    return call_sites or (() if source is None else (source,))
+
+
+def _as_planned(
+    finding: Finding, record: Found, planned: PlannedModel, costs: DrawnCosts, nodes: Nodes
+) -> dict[str, Any]:
     """A collection as a plan would shard it."""
     made = planned.graphs[finding.path]
     context = made.graph.context.collections[finding.path]
-    tables, source = tuple(map(declared_table, context.tables)), context.source or finding.source
+    tables = tuple(map(declared_table, context.tables))
     (backend,) = (collection.backend for collection in planned.cost.planned if collection.name == finding.path)
-    return DrawnCollection(
-        paths=tuple(finding.paths),
-        kind=SHARDED[kind_of(finding.module)].__name__,
-        was=record.kind,
-        status=CONVERTED,
-        device=context.device,
-        sources=record.call_sites or (() if source is None else (source,)),
-        tables=tables,
-        steps=drawn_steps(made.records, tables, _kernels_planned(made.graph, backend), costs),
+    return drawn_collection(
+        finding.paths,
+        SHARDED[kind_of(finding.module)].__name__,
+        record.kind,
+        CONVERTED,
+        _sources(finding, record),
+        tables,
+        nodes.steps(made.records, tables, _kernels_planned(made.graph, backend), costs),
+        context.device,
     )
 
 
 def _graph_of_collection(
-    graph_module: fx.GraphModule, records: tuple[PassRecord, ...], costs: DrawnCosts
-) -> tuple[tuple[DrawnNode, ...], tuple[DrawnCollection, ...]]:
+    graph_module: fx.GraphModule, records: tuple[PassRecord, ...], costs: DrawnCosts, nodes: Nodes
+) -> tuple[tuple[int, ...], tuple[dict[str, Any], ...]]:
     """What a picture shows of the graph of one collection by itself."""
     metas = [node.meta for node in records[-1].nodes if node.meta is not None]
-    path = metas[0].collection if metas else ""
+    path, device = (metas[0].collection, metas[0].device) if metas else ("", "")
     source = metas[0].source if metas else None
     tables, made = declared_tables(graph_module), {meta.kind for meta in metas}
     kind = next((kind for kind in KINDS if kind.assembled_by in made), POOLED)
-    collection = DrawnCollection(
-        paths=(path,),
-        kind=converted_class(kind).__name__,
-        was="collection",  # the graph does not know
-        status=CONVERTED,
-        device=metas[0].device if metas else "",
-        sources=() if source is None else (source,),
-        tables=tables,
-        steps=drawn_steps(records, tables, _kernels_now(graph_module), costs),
+    steps, sources = (
+        nodes.steps(records, tables, _kernels_now(graph_module), costs),
+        () if source is None else (source,),
     )
-    return (_lone_call(0, collection),), (collection,)
+    was = "collection"  # the graph does not know
+    collection = drawn_collection(
+        (path,), converted_class(kind).__name__, was, CONVERTED, sources, tables, steps, device
+    )
+    return (_lone_call(0, path, source, nodes),), (collection,)
 
 
-def _lone_call(position: int, drawn: DrawnCollection) -> DrawnNode:
-    source = drawn.sources[0] if drawn.sources else None
-    return DrawnNode(drawn.path.replace(".", "_") or "ebc", CALL, drawn.path, source=source, collection=position)
+def _lone_call(position: int, path: str, source: SourceLocation | None, nodes: Nodes) -> int:
+    return nodes.place(path.replace(".", "_") or "ebc", CALL, path, source, collection=position)
 
 
 def _graph_of_model(
-    graph_module: fx.GraphModule, places: Mapping[int, int], costs: DrawnCosts
-) -> tuple[DrawnNode, ...]:
+    graph_module: fx.GraphModule, places: Mapping[int, int], costs: DrawnCosts, nodes: Nodes
+) -> tuple[int, ...]:
     """The graph of a model around its collections, whose nodes are put together again, one call each."""
     calls = _find_calls(graph_module, places)
     inside: dict[fx.Node, _Call] = {node: call for call in calls for node in call.nodes}
-    nodes: list[DrawnNode] = []
-    done: set[int] = set()
+    outer: dict[int, None] = {}
     for node in graph_module.graph.nodes:
         call = inside.get(node)
+        sources = node.all_input_nodes if call is None else call.inputs
+        inputs = tuple(dict.fromkeys(_name(source, inside) for source in sources))
         if call is None:
-            nodes.append(_outer_node(graph_module, node, inside, costs))
-        elif id(call) not in done:
-            done.add(id(call))
-            inputs = tuple(dict.fromkeys(_name(source, inside) for source in call.inputs))
+            kind = {"placeholder": INPUT, "output": OUTPUT}.get(node.op, DENSE)
+            line, cost = format_node(graph_module, node), costs.place("", node.name)
+            place = nodes.place(node.name, kind, line, source_of(node), inputs=inputs, cost=cost)
+        else:
             line = f"{call.name} = {call.path}({', '.join(inputs)})"
-            nodes.append(DrawnNode(call.name, CALL, line, inputs, source=call.source, collection=call.collection))
-    return tuple(nodes)
-
-
-def _outer_node(
-    graph_module: fx.GraphModule, node: fx.Node, inside: Mapping[fx.Node, _Call], costs: DrawnCosts
-) -> DrawnNode:
-    kind = {"placeholder": INPUT, "output": OUTPUT}.get(node.op, DENSE)
-    inputs = tuple(dict.fromkeys(_name(source, inside) for source in node.all_input_nodes))
-    line, source = format_node(graph_module, node), source_of(node)
-    return DrawnNode(node.name, kind, line, inputs, cost=costs.place("", node.name), source=source)
+            place = nodes.place(call.name, CALL, line, call.source, inputs=inputs, collection=call.collection)
+        outer[place] = None
+    return tuple(outer)
 
 
 def _name(node: fx.Node, inside: Mapping[fx.Node, _Call]) -> str:

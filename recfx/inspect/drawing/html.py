@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import base64
-import functools
 import gzip
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from html import escape
 from typing import Any
 
 from recfx.errors import printable
-from recfx.inspect import wording
 from recfx.inspect.drawing.assets import read, viz_js
-from recfx.inspect.drawing.drawing import Drawing, DrawnNode
+from recfx.inspect.drawing.drawing import Drawing
 from recfx.inspect.drawing.shards import DrawnShards, drawn_shards
-from recfx.inspect.table_report import TableReport
-from recfx.ir.meta import SourceLocation
 from recfx.planner.pricing.work import LENGTH
 
 STACK_FROM = 6
@@ -79,31 +75,7 @@ def _readable(data: Any) -> Any:
 
 
 def page_data(drawing: Drawing) -> dict[str, Any]:
-    """What the script of the page reads: each node once, however many steps it is the same in."""
-    nodes: dict[DrawnNode, int] = {}
-    source_text = functools.cache(_place)  # of many nodes
-
-    def place_of(node: DrawnNode) -> int:
-        return nodes.setdefault(node, len(nodes))
-
-    collections = [
-        {
-            "paths": [drawing.names.get(path, path) for path in collection.paths],
-            "prefix": collection.prefix,
-            "kind": collection.kind,
-            "was": collection.was,
-            "shape": collection.shape,
-            "gives": collection.gives,
-            "status": collection.status,
-            "why": collection.why,
-            "device": collection.device,
-            "sources": [source_text(source) for source in collection.sources],
-            "tables": [_table(table) for table in collection.tables],
-            "steps": [vars(step) | {"nodes": [place_of(node) for node in step.nodes]} for step in collection.steps],
-        }
-        for collection in drawing.collections
-    ]
-    outer = [place_of(node) for node in drawing.nodes]
+    """What the script of the page reads."""
     return {
         "title": drawing.title,
         "report": drawing.report,
@@ -111,26 +83,18 @@ def page_data(drawing: Drawing) -> dict[str, Any]:
         "stackFrom": STACK_FROM,
         "expandedUpTo": EXPANDED_UP_TO,
         "longest": LONGEST_LABEL,
-        "nodes": [_node(node, source_text) for node in nodes],
-        "outer": outer,
-        "collections": collections,
+        "nodes": drawing.nodes,
+        "outer": drawing.outer,
+        "collections": [
+            one | {"paths": [drawing.names.get(path, path) for path in one["paths"]]} for one in drawing.collections
+        ],
         "costs": _costs(drawing),
     }
 
 
-def _node(node: DrawnNode, source_text: Callable[[SourceLocation], str]) -> dict[str, Any]:
-    """The fields that say something."""
-    fields = vars(node) | {"stage": node.stage, "source": "" if node.source is None else source_text(node.source)}
-    for name in ("collection", "cost"):
-        fields[name] = fields[name] if fields[name] >= 0 else ""
-    if len(node.line) > 500:
-        fields["line"] = f"{node.line[:400]} ... {node.line[-80:]}"
-    return {name: value for name, value in fields.items() if value not in ("", ())}
-
-
 def _costs(drawing: Drawing) -> dict[str, Any]:
     costs, cost = drawing.costs, drawing.costs.cost
-    positions = {path: place for place, collection in enumerate(drawing.collections) for path in collection.paths}
+    positions = {path: place for place, collection in enumerate(drawing.collections) for path in collection["paths"]}
     lengths = [(name, float(cost.known.lengths.get(name, LENGTH))) for name in cost.features]
     return {
         "nodes": [
@@ -153,13 +117,3 @@ def _costs(drawing: Drawing) -> dict[str, Any]:
 def _shards(shards: DrawnShards, positions: Mapping[str, int]) -> dict[str, Any]:
     amounts = [(name, "", formula) for name, _, formula in shards.amounts]
     return vars(shards) | {"collection": positions.get(shards.collection, -1), "amounts": amounts}
-
-
-def _place(source: SourceLocation) -> str:
-    place = wording.place_of(source.file, source.line)
-    return place if source.called_from is None else f"{place}, called from {_place(source.called_from)}"
-
-
-def _table(table: TableReport) -> list[Any]:
-    hashing = "" if table.hashing is None else table.hashing.mode
-    return [table.name, table.features, table.rows, table.dim, table.pooling, table.dtype, hashing]
