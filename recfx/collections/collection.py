@@ -318,6 +318,12 @@ class UnshardedCollection(WholeTables):
         """The device that the collection was built for, as in the standard collection."""
         return self._device
 
+    def follow_optimizers(self) -> None:
+        """Take over optimizers in backward that were attached since the last forward; a graph of the whole model calls
+        this, as the collection's own forward does not run in it.
+        """
+        self._follow()
+
     def fused_optimizers(self) -> dict[str, FusedOptimizer]:
         """The optimizer of every table that is updated in the lookup's backward, by table name."""
         self._follow()

@@ -47,7 +47,8 @@ class WholeGraph(nn.Module):
         self.__dict__["_entered"] = entered
         self.__dict__["_constants"] = constants
         self.__dict__["_python_model"] = model
-        for collection in unsharded_collections(model).values():
+        self.__dict__["_collections"] = list(unsharded_collections(model).values())
+        for collection in self.__dict__["_collections"]:
             collection.graph_is_inlined = True  # the graphs name the modules of its nodes
         carry_hooks(model, self)
         self.training = model.training
@@ -113,6 +114,8 @@ class WholeGraph(nn.Module):
         if torch.compiler.is_dynamo_compiling():  # it cannot follow what is thread-local
             return run(self, *args, **kwargs)
         check_constants(self.python_model, self.__dict__["_constants"][self.training])
+        for collection in self.__dict__["_collections"]:
+            collection.follow_optimizers()
         return run(self, *args, **kwargs)
 
     def __reduce_ex__(self, protocol: Any) -> Any:

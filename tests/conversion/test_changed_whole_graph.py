@@ -16,8 +16,9 @@ from torch.nn.utils import parametrize
 from torchrec import KeyedJaggedTensor
 
 import recfx
-from tests.builders.batches import two_bags
-from tests.builders.collections import one_table
+from tests.builders.batches import one_bag, two_bags
+from tests.builders.collections import one_table, tables_named
+from tests.builders.optimizers import attach
 from tests.support.refusals import refused
 
 BATCH = two_bags(1, 2, 7)
@@ -156,3 +157,19 @@ def test_a_number_that_the_forward_changes_is_no_constant() -> None:
     assert [(note.path, note.code) for note in recfx.explain(graph).reasons] == [("0", "lost_by_tracing")]
     for _ in range(3):
         assert torch.equal(graph(BATCH), original(BATCH))
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_optimizer_in_backward_that_is_attached_after_the_conversion_is_fused(when: str) -> None:
+    """Adam moves rows that no batch reads only if it is not fused."""
+    model: Any = nn.Sequential(tables_named("t", rows=4))
+    if when == "before":
+        attach(model, torch.optim.Adam)
+    converted: Any = recfx.convert(model, (one_bag(0, feature="t"),), whole_graph=True)
+    if when == "after":
+        attach(converted, torch.optim.Adam)
+    for row in (1, 2):
+        before = converted.get_parameter("0.embedding_bags.t.weight").detach().clone()
+        converted(one_bag(row, feature="t")).values().sum().backward()
+    moved = (converted.get_parameter("0.embedding_bags.t.weight") - before).abs().sum(dim=1)
+    assert torch.nonzero(moved).flatten().tolist() == [2]

@@ -178,9 +178,12 @@ def test_a_learning_rate_schedule_is_no_hook() -> None:
 
 
 @pytest.mark.parametrize(("leaf", "as_parameter"), [(False, False), (True, False), (True, True)])
-def test_functional_call_trains_nothing_and_gives_gradients(leaf: bool, as_parameter: bool) -> None:
+@pytest.mark.parametrize("options", [{}, {"whole_graph": True, "sample": (batch(),)}], ids=["", "whole_graph"])
+def test_functional_call_trains_nothing_and_gives_gradients(
+    leaf: bool, as_parameter: bool, options: dict[str, Any]
+) -> None:
     """The optimizer belongs to the parameter, not to what stands in for it."""
-    plain, converted = pair("adagrad")
+    plain, converted = pair("adagrad", **options)
     gradients = []
     for model in (plain, converted):
         train(model)
@@ -195,13 +198,6 @@ def test_functional_call_trains_nothing_and_gives_gradients(leaf: bool, as_param
     assert_same(plain, converted)
     ebc: Any = converted.ebc
     assert set(ebc.fused_optimizers()) == {"t"}
-
-
-def test_functional_call_of_a_whole_graph_is_refused() -> None:
-    _, converted = pair("sgd", whole_graph=True, sample=(batch(),))
-    passed = {"ebc.embedding_bags.t.weight": torch.zeros(ROWS, DIM, requires_grad=True)}
-    with refused("fused_weight_replaced", "ebc", match="functional_call"):
-        torch.func.functional_call(converted, passed, (batch(),))
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
