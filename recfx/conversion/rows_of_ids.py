@@ -11,7 +11,7 @@ from torch import Tensor
 from torchrec import KeyedJaggedTensor
 
 from recfx.collections.converted_collection import ConvertedCollection
-from recfx.discovery.sample import change_leaves
+from recfx.discovery.nests import change_leaves
 from recfx.errors import ConversionError, InputError, type_of
 from recfx.hashing import ResolvedHashConfig
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
 import math
 import random
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from itertools import chain
 from typing import Any
@@ -17,9 +16,9 @@ from typing import Any
 import numpy
 import torch
 from torch import nn
-from torchrec.distributed.types import LazyAwaitable
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
+from recfx.discovery.nests import change_leaves, leaves_of
 from recfx.runtime.bags import select_bags
 
 _MOST_SHOWN = 4
@@ -128,7 +127,7 @@ class Sample:
         value = (self.args, self.kwargs)
         ids: Counter[str] = Counter()
         bags: Counter[str] = Counter()
-        for leaf in _leaves(value):
+        for leaf in leaves_of(value):
             if not isinstance(leaf, KeyedJaggedTensor) or any(tensor.is_meta for tensor in tensors_of(leaf)):
                 continue
             of_keys = zip(leaf.keys(), leaf.length_per_key(), leaf.stride_per_key(), strict=True)
@@ -208,7 +207,7 @@ def _keyed_jagged(value: KeyedJaggedTensor, values: Any, weights: Any, changed: 
 def tensors_of(value: Any) -> list[torch.Tensor]:
     """Every tensor in a nest of containers, dataclasses and TorchRec types, in a fixed order."""
     tensors: list[torch.Tensor] = []
-    for leaf in _leaves(value):
+    for leaf in leaves_of(value):
         if isinstance(leaf, torch.Tensor):
             tensors.append(leaf)
         elif isinstance(leaf, KeyedTensor):
@@ -217,22 +216,6 @@ def tensors_of(value: Any) -> list[torch.Tensor]:
             weights = leaf.weights_or_none()
             tensors += [leaf.values(), leaf.lengths(), *([] if weights is None else [weights])]
     return tensors
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    if isinstance(value, LazyAwaitable):  # the output of a sharded collection
-        value = value.wait()
-    if isinstance(value, dict):
-        items: Iterable[Any] = value.values()
-    elif isinstance(value, (list, tuple)):
-        items = value
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        items = [getattr(value, field.name) for field in dataclasses.fields(value)]
-    else:
-        yield value
-        return
-    for item in items:
-        yield from _leaves(item)
 
 
 def _batch_size(value: Any) -> int:
@@ -250,23 +233,7 @@ def _brief(value: Any) -> str:
 
 
 def _first_keyed_jagged(value: Any) -> KeyedJaggedTensor | None:
-    return next((leaf for leaf in _leaves(value) if isinstance(leaf, KeyedJaggedTensor)), None)
-
-
-def change_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Change the leaves of a nest of containers: tensors, KJTs, and anything else."""
-    if type(value) in (list, tuple):
-        return type(value)(change_leaves(item, change) for item in value)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(change_leaves(item, change) for item in value))
-    if isinstance(value, dict):
-        return {key: change_leaves(item, change) for key, item in value.items()}
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        duplicate = copy.copy(value)
-        for field in dataclasses.fields(value):
-            object.__setattr__(duplicate, field.name, change_leaves(getattr(value, field.name), change))
-        return duplicate
-    return change(value)
+    return next((leaf for leaf in leaves_of(value) if isinstance(leaf, KeyedJaggedTensor)), None)
 
 
 def _emptied(value: Any) -> Any:

@@ -1,18 +1,14 @@
 """The arguments of an exported program: tensors and KJTs, into which every other argument is taken apart.
 
-TorchScript knows neither dataclasses nor dictionaries of different things, and a trace cannot iterate over a dictionary
-that it does not see. So each argument of the model becomes a pattern of what the sample has at that place, and
-``forward`` of the exported program takes the tensors and KJTs in it, one after the other.
+Each argument of the model becomes a pattern of what the sample has at that place, and ``forward`` of the exported
+program takes the tensors and KJTs in it, one after the other.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
-import json
-import keyword
-import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,65 +18,11 @@ from torch import nn
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
+from recfx.discovery.nests import leaves_of
 from recfx.discovery.sample import Sample
 from recfx.errors import ExportError, InputError, type_of
 from recfx.exporter.input_errors import SECOND_FILE, with_values
-
-
-def identifier(path: str, taken: Collection[str]) -> str:
-    """A readable identifier for a path, different from those that are taken."""
-    name = re.sub(r"\W", "_", path, flags=re.ASCII)
-    if not name or name[0].isdigit() or keyword.iskeyword(name):
-        name = f"module_{name}"
-    free, number = name, 1
-    while free in taken:
-        free, number = f"{name}_{number}", number + 1
-    return free
-
-
-_RESERVED = ("self", "torch", "NoneType", "__call")
-"""Names that the code of an exported program needs itself."""
-
-
-@dataclass(frozen=True)
-class Pattern:
-    """What one argument looks like, or a part of it.
-
-    Args:
-        kind: ``"tensor"``, ``"kjt"``, ``"jagged"``, ``"constant"``, ``"dict"``, ``"list"``, ``"tuple"`` or
-            ``"dataclass"``.
-        name: for a tensor or KJT, the name of the exported program's argument.
-        keys: the keys of a dict, the fields of a dataclass, or the sample's keys of a KJT.
-        items: the pattern of each item of a dict, list, tuple or dataclass.
-        value: the value of a constant, which the exported program has built in; for a tensor, the sample's number of
-            dimensions, and whether it is of floats.
-        is_weighted: whether a KJT or a jagged tensor has weights.
-        type_name: the name of a dataclass or of a tensor's dtype, for messages; older files lack that of a dtype.
-        make: makes a dataclass; None after loading.
-    """
-
-    kind: str
-    name: str = ""
-    keys: tuple[str, ...] = ()
-    items: tuple[Pattern, ...] = ()
-    value: Any = None
-    is_weighted: bool = False
-    type_name: str = ""
-    make: Any = None
-
-    def leaves(self) -> Iterator[Pattern]:
-        """The tensors and KJTs in it, in order."""
-        if self.name:
-            yield self
-        for item in self.items:
-            yield from item.leaves()
-
-    @property
-    def parts(self) -> list[str]:
-        """The methods that give the tensors of a leaf; ``""`` for a tensor itself."""
-        if self.kind in ("kjt", "jagged"):
-            return ["values", "lengths", *["weights"] * self.is_weighted]
-        return ["values"] if self.kind == "keyed_tensor" else [""]
+from recfx.exporter.patterns import Pattern, dtype_of, identifier, is_constant, is_plain, pattern_of, rebuild
 
 
 @dataclass(frozen=True)
@@ -143,9 +85,9 @@ class Signature:
             if value.dim() != leaf.value["dimensions"]:
                 shown = f"must have {leaf.value['dimensions']} dimensions, but is {list(value.shape)}"
                 return f"input {leaf.name} {shown}", "wrong_rank"
-            expected = leaf.type_name or _dtype(value)
-            if _dtype(value) != expected:
-                return f"input {leaf.name} must be {expected}, got {_dtype(value)}", "wrong_dtype"
+            expected = leaf.type_name or dtype_of(value)
+            if dtype_of(value) != expected:
+                return f"input {leaf.name} must be {expected}, got {dtype_of(value)}", "wrong_dtype"
             sizes = self.sizes.get(leaf.name, [])
             if any(expected not in (-1, size) for expected, size in zip(sizes, value.shape, strict=False)):
                 was = ", ".join("any" if size == -1 else str(size) for size in sizes)
@@ -195,7 +137,14 @@ def signature_of(model: nn.Module, sample: Sample) -> Signature:
     parameters = (*names[: len(sample.args)], *sample.kwargs)
     taken: set[str] = set()
     values = [*sample.args, *sample.kwargs.values()]
-    patterns = tuple(_pattern(value, name, taken) for name, value in zip(parameters, values, strict=True))
+    for name, value in zip(parameters, values, strict=True):
+        if any(isinstance(leaf, KeyedJaggedTensor) and leaf.variable_stride_per_key() for leaf in leaves_of(value)):
+            raise ExportError(
+                f"the features of argument {name} have batch sizes of their own, and files take one for all.",
+                reason="unsupported_argument",
+                what_to_do="pass a sample whose features have the same number of samples.",
+            )
+    patterns = tuple(pattern_of(value, name, _refusal, taken) for name, value in zip(parameters, values, strict=True))
     signature = Signature(parameters, patterns, len(sample.args), names, defaults)
     return dataclasses.replace(signature, sizes=_sizes(signature, sample))
 
@@ -226,56 +175,8 @@ def _parameters(model: nn.Module, sample: Sample) -> tuple[tuple[str, ...], dict
     return tuple(names), defaults
 
 
-def is_plain(value: Any) -> bool:
-    """Whether it is a constant that a file can have."""
-    return value is None or isinstance(value, (bool, int, float, str))
-
-
-def as_in_file(value: Any) -> Any:
-    """A constant as it is loaded: of a built-in type, and not a member of an ``Enum`` or a number of numpy's."""
-    return json.loads(json.dumps(value)) if is_plain(value) else value
-
-
-def is_constant(value: Any, constant: Any) -> bool:
-    """Whether a value is this constant, in a file; NaN is itself."""
-    value, constant = as_in_file(value), as_in_file(constant)
-    return type(value) is type(constant) and (value == constant or (value != value and constant != constant))
-
-
-def _pattern(value: Any, name: str, taken: set[str]) -> Pattern:
-    if isinstance(value, torch.Tensor):
-        described = {"dimensions": value.dim(), "floats": value.is_floating_point()}
-        return Pattern("tensor", _free(name, taken), value=described, type_name=_dtype(value))
-    if isinstance(value, KeyedJaggedTensor):
-        if value.variable_stride_per_key():
-            raise ExportError(
-                f"the features of argument {name} have batch sizes of their own, and files take one for all.",
-                reason="unsupported_argument",
-                what_to_do="pass a sample whose features have the same number of samples.",
-            )
-        weighted = value.weights_or_none() is not None
-        return Pattern("kjt", _free(name, taken), tuple(value.keys()), is_weighted=weighted)
-    if isinstance(value, TensorDict):
-        return Pattern("kjt", _free(name, taken), tuple(value.keys()))
-    if isinstance(value, JaggedTensor):
-        weighted = value.weights_or_none() is not None
-        return Pattern("jagged", _free(name, taken), is_weighted=weighted)
-    if is_plain(value):
-        return Pattern("constant", value=value)
-    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-        items = tuple(_pattern(item, f"{name}_{key}", taken) for key, item in value.items())
-        return Pattern("dict", keys=tuple(value), items=items)
-    if type(value) in (list, tuple):
-        items = tuple(_pattern(item, f"{name}_{number}", taken) for number, item in enumerate(value))
-        return Pattern(type(value).__name__, items=items)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        items = tuple(_pattern(item, f"{name}_{key}", taken) for key, item in zip(value._fields, value, strict=True))
-        return Pattern("dataclass", "", value._fields, items, type_name=type(value).__name__, make=type(value))
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        keys = tuple(field.name for field in dataclasses.fields(value))
-        items = tuple(_pattern(getattr(value, key), f"{name}_{key}", taken) for key in keys)
-        return Pattern("dataclass", "", keys, items, type_name=type(value).__name__, make=_maker(value))
-    raise ExportError(
+def _refusal(name: str, value: Any) -> ExportError:
+    return ExportError(
         f"argument {name} holds {type_of(value)}.",
         reason="unsupported_argument",
         what_to_do="pass tensors, KeyedJaggedTensors, or dicts, lists and dataclasses of these.",
@@ -284,42 +185,6 @@ def _pattern(value: Any, name: str, taken: set[str]) -> Pattern:
 
 def _samples(value: KeyedJaggedTensor | torch.Tensor) -> int:
     return value.stride() if isinstance(value, KeyedJaggedTensor) else len(value)
-
-
-def _dtype(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
-
-
-def _maker(value: Any) -> Any:
-    """Makes an object like ``value`` with other fields, without its ``__init__``, which may have other arguments."""
-
-    def make(*items: Any) -> Any:
-        made = object.__new__(type(value))
-        for field, item in zip(dataclasses.fields(value), items, strict=True):
-            object.__setattr__(made, field.name, item)
-        return made
-
-    return make
-
-
-def _free(name: str, taken: set[str]) -> str:
-    free = identifier(name, {*taken, *_RESERVED})
-    taken.add(free)
-    return free
-
-
-def rebuild(pattern: Pattern, leaves: Iterator[Any]) -> Any:
-    """The argument that ``pattern`` describes, with these tensors and KJTs."""
-    if pattern.name:
-        return next(leaves)
-    items = [rebuild(item, leaves) for item in pattern.items]
-    if pattern.kind == "constant":
-        return pattern.value
-    if pattern.kind == "dict":
-        return dict(zip(pattern.keys, items, strict=True))
-    if pattern.kind == "dataclass":
-        return pattern.make(*items)
-    return items if pattern.kind == "list" else tuple(items)
 
 
 def _flatten(value: Any, pattern: Pattern, where: str, values: list[Any]) -> None:
@@ -338,26 +203,21 @@ def _flatten(value: Any, pattern: Pattern, where: str, values: list[Any]) -> Non
             shown = repr(value) if is_plain(value) else type_of(value)
             raise _wrong(f"{where} is {shown}, but the model was exported with {pattern.value!r}, which is built in.")
     else:
-        for key, item, part in _items(value, pattern, where):
+        _check_nest(value, pattern, where)
+        for key, item, part in pattern.children(value):
             _flatten(part, item, f"{where}.{key}", values)
 
 
-def _items(value: Any, pattern: Pattern, where: str) -> Iterator[tuple[str, Pattern, Any]]:
+def _check_nest(value: Any, pattern: Pattern, where: str) -> None:
     if pattern.kind == "dict":
         if not isinstance(value, dict) or set(value) != set(pattern.keys):
             raise _wrong(f"{where} must be a dict of {', '.join(pattern.keys)}.")
-        yield from ((key, item, value[key]) for key, item in zip(pattern.keys, pattern.items, strict=True))
     elif pattern.kind == "dataclass":
         missing = [key for key in pattern.keys if not hasattr(value, key)]
         if missing:
             raise _wrong(f"{where} is {type_of(value)} without {missing[0]}; a {pattern.type_name} has it.")
-        yield from ((key, item, getattr(value, key)) for key, item in zip(pattern.keys, pattern.items, strict=True))
-    else:
-        if not isinstance(value, (list, tuple)) or len(value) != len(pattern.items):
-            raise _wrong(f"{where} must be a {pattern.kind} of {len(pattern.items)} items.")
-        yield from (
-            (str(number), item, part) for number, (item, part) in enumerate(zip(pattern.items, value, strict=True))
-        )
+    elif not isinstance(value, (list, tuple)) or len(value) != len(pattern.items):
+        raise _wrong(f"{where} must be a {pattern.kind} of {len(pattern.items)} items.")
 
 
 def _keyed_jagged(value: Any, where: str) -> KeyedJaggedTensor:

@@ -15,9 +15,10 @@ from torch import nn
 from recfx.collections.copy_modules import copy_modules
 from recfx.discovery.sample import Sample, fixed_randomness, tensors_of, with_another_feature
 from recfx.errors import Diagnostic, Severity
-from recfx.exporter.arguments import Pattern, Signature
+from recfx.exporter.arguments import Signature
 from recfx.exporter.model_call import ModelCall
 from recfx.exporter.model_copies import fresh_copy, own_buffers
+from recfx.exporter.patterns import Pattern
 from recfx.exporter.returns import take_apart
 from recfx.exporter.served_collection import ServedCollection
 from recfx.verification.compare_models import Difference, compare_tensors, largest_difference

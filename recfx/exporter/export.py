@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
@@ -24,7 +24,6 @@ from recfx.conversion.convert import convert
 from recfx.discovery.sample import Sample
 from recfx.errors import Diagnostic, ExportError, Severity
 from recfx.exporter.arguments import signature_of
-from recfx.exporter.artifacts import FILE_FORMATS, Artifact, FileFormat
 from recfx.exporter.buffers import fill, tables_of
 from recfx.exporter.checkpoint_export import loaded_copy
 from recfx.exporter.compare_outputs import Comparison, other_batches, read_batches, run_model
@@ -34,14 +33,37 @@ from recfx.exporter.model_call import ModelCall
 from recfx.exporter.model_copies import device_of, fresh_copy, on_host, sample_failed, uncounted
 from recfx.exporter.report import ExportReport, TableSize
 from recfx.exporter.returns import check_alike, return_pattern
+from recfx.exporter.script_artifact import ScriptArtifact, script_artifacts
 from recfx.exporter.served_collection import Quantized, ServedCollection, serve_collection, stored_dtypes
 from recfx.exporter.serving.pool_rows import FORMATS
-from recfx.exporter.serving.targets import FOR_DEVICES, ServingTarget
-from recfx.exporter.serving.triton import DEVICE_TYPES
+from recfx.exporter.serving.targets import FOR_DEVICES, NATIVE, ServingTarget, target_of
 from recfx.exporter.sharded_export import agree, export_from_ranks, group_of
+from recfx.exporter.traced_artifact import TracedArtifact, traced_artifacts
 from recfx.exporter.write_file import as_path, check_target, destination, disk_errors, write_file
 from recfx.kernels.build import library
 from recfx.kernels.build.private_files import new_file
+
+_Artifact = ScriptArtifact | TracedArtifact
+
+
+class _Format(NamedTuple):
+    """A format of ``export``.
+
+    Args:
+        make: makes programs that may become the file, in one way after the other.
+        compiler: what makes the programs, for messages.
+        reason: the reason code if it cannot make one.
+    """
+
+    make: Callable[[ModelCall], Iterator[_Artifact]]
+    compiler: str
+    reason: str
+
+
+_FORMATS = {
+    "torchscript": _Format(script_artifacts, "TorchScript", "not_scriptable"),
+    "pt2": _Format(traced_artifacts, "torch.export", "not_exportable"),
+}
 
 
 @typed(ExportError)
@@ -120,7 +142,7 @@ def export(
     target, call = as_path(path), Sample.of(sample)
 
     def write(converted: nn.Module, call: Sample, place: str) -> ExportReport:
-        file = _File(target, quantize, format, _serving_target(format, portable, str(device or place)))
+        file = _File(target, quantize, _serving_target(format, portable, str(device or place)))
         return _export(file, converted, call)
 
     if group is not None:
@@ -149,13 +171,11 @@ class _File:
 
     target: Path
     quantize: Quantized | Mapping[str, Quantized]
-    format: str
     serving: ServingTarget
 
 
 def _export(file: _File, converted: nn.Module, sample: Sample) -> ExportReport:
     """Export a converted model, whose tables are on the host."""
-    file_format = FILE_FORMATS[file.format]
     _refuse_remapped_rows(converted)
     with uncounted(converted):
         with sample_failed():
@@ -166,7 +186,7 @@ def _export(file: _File, converted: nn.Module, sample: Sample) -> ExportReport:
         for name, other_call, answer in other_batches(converted, sample, notes):
             check_alike(returns, return_pattern(answer), name)
             other_calls[name] = other_call
-        if file.format == "pt2":  # a program takes the features of the sample alone
+        if file.serving.format == "pt2":  # a program takes the features of the sample alone
             signature = replace(signature, exact=read_batches(converted, sample, signature, returns))
         collections = unsharded_collections(converted)
         tables = {name: tables_of(collection) for name, collection in collections.items()}
@@ -182,11 +202,11 @@ def _export(file: _File, converted: nn.Module, sample: Sample) -> ExportReport:
         graphs = {key: collection.graph_module for key, collection in served.items()}
         call = ModelCall(converted, graphs, sample, signature, returns)
         comparison = Comparison(call, other_calls, outputs, served, notes)
-        for artifact in file_format.make(call):
+        for artifact in _FORMATS[file.serving.format].make(call):
             report = _write(file, artifact, comparison)
             if report is not None:
                 return report
-    raise _not_exported(converted, call.failures, file_format)
+    raise _not_exported(converted, call.failures, file.serving.format)
 
 
 def _check_arguments(
@@ -223,34 +243,23 @@ def _invalid(message: str, what_to_do: str) -> ExportError:
 
 def _serving_target(format: str, portable: bool, device: str) -> ServingTarget:
     """Which modules serve the nodes of the file; refuses arguments that are wrong."""
-    if not isinstance(format, str) or format not in FILE_FORMATS:
-        raise _invalid(f"format={format!r} is not a format.", f"pass one of: {', '.join(FILE_FORMATS)}.")
+    if not isinstance(format, str) or format not in _FORMATS:
+        raise _invalid(f"format={format!r} is not a format.", f"pass one of: {', '.join(_FORMATS)}.")
     if format == "pt2":
         check_reads_pt2()
-    file_format = FILE_FORMATS[format]
-    kind = device.partition(":")[0]
-    if kind != "cpu":
-        elsewhere = file_format.elsewhere if portable else file_format.elsewhere_native
-        if elsewhere is None or not (portable or kind in DEVICE_TYPES):
-            raise _invalid(
-                f"files of format={format!r} and portable={portable} do not run on {device}.",
-                "pass format='torchscript' and portable=True, or device='cpu'.",
-            )
-        return elsewhere
-    if portable:
-        return file_format.target
-    if file_format.native is None:
+    target = target_of(format, portable, device.partition(":")[0])
+    if target is None:
         raise _invalid(
-            f"files of format={format!r} are always portable.",
-            "leave out portable=False, or pass format='torchscript'.",
+            f"there are no files of format={format!r} and portable={portable} for {device}.",
+            "pass format='torchscript' and portable=True.",
         )
-    if not library.load():
+    if target is NATIVE and not library.load():
         raise ExportError(
             f"recfx's C++ operators are missing: {library.why_not()}.",
             reason="no_library",
             what_to_do=f"export with portable=True, or {library.WHAT_TO_DO}",
         )
-    return file_format.native
+    return target
 
 
 def _converted(model: nn.Module, call: Sample) -> nn.Module:
@@ -258,7 +267,7 @@ def _converted(model: nn.Module, call: Sample) -> nn.Module:
     return converted.python_model if isinstance(converted, WholeGraph) else converted
 
 
-def _write(asked: _File, artifact: Artifact, comparison: Comparison) -> ExportReport | None:
+def _write(asked: _File, artifact: _Artifact, comparison: Comparison) -> ExportReport | None:
     """Write the file, and put it in its place if it answers as the model does; else say why not in ``failures``."""
     call, served = comparison.call, list(comparison.served.values())
     own = [name for name in artifact.operators() if name.startswith("recfx::")]
@@ -269,7 +278,7 @@ def _write(asked: _File, artifact: Artifact, comparison: Comparison) -> ExportRe
     if unreadable is not None:
         call.failures.append(unreadable)
         return None
-    manifest = partial(make_manifest, call, present, portable=not own, format=asked.format, target=asked.serving.name)
+    manifest = partial(make_manifest, call, present, portable=not own, target=asked.serving)
     with contextlib.ExitStack() as stack:
         with disk_errors(asked.target):
             file = stack.enter_context(new_file(destination(asked.target)))
@@ -284,7 +293,7 @@ def _write(asked: _File, artifact: Artifact, comparison: Comparison) -> ExportRe
     path = library.loaded_path() if own and asked.serving.fused is not None else None
     return ExportReport(
         path=asked.target,
-        format=asked.format,
+        format=asked.serving.format,
         bytes=size,
         tables=tuple(size for collection in present for size in _sizes(collection)),
         graph=artifact.graph,
@@ -303,7 +312,7 @@ def _keeps_state(comparison: Comparison) -> list[Diagnostic]:
     return [Diagnostic("keeps_state", comparison.changed_buffer, message, what_to_do, Severity.WARNING)]
 
 
-def _of_devices(artifact: Artifact, own: list[str]) -> list[Diagnostic]:
+def _of_devices(artifact: _Artifact, own: list[str]) -> list[Diagnostic]:
     """Notes on a file for a device that also calls other operators than ATen's: recfx's, or the model's own."""
     notes = []
     if own:
@@ -318,7 +327,7 @@ def _of_devices(artifact: Artifact, own: list[str]) -> list[Diagnostic]:
     return notes
 
 
-def _present(served: list[ServedCollection], artifact: Artifact) -> tuple[list[ServedCollection], list[Diagnostic]]:
+def _present(served: list[ServedCollection], artifact: _Artifact) -> tuple[list[ServedCollection], list[Diagnostic]]:
     """The collections whose tables the program has, and notes on the others."""
     buffers = {buffer.data_ptr() for buffer in artifact.buffers() if buffer.numel()}
     present = [
@@ -346,21 +355,23 @@ def _sizes(served: ServedCollection) -> Iterator[TableSize]:
         )
 
 
-def _not_exported(converted: nn.Module, failures: list[Diagnostic], file_format: FileFormat) -> ExportError:
+def _not_exported(converted: nn.Module, failures: list[Diagnostic], format: str) -> ExportError:
+    compiler, reason = (
+        ("TorchScript", "not_scriptable") if format == "torchscript" else ("torch.export", "not_exportable")
+    )
     for path, module in converted.named_modules():
         is_cause = all(failure.path in ("", path) or failure.path.startswith(f"{path}.") for failure in failures)
         if isinstance(module, BaseManagedCollisionEmbeddingCollection) and is_cause:
             return ExportError(
-                f"{file_format.compiler} cannot express the model, in which {type(module).__name__} was kept.",
+                f"{compiler} cannot express the model, in which {type(module).__name__} was kept.",
                 reason="managed_collision",
                 module_path=path,
                 what_to_do="export what recfx.convert(model, managed_collisions='convert') returns.",
             )
     ways = list(dict.fromkeys(str(failure) for failure in failures))
     return ExportError(
-        f"{file_format.compiler} cannot express the model. "
-        + " ".join(f"({number}) {way}" for number, way in enumerate(ways, 1)),
-        reason=file_format.reason,
+        f"{compiler} cannot express the model. " + " ".join(f"({number}) {way}" for number, way in enumerate(ways, 1)),
+        reason=reason,
         module_path=next((failure.path for failure in reversed(failures) if failure.path), ""),
         what_to_do="change what the message is about, or keep it out of the model that is exported.",
     )

@@ -17,9 +17,10 @@ from torch.export import ExportedProgram
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recfx.errors import ExportError
-from recfx.exporter.arguments import Pattern, Signature, identifier
+from recfx.exporter.arguments import Signature
 from recfx.exporter.batch_proxies import as_traced
 from recfx.exporter.model_file import ModelFile
+from recfx.exporter.patterns import Pattern, identifier
 from recfx.exporter.serving.named_inputs import NamedFeatures, NamedJagged, NamedTensor, check_lengths
 from recfx.runtime.bags import permute_features
 from recfx.versions.differences import pt2_reader

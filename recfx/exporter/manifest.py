@@ -10,11 +10,13 @@ from typing import Any
 import torch
 
 from recfx.errors import ExportError, short
-from recfx.exporter.arguments import Pattern, Signature
+from recfx.exporter.arguments import Signature
 from recfx.exporter.model_call import ModelCall
+from recfx.exporter.patterns import Pattern
 from recfx.exporter.returns import tensor_names
 from recfx.exporter.served_collection import ServedCollection
 from recfx.exporter.serving.pool_rows import FORMATS
+from recfx.exporter.serving.targets import ServingTarget
 from recfx.versions import __version__
 
 FORMAT_VERSION = 3
@@ -44,8 +46,7 @@ def make_manifest(
     content: int,
     *,
     portable: bool,
-    format: str,
-    target: str,
+    target: ServingTarget,
 ) -> str:
     """The JSON text.
 
@@ -54,8 +55,7 @@ def make_manifest(
         collections: the exported collections.
         content: the CRC-32 of everything in the file, see ``content_checksum``.
         portable: whether the file needs only the operators of torch and FBGEMM.
-        format: as for ``export``.
-        target: the name of the ``ServingTarget``.
+        target: which modules serve its nodes.
     """
     signature = call.signature
     manifest = {
@@ -66,8 +66,8 @@ def make_manifest(
         "hash_version": HASH_VERSION,
         "portable": portable,
         "operators_version": None if portable else OPERATOR_VERSIONS[-1],
-        "format": format,
-        "target": target,
+        "format": target.format,
+        "target": target.name,
         "parameters": list(signature.parameters),
         "positional": signature.positional,
         "order": list(signature.order),

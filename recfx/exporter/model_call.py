@@ -10,7 +10,8 @@ from torch import nn
 
 from recfx.discovery.sample import Sample
 from recfx.errors import Diagnostic
-from recfx.exporter.arguments import Pattern, Signature
+from recfx.exporter.arguments import Signature
+from recfx.exporter.patterns import Pattern
 
 
 @dataclass(frozen=True)

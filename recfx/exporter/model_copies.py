@@ -22,7 +22,8 @@ from recfx.collections.copy_modules import copy_modules, own_modules
 from recfx.collections.kinds import kind_of
 from recfx.collections.sharding.gather import WholeTable
 from recfx.discovery.discover import set_mode
-from recfx.discovery.sample import Sample, change_leaves
+from recfx.discovery.nests import change_leaves
+from recfx.discovery.sample import Sample
 from recfx.errors import ExportError, told_by
 from recfx.runtime.hooks import FORWARD_HOOKS, MODULE_HOOKS
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torchrec.distributed.types import LazyAwaitable
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 from recfx.errors import ExportError, type_of
-from recfx.exporter.arguments import Pattern, is_constant, is_plain
+from recfx.exporter.patterns import Pattern, is_constant, pattern_of, rebuild
 
 _WHAT_TO_DO = "return tensors, KeyedTensors, or dicts, lists, tuples and dataclasses of these."
 
@@ -26,7 +25,7 @@ def return_pattern(value: Any) -> Pattern:
         ExportError: ``unsupported_output``: something in it has no type in a file, two tensors would have one name, or
             there is no tensor in it.
     """
-    pattern = _pattern(value, "output")
+    pattern = pattern_of(value, "output", lambda _, part: _unsupported(f"the model returns {type_of(part)}."))
     names = tensor_names(pattern)
     if not names:
         raise _unsupported("the model returns no tensor.")
@@ -61,40 +60,8 @@ def check_alike(expected: Pattern, answer: Pattern, batch: str, where: str = "ou
 
 
 def _alone(pattern: Pattern) -> Pattern:
-    return replace(pattern, items=(), value=None if pattern.kind == "constant" else pattern.value)
-
-
-def _pattern(value: Any, name: str) -> Pattern:
-    if isinstance(value, LazyAwaitable):
-        value = value.wait()
-    if isinstance(value, torch.Tensor):
-        return Pattern("tensor", name)
-    if isinstance(value, KeyedTensor):
-        return Pattern("keyed_tensor", name, tuple(value.keys()), value=list(value.length_per_key()))
-    if isinstance(value, KeyedJaggedTensor):
-        return Pattern("kjt", name, tuple(value.keys()), is_weighted=value.weights_or_none() is not None)
-    if isinstance(value, JaggedTensor):
-        return Pattern("jagged", name, is_weighted=value.weights_or_none() is not None)
-    if is_plain(value):
-        return Pattern("constant", value=value)
-    items = _items(value)
-    if items is None:
-        raise _unsupported(f"the model returns {type_of(value)}.")
-    kind, keys = items[0], tuple(items[1])
-    parts = tuple(_pattern(item, f"{name}.{key}") for key, item in items[1].items())
-    return Pattern(kind, "", keys, parts, type_name=type(value).__name__)
-
-
-def _items(value: Any) -> tuple[str, dict[str, Any]] | None:
-    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-        return "dict", value
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return "tuple", {str(number): item for number, item in enumerate(value)}
-    if isinstance(value, (list, tuple)):
-        return type(value).__name__, {str(number): item for number, item in enumerate(value)}
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return "dataclass", {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    return None
+    is_keyed = pattern.kind == "keyed_tensor"
+    return replace(pattern, items=(), value=pattern.value if is_keyed else None, type_name="")
 
 
 def tensor_names(pattern: Pattern) -> list[str]:
@@ -123,11 +90,7 @@ def take_apart(pattern: Pattern, value: Any) -> dict[str, Any]:
         taken = [getattr(value, part)() if part else value for part in pattern.parts]
         return dict(zip(tensor_names(pattern), taken, strict=True))
     tensors: dict[str, Any] = {}
-    for number, (key, item) in enumerate(zip(pattern.keys, pattern.items, strict=True)):
-        if pattern.kind == "dataclass":
-            part = getattr(value, key)
-        else:
-            part = value[key] if pattern.kind == "dict" else value[number]
+    for _, item, part in pattern.children(value):
         tensors |= take_apart(item, part)
     return tensors
 
@@ -141,18 +104,17 @@ def is_typed(pattern: Pattern) -> bool:
 
 
 def put_together(pattern: Pattern, tensors: dict[str, torch.Tensor]) -> Any:
-    """The value that a pattern describes; a dataclass becomes a dict of its fields."""
-    if pattern.name:
-        parts = [tensors[name] for name in tensor_names(pattern)]
-        weights = parts[-1] if pattern.is_weighted else None
-        if pattern.kind == "keyed_tensor":
-            return KeyedTensor(list(pattern.keys), list(pattern.value), parts[0])
-        if pattern.kind == "kjt":
-            return KeyedJaggedTensor(list(pattern.keys), parts[0], weights, lengths=parts[1])
-        return JaggedTensor(parts[0], weights, parts[1]) if pattern.kind == "jagged" else parts[0]
-    if pattern.kind == "constant":
-        return pattern.value
-    items = [put_together(item, tensors) for item in pattern.items]
-    if pattern.kind in ("dict", "dataclass"):
-        return dict(zip(pattern.keys, items, strict=True))
-    return items if pattern.kind == "list" else tuple(items)
+    """The value that a loaded pattern describes; a dataclass becomes a dict of its fields."""
+    return rebuild(pattern, _values(pattern, tensors))
+
+
+def _values(pattern: Pattern, tensors: dict[str, torch.Tensor]) -> Iterator[Any]:
+    for leaf in pattern.leaves():
+        parts = [tensors[name] for name in tensor_names(leaf)]
+        weights = parts[-1] if leaf.is_weighted else None
+        if leaf.kind == "keyed_tensor":
+            yield KeyedTensor(list(leaf.keys), list(leaf.value), parts[0])
+        elif leaf.kind == "kjt":
+            yield KeyedJaggedTensor(list(leaf.keys), parts[0], weights, lengths=parts[1])
+        else:
+            yield JaggedTensor(parts[0], weights, parts[1]) if leaf.kind == "jagged" else parts[0]

@@ -26,11 +26,12 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recfx.collections.copy_modules import own_modules
 from recfx.errors import Diagnostic, Severity
-from recfx.exporter.arguments import Pattern, Signature, as_in_file
+from recfx.exporter.arguments import Signature
 from recfx.exporter.buffers import Filling
 from recfx.exporter.loaded_program import named_input, names_of
 from recfx.exporter.model_call import ModelCall
 from recfx.exporter.model_copies import detach_parameters, fold_parametrizations, fresh_copy, strip_hooks
+from recfx.exporter.patterns import Pattern, as_in_file
 from recfx.exporter.returns import expressions, is_typed, tensor_names
 from recfx.exporter.serving.select_bags import ServedNode
 from recfx.exporter.trace_model import PATHS, ROLLBACKS, WayFailed, Ways, each_way, trace_model, warmed

@@ -22,11 +22,11 @@ from recfx.conversion.whole_graph import inline_graph
 from recfx.discovery.sample import Sample
 from recfx.discovery.shallow_tracer import ShallowTracer, rollback_of, trace_graph, with_forward
 from recfx.errors import Diagnostic
-from recfx.exporter.arguments import identifier
 from recfx.exporter.batch_proxies import BatchProxy, CopiedProxy, Features, check_read_features, features_made_by
 from recfx.exporter.compare_outputs import first_difference, run_model
 from recfx.exporter.model_call import ModelCall
 from recfx.exporter.model_copies import fresh_copy, restore_buffers
+from recfx.exporter.patterns import identifier
 from recfx.exporter.returns import is_typed, take_apart
 from recfx.runtime.hooks import has_forward_hooks
 from recfx.verification.compare_models import Difference

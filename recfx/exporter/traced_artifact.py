@@ -29,12 +29,13 @@ from recfx.collections.copy_modules import own_modules
 from recfx.discovery.sample import Sample
 from recfx.discovery.shallow_tracer import with_forward
 from recfx.errors import Diagnostic
-from recfx.exporter.arguments import Pattern, Signature
+from recfx.exporter.arguments import Signature
 from recfx.exporter.buffers import Filling
 from recfx.exporter.compare_outputs import changed_buffer, resized, takes_no_ids
 from recfx.exporter.loaded_program import flat_names, flat_tensors, join_tensors
 from recfx.exporter.model_call import ModelCall
 from recfx.exporter.model_copies import detach_parameters, fresh_copy
+from recfx.exporter.patterns import Pattern
 from recfx.exporter.returns import is_typed, take_apart
 from recfx.exporter.serving.traced import contiguous_copy
 from recfx.exporter.trace_model import each_way, trace_model, warmed

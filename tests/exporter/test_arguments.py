@@ -13,7 +13,7 @@ from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 
 import recfx
-from recfx.exporter.arguments import identifier
+from recfx.exporter.patterns import identifier
 from tests.support.refusals import refused
 
 FORMATS = ["torchscript", "pt2"]

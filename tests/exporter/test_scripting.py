@@ -13,7 +13,7 @@ from torchrec import EmbeddingBagCollection
 from torchrec.inference.modules import quantize_embeddings, quantize_inference_model
 
 import recfx
-from recfx.exporter.torch_entry import _replacing
+from recfx.exporter.torch_entry import _refusing, _scripted
 from tests.builders.collections import one_table
 from tests.exporter.hashed_models import TRACES, HashedModel, call, trained
 from tests.support.refusals import refused
@@ -90,10 +90,11 @@ def test_another_tool_may_have_wrapped_torch_functions_before() -> None:
     def wrapped(*a: Any, **k: Any) -> Any:
         return a, k
 
-    extended = _replacing(lambda model, arguments: "replaced")(wrapped)  # type: ignore[arg-type,return-value]
+    extended = _refusing(_scripted)(wrapped)
     converted = recfx.convert(one_table())
     module = nn.Linear(1, 1)
-    assert extended(converted, 1, more=2) == (("replaced", 1), {"more": 2})
-    assert extended(more=2, model=converted) == ((), {"more": 2, "model": "replaced"})
+    for call_it in (lambda: extended(converted, 1, more=2), lambda: extended(more=2, model=converted)):
+        with refused("not_scriptable", error=recfx.ExportError):
+            call_it()
     assert extended(module, more=2) == ((module,), {"more": 2})
     assert extended() == ((), {})

@@ -1,6 +1,6 @@
 """The registry of what files consist of: which module serves each node, by the kind of program that a file holds."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from recfx.errors import Diagnostic
 from recfx.exporter.serving.aten import AtenFindRows, AtenPoolRows, AtenSelectBags
@@ -8,7 +8,7 @@ from recfx.exporter.serving.find_rows import FindFrozenRows
 from recfx.exporter.serving.pool_rows import FindAndPool, PoolRows
 from recfx.exporter.serving.select_bags import SelectBags
 from recfx.exporter.serving.traced import TracedFindRows, TracedSelectBags
-from recfx.exporter.serving.triton import TritonPoolRows
+from recfx.exporter.serving.triton import DEVICE_TYPES, TritonPoolRows
 from recfx.ir.context import Served
 from recfx.ir.facts import LookupFacts
 
@@ -21,6 +21,9 @@ class ServingTarget:
 
     Args:
         name: the name of the target.
+        format: the format of its files, as for ``export``.
+        is_portable: whether its files use only operators of torch and FBGEMM.
+        device_types: the kinds of devices that its files are made for; () for any, the CPU included.
         select: serves ``select_features``.
         find: serves ``find_rows``.
         pools: serve ``lookup``: the first that does not decline, and the last never does.
@@ -29,6 +32,9 @@ class ServingTarget:
     """
 
     name: str
+    format: str = "torchscript"
+    is_portable: bool = True
+    device_types: tuple[str, ...] = ("cpu",)
     select: type[SelectBags] = SelectBags
     find: type[FindFrozenRows] = FindFrozenRows
     pools: tuple[type[PoolRows], ...] = (PoolRows,)
@@ -64,19 +70,34 @@ class ServingTarget:
 SCRIPT = ServingTarget("torchscript")
 """TorchScript on the CPU, with FBGEMM's operators."""
 
-TRACED = ServingTarget("pt2", TracedSelectBags, TracedFindRows)
+TRACED = ServingTarget("pt2", "pt2", select=TracedSelectBags, find=TracedFindRows)
 """``torch.export`` on the CPU, with FBGEMM's operators."""
 
-NATIVE = ServingTarget("torchscript with recfx's operators", fused=FindAndPool)
+NATIVE = ServingTarget("torchscript with recfx's operators", is_portable=False, fused=FindAndPool)
 """TorchScript on the CPU, with recfx's C++ operators."""
 
-ATEN = ServingTarget("aten", AtenSelectBags, AtenFindRows, (AtenPoolRows,), counts_probes=True)
+ATEN = ServingTarget(
+    "aten", device_types=(), select=AtenSelectBags, find=AtenFindRows, pools=(AtenPoolRows,), counts_probes=True
+)
 """TorchScript on any device, without FBGEMM's operators."""
 
-TRITON = ServingTarget(
-    "aten with recfx's kernels", AtenSelectBags, AtenFindRows, (TritonPoolRows, AtenPoolRows), counts_probes=True
+TRITON = replace(
+    ATEN,
+    name="aten with recfx's kernels",
+    is_portable=False,
+    device_types=DEVICE_TYPES,
+    pools=(TritonPoolRows, AtenPoolRows),
 )
 """``ATEN``, but where recfx has a kernel in Triton for a lookup, its operator, which Python registers."""
 
 FOR_DEVICES = (ATEN, TRITON)
 """The targets whose files run on any device."""
+
+
+def target_of(format: str, portable: bool, device_type: str) -> ServingTarget | None:
+    """The target of the files that ``export`` is asked for; None if there are no such files."""
+    for target in (SCRIPT, TRACED, NATIVE, *FOR_DEVICES):
+        is_for_device = device_type in target.device_types or (not target.device_types and device_type != "cpu")
+        if (target.format, target.is_portable) == (format, portable) and is_for_device:
+            return target
+    return None
