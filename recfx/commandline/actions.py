@@ -13,8 +13,8 @@ from torchrec.distributed.planner.types import ParameterConstraints
 import recfx.api as recfx
 from recfx.collections.converted_collection import converted_collections
 from recfx.collections.sharding.whole_plan import MOST_RANKS
+from recfx.commandline import UsageError
 from recfx.commandline.factory import Made, make
-from recfx.commandline.usage_error import UsageError
 from recfx.doctor.examine import device_here, examine
 from recfx.inspect.drawing.draw import write_text
 from recfx.inspect.wording import name_of

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from recfx.commandline.usage_error import UsageError
+from recfx.commandline import UsageError
 from recfx.errors import below_current, type_of
 
 

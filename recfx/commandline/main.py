@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from recfx.commandline.usage_error import UsageError
+from recfx.commandline import UsageError
 from recfx.doctor.packages import DEVICES
 from recfx.errors import RecfxError
 from recfx.versions import __version__

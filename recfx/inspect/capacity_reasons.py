@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from recfx.errors import Diagnostic, Severity
-from recfx.inspect.facts import TableFacts
+from recfx.inspect.facts import ConvertedTable
 from recfx.inspect.table_report import HashingReport
 
 NEARLY_FULL = 0.8  # share of the rows of the fullest bucket
@@ -18,14 +18,14 @@ FORGOTTEN = 0.5  # share of the ids that got a row and have lost it again
 MUCH_SHARED = 0.01  # of the sightings in training
 
 
-def index_reasons(table: TableFacts) -> tuple[Diagnostic, ...]:
+def index_reasons(table: ConvertedTable) -> tuple[Diagnostic, ...]:
     """Every rule's answer for one table; none without an index that holds data."""
     if table.hashing.ids_held is None:
         return ()
     return tuple(reason for rule in _RULES if (reason := rule(table, table.hashing)) is not None)
 
 
-def table_full(table: TableFacts, index: HashingReport) -> Diagnostic | None:
+def table_full(table: ConvertedTable, index: HashingReport) -> Diagnostic | None:
     """A batch had more new ids than there are rows for, and none has been trained since."""
     if index.full_bucket is None:
         return None
@@ -36,7 +36,7 @@ def table_full(table: TableFacts, index: HashingReport) -> Diagnostic | None:
     return Diagnostic("table_full", table.module_path, message, _more_rows(table), Severity.ERROR)
 
 
-def index_nearly_full(table: TableFacts, index: HashingReport) -> Diagnostic | None:
+def index_nearly_full(table: ConvertedTable, index: HashingReport) -> Diagnostic | None:
     """Soon an id will meet a bucket without a free row. If that has already happened, other reasons say so."""
     if not _nearly_full(index) or index.evict or index.trained["shared_answers"] or index.full_bucket is not None:
         return None
@@ -47,7 +47,7 @@ def index_nearly_full(table: TableFacts, index: HashingReport) -> Diagnostic | N
     return Diagnostic("index_nearly_full", table.module_path, message, _more_rows(table), Severity.WARNING)
 
 
-def shared_answers(table: TableFacts, index: HashingReport) -> Diagnostic | None:
+def shared_answers(table: ConvertedTable, index: HashingReport) -> Diagnostic | None:
     """Ids whose bucket is full train and read rows that they share with other ids."""
     shared, seen = index.trained["shared_answers"], index.trained["ids_seen"]
     if shared == 0:
@@ -57,7 +57,7 @@ def shared_answers(table: TableFacts, index: HashingReport) -> Diagnostic | None
     return Diagnostic("shared_answers", table.module_path, message, _more_rows(table), severity)
 
 
-def eviction_churn(table: TableFacts, index: HashingReport) -> Diagnostic | None:
+def eviction_churn(table: ConvertedTable, index: HashingReport) -> Diagnostic | None:
     """Half of the ids that got a row have lost it. Where ids expire, they are meant to, unless most rows are taken."""
     inserted, evicted = index.trained["inserted"], index.trained["evicted"]
     if evicted == 0 or evicted < FORGOTTEN * inserted or (index.ttl_batches and not _nearly_full(index)):
@@ -71,7 +71,7 @@ def eviction_churn(table: TableFacts, index: HashingReport) -> Diagnostic | None
     return Diagnostic("eviction_churn", table.module_path, message, advice, severity)
 
 
-def unseen_answers(table: TableFacts, index: HashingReport) -> Diagnostic | None:
+def unseen_answers(table: ConvertedTable, index: HashingReport) -> Diagnostic | None:
     """Ids without a row were read in eval mode."""
     unseen = index.evaluated["unseen_answers"]
     if unseen == 0:
@@ -81,7 +81,7 @@ def unseen_answers(table: TableFacts, index: HashingReport) -> Diagnostic | None
     return Diagnostic("unseen_answers", table.module_path, message, f"train on them, or use unseen={other!r}.")
 
 
-def candidates_dropped(table: TableFacts, index: HashingReport) -> Diagnostic | None:
+def candidates_dropped(table: ConvertedTable, index: HashingReport) -> Diagnostic | None:
     """A bucket is counting as many ids as it can, so rare ids are forgotten before they are admitted."""
     if not index.forgets_candidates:
         return None
@@ -97,7 +97,7 @@ def _nearly_full(index: HashingReport) -> bool:
     return (index.worst_bucket_occupancy or 0.0) >= NEARLY_FULL
 
 
-def _more_rows(table: TableFacts) -> str:
+def _more_rows(table: ConvertedTable) -> str:
     """The config to use; what was trained moves with its ids."""
     rows = 2 * (table.hashing.rows or table.spec.num_embeddings)
     again = "convert the model anew with" if table.existed else "build the table anew with"
@@ -108,7 +108,7 @@ def _part(count: int, total: int) -> str:
     return f"{count:,} of {total:,} ({100 * count / max(total, 1):.1f}%)"
 
 
-_RULES: tuple[Callable[[TableFacts, HashingReport], Diagnostic | None], ...] = (
+_RULES: tuple[Callable[[ConvertedTable, HashingReport], Diagnostic | None], ...] = (
     table_full,
     index_nearly_full,
     shared_answers,

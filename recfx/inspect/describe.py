@@ -27,7 +27,7 @@ from recfx.inspect.collection_reasons import (
     sharding_reasons,
     transfer_reasons,
 )
-from recfx.inspect.facts import TableFacts, parts_here, table_facts
+from recfx.inspect.facts import ConvertedTable, parts_here, table_facts
 from recfx.inspect.reasons import table_reasons, type_name
 from recfx.inspect.report_data import CollectionReport, NodeReport
 from recfx.inspect.table_report import DENSE, HashingReport, ShardingReport, TableReport
@@ -76,7 +76,7 @@ def declared_table(spec: TableSpec, dtype: torch.dtype | None = None) -> TableRe
     )
 
 
-def table_report(facts: TableFacts) -> TableReport:
+def table_report(facts: ConvertedTable) -> TableReport:
     """A table of a converted collection, or this rank's part of one."""
     weight = facts.weight
     return replace(
@@ -111,7 +111,7 @@ def _table_of_config(config: BaseEmbeddingConfig, weight: object) -> TableReport
     )
 
 
-def _optimizer(facts: TableFacts) -> str:
+def _optimizer(facts: ConvertedTable) -> str:
     if isinstance(facts.optimizer, FusedOptimizer):
         return _fused(facts.optimizer)
     if isinstance(facts.optimizer, Diagnostic):
@@ -217,19 +217,19 @@ def reasons_of_sharding(sharded: ShardedCollection, path: str) -> dict[str, tupl
     """What is worth saying about how each table of a collection at ``path`` is sharded, by name of the table."""
     parts, path_of = parts_here(sharded), partial(kind_of(sharded).table_path, path)
     return {
-        name: _with_taken(
-            sharding_reasons(table, path_of(name), sharded.store.optimizers.get(parts.get(name, ""))),
-            sharded.taken.get(name, ()),
-            path_of(name),
+        name: _reasons_of_table(
+            table, path_of(name), sharded.store.optimizers.get(parts.get(name, "")), sharded.taken.get(name, ())
         )
         for table in sharded.sharding.tables
         for name in (table.table.name,)
     }
 
 
-def _with_taken(reasons: tuple[Diagnostic, ...], taken: tuple[Diagnostic, ...], path: str) -> tuple[Diagnostic, ...]:
+def _reasons_of_table(
+    table: ShardedTable, path: str, optimizer: FusedOptimizer | None, taken: tuple[Diagnostic, ...]
+) -> tuple[Diagnostic, ...]:
     """With what was said when the settings of the table's optimizer were chosen."""
-    return reasons + tuple(replace(reason, path=path) for reason in taken)
+    return sharding_reasons(table, path, optimizer) + tuple(replace(reason, path=path) for reason in taken)
 
 
 def with_plan(
@@ -252,31 +252,20 @@ def with_plan(
     check_optimizers(collection)
     settings = optimizer_settings(collection, sharding, None, dense_as_torchrec=False)
     path_of = partial(kind_of(collection).table_path, path)
-    tables = tuple(
-        _with_sharding(
-            _trained_by(report, optimizer := settings.fused.get(report.name)),
-            table,
-            sharding,
-            _with_taken(
-                sharding_reasons(table, path_of(report.name), optimizer),
-                settings.taken.get(report.name, ()),
-                path_of(report.name),
-            ),
-        )
-        for report, table in zip(described.tables, sharding.tables, strict=True)
-    )
+    tables = []
+    for report, table in zip(described.tables, sharding.tables, strict=True):
+        optimizer = settings.fused.get(report.name)
+        if optimizer is not None:  # a fused kernel has an optimizer in backward, by default TorchRec's
+            report = replace(report, optimizer=_fused(optimizer))
+        reasons = _reasons_of_table(table, path_of(report.name), optimizer, settings.taken.get(report.name, ()))
+        tables.append(_with_sharding(report, table, sharding, reasons))
     device = device_of_tables(collection) if topology is None else device_of(topology)
     rewriting = planned_with(collection, path, sharding, device, chip_of(topology, device)).rewriting(rank)
     described = with_nodes(described, rewriting.metas, rewriting.records)
     if device != device_of_tables(collection):  # what serves them now is for where they are now
         kernels = {name: meta.kernel for meta in rewriting.metas.values() if meta.kernel for name in meta.tables}
-        tables = tuple(replace(table, kernel=kernels.get(table.name, ""), kernels_passed_over=()) for table in tables)
-    return with_reasons(replace(described, tables=tables), collection)
-
-
-def _trained_by(report: TableReport, optimizer: FusedOptimizer | None) -> TableReport:
-    """The table as it is once it is sharded: a fused kernel has an optimizer in backward, by default TorchRec's."""
-    return report if optimizer is None else replace(report, optimizer=_fused(optimizer))
+        tables = [replace(table, kernel=kernels.get(table.name, ""), kernels_passed_over=()) for table in tables]
+    return with_reasons(replace(described, tables=tuple(tables)), collection)
 
 
 def _fused(optimizer: FusedOptimizer) -> str:

@@ -30,7 +30,7 @@ class Kernel:
 
 
 @dataclass(frozen=True)
-class TableFacts:
+class ConvertedTable:
     """One table of a converted collection."""
 
     module_path: str  # of the module that holds the weight
@@ -46,7 +46,7 @@ class TableFacts:
 
 def table_facts(
     collection: ConvertedCollection, path: str, existed: bool, with_indexes: bool = True
-) -> dict[str, TableFacts]:
+) -> dict[str, ConvertedTable]:
     """The tables of a collection at ``path`` of which this rank has a part, by name; changes nothing.
 
     ``with_indexes``: whether to look at what the indexes hold and have counted, which takes most of the time.
@@ -60,7 +60,7 @@ def table_facts(
         name = parts[spec.name]
         index = indexes.get(name)
         assert index is None or isinstance(index, HashIndex)
-        facts[spec.name] = TableFacts(
+        facts[spec.name] = ConvertedTable(
             module_path=kind.table_path(path, name),
             spec=spec,
             config=config,

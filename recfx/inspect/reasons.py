@@ -13,7 +13,7 @@ from torchrec.modules.embedding_configs import data_type_to_dtype
 from recfx.errors import Diagnostic, Severity
 from recfx.hashing import HashConfig
 from recfx.inspect.capacity_reasons import index_reasons
-from recfx.inspect.facts import TableFacts
+from recfx.inspect.facts import ConvertedTable
 from recfx.kernels.build import library
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.fused_params import weight_decay_left_out
@@ -21,18 +21,18 @@ from recfx.optim.fused_params import weight_decay_left_out
 _DEFAULT, _SETTINGS = HashConfig(), [field.name for field in fields(HashConfig)]
 
 
-def table_reasons(table: TableFacts) -> tuple[Diagnostic, ...]:
+def table_reasons(table: ConvertedTable) -> tuple[Diagnostic, ...]:
     """Every rule's answer for one table."""
     return tuple(reason for rule in _RULES if (reason := rule(table)) is not None) + index_reasons(table)
 
 
-def backend_unusable(table: TableFacts) -> Diagnostic | None:
+def backend_unusable(table: ConvertedTable) -> Diagnostic | None:
     """The backend that the user named cannot serve the table where it is now."""
     refused = table.kernel.refused
     return None if refused is None else replace(refused, path=table.module_path)
 
 
-def kernel_fallback(table: TableFacts) -> Diagnostic | None:
+def kernel_fallback(table: ConvertedTable) -> Diagnostic | None:
     """The slow reference target is used because the other targets declined."""
     if table.kernel.name != "reference" or not table.kernel.passed_over or table.weight.is_meta:
         return None
@@ -43,7 +43,7 @@ def kernel_fallback(table: TableFacts) -> Diagnostic | None:
     )
 
 
-def no_library(table: TableFacts) -> Diagnostic | None:
+def no_library(table: ConvertedTable) -> Diagnostic | None:
     """Neither did a library come with recfx that serves here, nor could one be compiled."""
     why = library.why_not()
     if not why or table.weight.is_meta or (table.index is None and table.weight.device.type != "cpu"):
@@ -56,7 +56,7 @@ def no_library(table: TableFacts) -> Diagnostic | None:
     return Diagnostic("no_library", table.module_path, message, library.WHAT_TO_DO, Severity.WARNING)
 
 
-def optimizer_not_fused(table: TableFacts) -> Diagnostic | None:
+def optimizer_not_fused(table: ConvertedTable) -> Diagnostic | None:
     """An optimizer in backward that runs on the whole table."""
     why = table.optimizer
     if not isinstance(why, Diagnostic):
@@ -64,7 +64,7 @@ def optimizer_not_fused(table: TableFacts) -> Diagnostic | None:
     return Diagnostic("optimizer_not_fused", table.module_path, why.message, why.what_to_do, Severity.WARNING)
 
 
-def only_touched_rows(table: TableFacts) -> Diagnostic | None:
+def only_touched_rows(table: ConvertedTable) -> Diagnostic | None:
     """The dense torch rule would also update rows that the batch does not read."""
     optimizer = table.optimizer
     if not isinstance(optimizer, FusedOptimizer):
@@ -76,7 +76,7 @@ def only_touched_rows(table: TableFacts) -> Diagnostic | None:
     return Diagnostic("only_touched_rows", table.module_path, message, "nothing, unless you rely on the dense rule.")
 
 
-def weight_decay_not_applied(table: TableFacts) -> Diagnostic | None:
+def weight_decay_not_applied(table: ConvertedTable) -> Diagnostic | None:
     """One of TorchRec's placeholders asks for a weight decay that FBGEMM would leave out."""
     optimizer = table.optimizer
     if not isinstance(optimizer, FusedOptimizer) or not optimizer.left_out:
@@ -84,7 +84,7 @@ def weight_decay_not_applied(table: TableFacts) -> Diagnostic | None:
     return weight_decay_left_out(optimizer, table.module_path)
 
 
-def weights_not_used(table: TableFacts) -> Diagnostic | None:
+def weights_not_used(table: ConvertedTable) -> Diagnostic | None:
     """A table that existed before is given out anew by its index, starting with row 0."""
     if not table.existed or table.weight.is_meta or table.index is None or table.spec.custom_init_fn:
         return None
@@ -98,7 +98,7 @@ def weights_not_used(table: TableFacts) -> Diagnostic | None:
     )
 
 
-def index_settings_not_used(table: TableFacts) -> Diagnostic | None:
+def index_settings_not_used(table: ConvertedTable) -> Diagnostic | None:
     """Settings for new ids on a table that takes no new ids, and for ids that lose rows where none does."""
     config = table.spec.hashing
     if config is None:
@@ -118,7 +118,7 @@ def index_settings_not_used(table: TableFacts) -> Diagnostic | None:
     return Diagnostic("index_settings_not_used", table.module_path, message, advice, Severity.WARNING)
 
 
-def index_left_out(table: TableFacts) -> Diagnostic | None:
+def index_left_out(table: ConvertedTable) -> Diagnostic | None:
     """Hashing was elided, because no id ever reaches the index."""
     spec = table.spec
     if not spec.never_needs_index or spec.id_range is None or spec.hashing is None:
@@ -131,7 +131,7 @@ def index_left_out(table: TableFacts) -> Diagnostic | None:
     return Diagnostic("index_left_out", table.module_path, message, advice)
 
 
-def init_fn_rows(table: TableFacts) -> Diagnostic | None:
+def init_fn_rows(table: ConvertedTable) -> Diagnostic | None:
     """An indexed table with its own ``init_fn``."""
     if table.index is None or not table.spec.custom_init_fn:
         return None
@@ -140,7 +140,7 @@ def init_fn_rows(table: TableFacts) -> Diagnostic | None:
     return Diagnostic("init_fn_rows", table.module_path, message, advice)
 
 
-def data_type_not_honoured(table: TableFacts) -> Diagnostic | None:
+def data_type_not_honoured(table: ConvertedTable) -> Diagnostic | None:
     """The config names a dtype that differs from the weight's."""
     try:
         declared = data_type_to_dtype(table.config.data_type)
@@ -153,7 +153,7 @@ def data_type_not_honoured(table: TableFacts) -> Diagnostic | None:
     return Diagnostic("data_type_not_honoured", table.module_path, message, advice)
 
 
-def virtual_table_not_followed(table: TableFacts) -> Diagnostic | None:
+def virtual_table_not_followed(table: ConvertedTable) -> Diagnostic | None:
     """The config asks for a virtual table or has an eviction policy for one."""
     policy = getattr(table.config, "virtual_table_eviction_policy", None)
     if policy is None and not getattr(table.config, "use_virtual_table", False):
@@ -173,7 +173,7 @@ def type_name(dtype: object) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-_RULES: tuple[Callable[[TableFacts], Diagnostic | None], ...] = (
+_RULES: tuple[Callable[[ConvertedTable], Diagnostic | None], ...] = (
     backend_unusable,
     kernel_fallback,
     no_library,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 from torch import nn
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
@@ -25,14 +26,13 @@ from recfx.argument_types import typed
 from recfx.collections.sharding.collection import sharded_collections
 from recfx.errors import ConversionError, did_you_mean
 from recfx.planner.candidates import Candidates
-from recfx.planner.constraints import checked_constraints
 from recfx.planner.enumerator import OrderedEnumerator, is_plannable
 from recfx.planner.estimates import ShardTimes
-from recfx.planner.partitioner import QuickPartitioner
 from recfx.planner.placements import replace_placements
 from recfx.planner.plan_prices import PlanPrices
+from recfx.planner.planned_option import QuickPartitioner
 from recfx.planner.priced_plan import PricedPlan
-from recfx.planner.pricing.values import whole_number
+from recfx.planner.pricing.values import not_negative, whole_number
 from recfx.planner.proposers import left_out, proposers
 from recfx.planner.sharder import HashEmbeddingBagCollectionSharder, planned_types, torchrec_sharders
 from recfx.planner.topology import NpuTopology, check_topology, device_of, hardware_of
@@ -145,7 +145,7 @@ def _plan(
         here = {path: collection for path, collection in collections.items() if model.get_submodule(path) is collection}
         collections = here or collections
     sharders = planning_sharders(model, collections, with_torchrec=with_torchrec and pod is topology)
-    limits = checked_constraints(constraints)
+    limits = _checked_constraints(constraints)
     _check(model, sharders, pod.compute_device, limits)
     hardware, device = hardware_of(topology), device_of(topology)
     times = ShardTimes(pod, limits, collections, hardware, device, model.training)
@@ -204,6 +204,46 @@ def planning_sharders(
     # planned as the collection inside them, which is what recfx converts.
     taken = {*ours, FeatureProcessedEmbeddingBagCollection}
     return [*ours.values(), *(sharder for sharder in torchrec_sharders() if sharder.module_type not in taken)]
+
+
+_LISTS: dict[str, Callable[[Any, str], object] | None] = {
+    "pooling_factors": not_negative,
+    "num_poolings": not_negative,
+    "batch_sizes": whole_number,
+    "sharding_types": None,
+    "compute_kernels": None,
+}
+
+
+def _checked_constraints(constraints: Mapping[str, Any] | None) -> dict[str, ParameterConstraints]:
+    """The constraints by table.
+
+    Raises:
+        ConversionError: ``invalid_argument``: they are none.
+        InputError: ``invalid_argument``: a number in them is none, or is too small.
+    """
+    by_table = dict(constraints or {})
+    for table, limits in by_table.items():
+        if not isinstance(limits, ParameterConstraints):
+            raise _invalid_constraint(
+                f"the constraints of table {table!r} are {limits!r}", "ParameterConstraints of TorchRec"
+            )
+        if limits.min_partition is not None:
+            whole_number(limits.min_partition, f"min_partition of table {table!r}")
+        for name, check in _LISTS.items():
+            given = getattr(limits, name)
+            if given is None and name != "pooling_factors":
+                continue
+            if not isinstance(given, Iterable) or isinstance(given, str):
+                raise _invalid_constraint(f"{name} of table {table!r} is {given!r}", "a list, or nothing")
+            for value in given:
+                if check is not None:
+                    check(value, f"one of {name} of table {table!r}")
+    return by_table
+
+
+def _invalid_constraint(message: str, instead: str) -> ConversionError:
+    return ConversionError(f"{message}.", reason="invalid_argument", what_to_do=f"pass {instead}.")
 
 
 def _check(
