@@ -60,7 +60,7 @@ def facts_of_table(weight: torch.Tensor, optimizer: Any) -> TableFacts:
         dim,
         weight.dtype,
         weight.device.type,
-        _is_plain(weight),
+        weight.is_contiguous() and not weight.is_neg(),
         None if optimizer is None else optimizer.facts,
         weight.requires_grad,
     )
@@ -131,12 +131,11 @@ WeightFacts = tuple[torch.device, torch.dtype, torch.Size, bool]
 
 def facts_of_weights(weights: Sequence[torch.Tensor]) -> list[WeightFacts]:
     """What a kernel was chosen for, and what may change afterwards."""
-    return [(weight.device, weight.dtype, weight.shape, _is_plain(weight)) for weight in weights]
-
-
-def _is_plain(weight: torch.Tensor) -> bool:
-    """Whether kernels that address its memory read its numbers there, row after row."""
-    return weight.is_contiguous() and not weight.is_neg()
+    # The last: whether kernels that address its memory read its numbers there, row after row.
+    return [
+        (weight.device, weight.dtype, weight.shape, weight.is_contiguous() and not weight.is_neg())
+        for weight in weights
+    ]
 
 
 @dataclass(frozen=True)

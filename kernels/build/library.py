@@ -124,7 +124,8 @@ _when_defined.append(_fake_what_returns_nothing)
 
 def operators() -> Any:
     """``torch.ops.recfx``, once its operators exist: in C++, or without kernels for the CPU if there is no library."""
-    load()
+    if _loaded is None:
+        load()
     return torch.ops.recfx
 
 

@@ -25,7 +25,6 @@ from recfx.pipeline.prefetched_call import (
     sent_together,
     sharded_modules,
 )
-from recfx.runtime.out_of_step import in_step
 
 _log = logging.getLogger("recfx")
 
@@ -92,7 +91,7 @@ class CallsAhead:
     def _together(self) -> AbstractContextManager[None]:
         """Guard calls that all ranks make: an interrupt between them counts as one in the middle of a step."""
         ours = [module for module in self._modules.values() if isinstance(module, ShardedCollection)]
-        return in_step(ours[0].groups.pooled, ours[0].collection) if ours else nullcontext()
+        return ours[0].in_step if ours else nullcontext()
 
     @contextmanager
     def given(self, batch: Any, started: list[StartedCall] | None, next: list[StartedCall] | None) -> Iterator[None]:

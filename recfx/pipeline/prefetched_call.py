@@ -20,7 +20,7 @@ from recfx.pipeline.background import Streams, Worker
 from recfx.pipeline.batch_paths import Path, follow, path_in
 from recfx.runtime import marks
 from recfx.runtime.joint_exchange import MOST, JointExchange
-from recfx.runtime.out_of_step import give_up, in_step
+from recfx.runtime.out_of_step import give_up
 from recfx.runtime.transfers import ToHost
 from recfx.versions.differences import preprocess_input
 
@@ -122,7 +122,7 @@ class StartedCall:
         ours = isinstance(module, ShardedCollection)
         try:
             if ours:
-                module.refuse_out_of_step()
+                module.in_step.refuse_if_failed()
             with streams.on(streams.ids):
                 ids = self._sizes.wait()
             self._sizes = None
@@ -195,8 +195,8 @@ class StartedCall:
         # The ids were exchanged, so an error on the worker since then is in the middle of the step.
         ours = isinstance(module, ShardedCollection)
         if ours:
-            module.refuse_out_of_step()
-        with in_step(module.groups.pooled, module.collection) if ours else contextlib.nullcontext():
+            module.in_step.refuse_if_failed()
+        with module.in_step if ours else contextlib.nullcontext():
             arrived = self._arrived.result()
         streams.take((arrived, self._context), streams.ids)
         self._result = module.compute_and_output_dist(self._context, arrived)

@@ -22,7 +22,7 @@ from recfx.pipeline.batch_paths import move
 from recfx.pipeline.prefetch import CallsAhead, PipelinedCollection
 from recfx.pipeline.prefetched_call import StartedCall
 from recfx.runtime import marks
-from recfx.runtime.out_of_step import has_failed, in_step, lost_ranks
+from recfx.runtime.out_of_step import InStep, LostRanks, has_failed
 
 _NAME = "recfx.TrainPipeline.progress"
 _AFTER_AN_ERROR = "recfx.TrainPipeline.progress, after a step that failed"
@@ -67,7 +67,7 @@ class Agreement:
         Raises:
             OutOfStepError: ``rank_lost``.
         """
-        return lost_ranks(_NAME, None if self._groups is None else self._groups.pooled)
+        return LostRanks(None if self._groups is None else self._groups.pooled, _NAME)
 
     def reach(self, mine: Held) -> list[Held]:
         """What each rank has, in order; only this rank's answer if there are no others. Collective.
@@ -99,7 +99,7 @@ class Agreement:
     def _exchange(self, mine: Held, place: str) -> list[Held]:
         if self._groups is None or has_failed(self._groups.pooled):
             return [mine]
-        with in_step(self._groups.pooled, _NAME):
+        with InStep(self._groups.pooled, _NAME):
             told = tell_counts(self._groups.ids, mine.batches, int(mine.failed), self._marks[place], _NAME)
         return [Held(count, bool(error)) for count, error in told]
 

@@ -111,8 +111,10 @@ class NodeModule(FxLeaf):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_dynamo_compiling():
-            return opaque(super().__call__, *args, **kwargs)
+            return opaque(self._call_impl, *args, **kwargs)
+        if tracer_of_call(self, args, kwargs) is not None:
+            return super().__call__(*args, **kwargs)
         if not is_profiling():
-            return super().__call__(*args, **kwargs)
+            return self._call_impl(*args, **kwargs)
         with forward_range(self.label):
-            return super().__call__(*args, **kwargs)
+            return self._call_impl(*args, **kwargs)

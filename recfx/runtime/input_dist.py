@@ -76,10 +76,12 @@ class DistContext(EmbeddingShardingContext):
         ids_arrived: of each key that has arrived, the number of ids from each rank.
     """
 
-    def __init__(self, batch_size_per_feature_pre_a2a: Sequence[int] = ()) -> None:
+    def __init__(
+        self, batch_size_per_feature_pre_a2a: Sequence[int] = (), backwards: tuple[Backwards, int] | None = None
+    ) -> None:
         super().__init__(batch_size_per_feature_pre_a2a=list(batch_size_per_feature_pre_a2a))
         self.output_splits: list[int] = []
-        self.backwards: tuple[Backwards, int] = Backwards(""), 0
+        self.backwards = backwards or (Backwards(""), 0)
         self.ids_sent: list[int] = []
         self.origins: torch.Tensor | None = None
         self.ids_arrived: list[list[int]] = []
@@ -255,13 +257,12 @@ class InputDistStart(NodeModule):
             sent = self._nothing()
         elif self.positions is not None:
             sent = permute_features(sent, self.positions, self.keys)
-        context = DistContext(batch_size_per_feature_pre_a2a=sent.stride_per_key())
+        number, run = self._backwards.begin_call()
+        context = DistContext(sent.stride_per_key(), (self._backwards, number))
         if self.rows_return:
             context.origins = sent.weights_or_none()
             sent = as_sent(without_weights(sent), self._device.type == "cpu")
             context.ids_sent = sent.length_per_key()
-        number, run = self._backwards.begin_call()
-        context.backwards = self._backwards, number
         mark = self.identity | marks.mode(self.training) | marks.run(run) | says
         return self._start(sent, mark, context), context
 

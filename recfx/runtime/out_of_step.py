@@ -8,9 +8,7 @@ process group, and the peers' collectives fail, at the latest when the group's t
 
 from __future__ import annotations
 
-import contextlib
 import re
-from collections.abc import Iterator
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
@@ -23,81 +21,98 @@ _LOST = re.compile(r"\bgloo/|Connection (closed|reset) by peer|caused pair closu
 _failed: WeakKeyDictionary[dist.ProcessGroup, str] = WeakKeyDictionary()  # what failed
 
 
-@contextlib.contextmanager
-def in_step(group: dist.ProcessGroup, collection: str) -> Iterator[None]:
-    """Guard a step in which the other ranks of ``group`` take part. Errors that all of them raise
-    leave them in step: ``OutOfStepError``s, those that say so, and what ``torch.utils.checkpoint`` raises when it has
-    all that the backward needs of a call that it repeats: after the same operator on each rank.
+def _is_of_group(error: BaseException) -> bool:
+    """Whether a process group raised it because of another rank; gloo and hccl raise a ``RuntimeError``."""
+    if not isinstance(error, RuntimeError) or isinstance(error, RecfxError):
+        return False
+    return isinstance(error, dist.DistError) or _LOST.search(str(error)) is not None
+
+
+class LostRanks:
+    """A context in which what a process group raises if another rank has ended, or does not answer, is ``rank_lost``.
+
+    After that, this rank sends nothing more in ``group``. It can be entered again, also from within.
+
+    Args:
+        group: the group in which this rank gives up; None if that is left to a context around this one.
+        collection: fully qualified name, for messages.
+        in_backward: while gradients of ``collection`` travel.
 
     Raises:
         OutOfStepError: ``rank_lost``.
     """
-    try:
-        with lost_ranks(collection, group):
-            yield
-    except (OutOfStepError, _StopRecomputationError):
-        raise
-    except BaseException as error:
-        if not (isinstance(error, RecfxError) and error.by_all_ranks):
-            give_up(group, collection, error)
-        raise
 
+    def __init__(self, group: dist.ProcessGroup | None = None, collection: str = "", in_backward: bool = False) -> None:
+        self.group, self.collection, self._in_backward = group, collection, in_backward
 
-@contextlib.contextmanager
-def lost_ranks(
-    collection: str = "", group: dist.ProcessGroup | None = None, in_backward: bool = False
-) -> Iterator[None]:
-    """Turn what a process group raises if another rank has ended, or does not answer, into an error of recfx.
+    def __enter__(self) -> None:
+        pass
 
-    After that, this rank sends nothing more in ``group``. ``in_backward``: while gradients of ``collection`` travel.
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if error is not None:
+            self._failed(error)
 
-    Raises:
-        OutOfStepError: ``rank_lost``.
-    """
-    try:
-        yield
-    except OutOfStepError as error:
-        if error.reason == RANK_LOST and group is not None:
-            give_up(group, collection, error)
-        raise
-    except RuntimeError as error:  # what gloo and hccl raise is just that
-        if not isinstance(error, RecfxError) and (isinstance(error, dist.DistError) or _LOST.search(str(error))):
-            lost = OutOfStepError(
-                f"{'in the backward of the collection, ' if in_backward else ''}another rank has ended, or has not "
-                f"answered in time ({str(error).strip().splitlines()[0]}).",
-                reason=RANK_LOST,
-                module_path=collection,
-                what_to_do="see that rank's own error. If it has none, or one of the process group (a timeout, a wrong "
-                f"size), the loss may leave {'this or another' if in_backward else 'a'} collection out on some ranks: "
-                "add 0 * output.sum() to it on every rank; or its data ended early: give every rank the same number of "
-                "batches. Start all ranks again from the last checkpoint.",
-            )
-            if group is not None:
-                give_up(group, collection, lost)
+    def _failed(self, error: BaseException) -> None:
+        if isinstance(error, OutOfStepError) and error.reason == RANK_LOST:
+            self._give_up(error)
+        elif _is_of_group(error):
+            lost = self._lost(error)
+            self._give_up(lost)
             raise lost from error
-        raise
+
+    def _give_up(self, error: BaseException) -> None:
+        if self.group is not None:
+            give_up(self.group, self.collection, error)
+
+    def _lost(self, error: BaseException) -> OutOfStepError:
+        in_backward = self._in_backward
+        return OutOfStepError(
+            f"{'in the backward of the collection, ' if in_backward else ''}another rank has ended, or has not "
+            f"answered in time ({str(error).strip().splitlines()[0]}).",
+            reason=RANK_LOST,
+            module_path=self.collection,
+            what_to_do="see that rank's own error. If it has none, or one of the process group (a timeout, a wrong "
+            f"size), the loss may leave {'this or another' if in_backward else 'a'} collection out on some ranks: "
+            "add 0 * output.sum() to it on every rank; or its data ended early: give every rank the same number of "
+            "batches. Start all ranks again from the last checkpoint.",
+        )
+
+
+class InStep(LostRanks):
+    """A context around a step in which the other ranks of ``group`` take part.
+
+    After any error in it, this rank sends nothing more, except for errors that leave all ranks in step:
+    ``OutOfStepError``s, those that all ranks raise, and what ``torch.utils.checkpoint`` raises when it has all that the
+    backward needs of a call that it repeats, after the same operator on each rank.
+    """
+
+    def _failed(self, error: BaseException) -> None:
+        super()._failed(error)
+        if isinstance(error, (OutOfStepError, _StopRecomputationError)):
+            return
+        if not (isinstance(error, RecfxError) and error.by_all_ranks):
+            self._give_up(error)
+
+    def refuse_if_failed(self) -> None:
+        """Check that this rank may still send.
+
+        Raises:
+            OutOfStepError: ``out_of_step``.
+        """
+        failed = None if self.group is None else _failed.get(self.group)
+        if failed is not None:
+            raise OutOfStepError(
+                f"an earlier step failed on this rank after other ranks had begun it, too ({failed}).",
+                reason="out_of_step",
+                module_path=self.collection,
+                what_to_do="end this process, or destroy the process group on every rank; start again from the last "
+                "checkpoint.",
+            )
 
 
 def has_failed(group: dist.ProcessGroup) -> bool:
     """Whether this rank sends nothing more in ``group``."""
     return group in _failed
-
-
-def refuse_out_of_step(group: dist.ProcessGroup, collection: str) -> None:
-    """Check that this rank may still send.
-
-    Raises:
-        OutOfStepError: ``out_of_step``.
-    """
-    failed = _failed.get(group)
-    if failed is not None:
-        raise OutOfStepError(
-            f"an earlier step failed on this rank after other ranks had begun it, too ({failed}).",
-            reason="out_of_step",
-            module_path=collection,
-            what_to_do="end this process, or destroy the process group on every rank; start again from the last "
-            "checkpoint.",
-        )
 
 
 def give_up(group: dist.ProcessGroup, collection: str, error: BaseException) -> None:

@@ -29,7 +29,7 @@ from recfx.runtime.base import NodeModule
 from recfx.runtime.dist_groups import DistGroups
 from recfx.runtime.input_dist import DistContext
 from recfx.runtime.keyed_tensor import ColumnOrder
-from recfx.runtime.out_of_step import lost_ranks
+from recfx.runtime.out_of_step import LostRanks
 from recfx.runtime.wire import codecs_of
 
 Exchange: TypeAlias = Callable[[], AbstractContextManager[None]]
@@ -88,7 +88,7 @@ class OutputDistStart(NodeModule, ABC):
     def _exchange(self, backwards: Backwards, call: int) -> AbstractContextManager[None]:
         if self._is_last:  # ranks without columns do not take part in others
             backwards.run(call)
-        return lost_ranks(backwards.collection, self._pooled, in_backward=True)
+        return LostRanks(self._pooled, backwards.collection, in_backward=True)
 
 
 def _wait(request: Callable[[], Any], exchange: Exchange, *_: Any) -> None:

@@ -91,9 +91,10 @@ class TableIndexes:
         """
         if training and self._group is None:
             refuse_replicas(self.collection, self.hashed)
-        if features.values().is_meta or self.on_meta:
+        indexes = self._all()
+        if features.values().is_meta or (indexes and indexes[0].row_ids.is_meta):
             return False
-        if self.hashed and hash_index.any_nonzero(buffers_named("uninitialized", self._all())):
+        if indexes and hash_index.any_nonzero(buffers_named("uninitialized", indexes)):
             self._new_rows.initialize_left()
         return True
 

@@ -51,7 +51,7 @@ def fails_between(rank: int, world_size: int, case: Case) -> list[str]:
     for call in (
         lambda: module.compute(*calls[1]),
         lambda: module.input_dist(third, batches(case, world_size, 1)[0][rank]),
-        module.refuse_out_of_step,
+        module.in_step.refuse_if_failed,
     ):
         with refused("out_of_step", "sparse", error=OutOfStepError) as caught:
             call()

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torchrec.distributed.embedding_sharding import KJTListAwaitable, KJTListSplitsAwaitable
 from torchrec.distributed.embedding_types import KJTList
 from torchrec.distributed.types import Awaitable, LazyAwaitable
@@ -14,7 +13,7 @@ from torchrec.streamable import Multistreamable
 
 from recfx.collections.sharding.pipeline_stages import Stage, Stages
 from recfx.runtime.input_dist import DistContext
-from recfx.runtime.out_of_step import in_step
+from recfx.runtime.out_of_step import InStep
 from recfx.runtime.transfers import record_stream
 
 
@@ -26,7 +25,8 @@ class BatchContext(Multistreamable):
         sharding_contexts: where TorchRec's awaitables write batch sizes; the objects on the graph's edges.
         says: what this rank tells the others along with its ids, as bits of ``marks``.
         refused: why this rank has no ids for this call.
-        stages: the form of the graph that this batch runs through; None until it is chosen.
+        stages: the form of the graph that this batch runs through; None until its ids are sent.
+        arrives_ahead: whether the stage that begins with arrived ids runs before ``compute``.
     """
 
     values: dict[str, Any] = field(default_factory=dict)
@@ -34,6 +34,7 @@ class BatchContext(Multistreamable):
     says: int = 0
     refused: Exception | None = None
     stages: Stages | None = None
+    arrives_ahead: bool = False
 
     @property
     def marks(self) -> list[int]:
@@ -50,38 +51,37 @@ class BatchContext(Multistreamable):
 class Sending(KJTListSplitsAwaitable[BatchContext]):
     """Sizes in flight, and then ids, of what was started; other ranks wait if anything goes wrong here."""
 
-    def __init__(
-        self, started: list[Awaitable[Any]], ctx: BatchContext, group: dist.ProcessGroup, collection: str
-    ) -> None:
+    def __init__(self, started: list[Awaitable[Any]], ctx: BatchContext, in_step: InStep) -> None:
         super().__init__(started, ctx)
-        self._group, self._collection = group, collection
+        self._in_step = in_step
 
     def _wait_impl(self) -> KJTListAwaitable:
-        with in_step(self._group, self._collection):
-            return _Arriving(super()._wait_impl(), self._group, self._collection)
+        with self._in_step:
+            arriving = super()._wait_impl()
+        return _Arriving(arriving.awaitables, arriving.ctx, self._in_step)
 
 
 class _Arriving(KJTListAwaitable):
-    def __init__(self, ids: KJTListAwaitable, group: dist.ProcessGroup, collection: str) -> None:
-        super().__init__(ids.awaitables, ids.ctx)
-        self._group, self._collection = group, collection
+    def __init__(self, awaitables: list[Awaitable[Any]], ctx: BatchContext, in_step: InStep) -> None:
+        super().__init__(awaitables, ctx)
+        self._in_step = in_step
 
     def _wait_impl(self) -> KJTList:
-        with in_step(self._group, self._collection):
+        with self._in_step:
             return super()._wait_impl()
 
 
 class Result(LazyAwaitable[Any]):
     """The last stage of a graph, which has one output; it runs on the first wait, and later ones give the same."""
 
-    def __init__(self, stage: Stage, values: dict[str, Any], group: dist.ProcessGroup, collection: str) -> None:
+    def __init__(self, stage: Stage, values: dict[str, Any], in_step: InStep) -> None:
         super().__init__()
-        self._stage, self._values, self._group, self._collection = stage, values, group, collection
+        self._stage, self._values, self._in_step = stage, values, in_step
         self.has_run = False
 
     def _wait_impl(self) -> Any:
         if not self.has_run:
-            with in_step(self._group, self._collection):
+            with self._in_step:
                 self._stage.run(self._values)
             self.has_run = True
         (result,) = self._stage.outputs

@@ -12,14 +12,14 @@ from torchrec.distributed.types import Awaitable, LazyAwaitable, ShardedModule
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recfx.collections.sharding.awaitables import BatchContext, Result, Sending
-from recfx.collections.sharding.pipeline_stages import StagedGraph
+from recfx.collections.sharding.pipeline_stages import Stage, StagedGraph
 from recfx.collections.sharding.sharded_tables import ShardedTables
-from recfx.errors import ConversionError
+from recfx.errors import ConversionError, OutOfStepError
 from recfx.optim.in_backward import positions_with_hooks
 from recfx.runtime import InputDistStart, Lookup, OutputDistStart, marks
 from recfx.runtime.in_flight import BATCHES_IN_FLIGHT
 from recfx.runtime.input_dist import DistContext, Outgoing, Together
-from recfx.runtime.out_of_step import in_step, refuse_out_of_step
+from recfx.runtime.out_of_step import InStep
 
 # Outputs of input_dist_start; the second inside TorchRec's pipelines, which start all collections' exchanges at once.
 _STARTED = (Awaitable, KJTSplitsAllToAllMeta)
@@ -28,7 +28,11 @@ _STARTED = (Awaitable, KJTSplitsAllToAllMeta)
 class BatchSteps(ShardedTables, ShardedModule[KJTList, dict[str, Any], Any, BatchContext]):
     """The forward of a sharded collection, in steps; base of ``ShardedCollection``."""
 
+    in_step: InStep
+    """The context of what other ranks wait for."""
+
     def _cut_into_steps(self) -> None:
+        self.in_step = InStep(self.groups.pooled, self.collection)
         self._staged_graph = StagedGraph(self.graph_module, self._runtime)
         # Attributes that TorchRec's pipelines, and its introduction, use.
         modules = list(self.graph_module.modules())
@@ -74,9 +78,8 @@ class BatchSteps(ShardedTables, ShardedModule[KJTList, dict[str, Any], Any, Batc
             OutOfStepError: an earlier step failed here when others had begun it.
         """
         self._may_start()
-        values = ctx.values
-        values["features"] = features
-        stages = self._staged.in_turn
+        values, stages = ctx.values, self._staged.in_turn
+        values["features"], ctx.stages = features, stages
         (selected,) = stages.send.inputs
         try:
             self._refuse_gradient_hooks()  # which may be on some ranks only
@@ -85,7 +88,7 @@ class BatchSteps(ShardedTables, ShardedModule[KJTList, dict[str, Any], Any, Batc
         except Exception as error:
             ctx.refused = error
         del values["features"]
-        return self._send(ctx, values.get(selected))
+        return self._send(ctx, stages.send, values.get(selected))
 
     @contextmanager
     def sent_by(self, exchange: Together | None) -> Iterator[None]:
@@ -101,23 +104,25 @@ class BatchSteps(ShardedTables, ShardedModule[KJTList, dict[str, Any], Any, Batc
     def refuse(self, ctx: BatchContext, error: Exception) -> Awaitable[Awaitable[KJTList]]:
         """Take part without a batch: ``compute`` raises ``error`` on this rank, and the other ranks refuse theirs."""
         self._may_start()
-        ctx.refused = error
-        return self._send(ctx, None)
+        ctx.refused, ctx.stages = error, self._staged.in_turn
+        return self._send(ctx, ctx.stages.send, None)
 
     def _may_start(self) -> None:
-        self.refuse_out_of_step()
+        self.in_step.refuse_if_failed()
         self._forget_row_moves()
 
-    def _send(self, ctx: BatchContext, selected: KeyedJaggedTensor | None) -> Awaitable[Awaitable[KJTList]]:
-        values, send = ctx.values, self._staged.in_turn.send
+    def _send(
+        self, ctx: BatchContext, send: Stage, selected: KeyedJaggedTensor | None
+    ) -> Awaitable[Awaitable[KJTList]]:
+        values = ctx.values
         (name,) = send.inputs
         outgoing = {name: Outgoing(selected, ctx.says | (marks.REFUSED if ctx.refused is not None else 0))}
-        with in_step(self.groups.pooled, self.collection):
+        with self.in_step:
             send.run(outgoing)
         values.update({name: outgoing[name] for name in send.outputs})
         started = [name for name in send.outputs if isinstance(values[name], _STARTED)]
         ctx.sharding_contexts = [values[name] for name in send.outputs if isinstance(values[name], DistContext)]
-        return Sending([values.pop(name) for name in started], ctx, self.groups.pooled, self.collection)
+        return Sending([values.pop(name) for name in started], ctx, self.in_step)
 
     def _refuse_gradient_hooks(self) -> None:
         """Refuse gradient hooks: a fused shard has no gradient for a hook, and no dense optimizer to fall back on."""
@@ -141,14 +146,15 @@ class BatchSteps(ShardedTables, ShardedModule[KJTList, dict[str, Any], Any, Batc
             ConversionError: ``gradient_hook``, also on all ranks.
             OutOfStepError: an earlier step failed here when others had begun it; this batch's ids were sent before.
         """
-        self.refuse_out_of_step()
-        different = marks.other_calls(ctx.marks, self.collection)
-        wrong = different or ctx.refused or marks.verdict(ctx.marks, self.collection)
+        assert ctx.stages is not None  # since its ids were sent
+        self.in_step.refuse_if_failed()
+        wrong: Exception | None = marks.verdict(ctx.marks, self.collection)
+        if ctx.refused is not None and not isinstance(wrong, OutOfStepError):
+            wrong = ctx.refused
         if wrong is not None:
             raise wrong
-        with in_step(self.groups.pooled, self.collection):
-            if ctx.stages is None:
-                ctx.stages = self._staged.in_turn
+        with self.in_step:
+            if not ctx.arrives_ahead:
                 self._arrive(ctx, dist_input)
             ctx.stages.compute.run(ctx.values)
         return ctx.values
@@ -163,7 +169,7 @@ class BatchSteps(ShardedTables, ShardedModule[KJTList, dict[str, Any], Any, Batc
     def output_dist(self, ctx: BatchContext, output: dict[str, Any]) -> LazyAwaitable[Any]:
         """The rest of the graph, run when the result is needed."""
         assert ctx.stages is not None  # since compute
-        return Result(ctx.stages.collect, output, self.groups.pooled, self.collection)
+        return Result(ctx.stages.collect, output, self.in_step)
 
     @property
     def pipeline(self) -> object | None:
@@ -171,14 +177,6 @@ class BatchSteps(ShardedTables, ShardedModule[KJTList, dict[str, Any], Any, Batc
         return self._input_dists[0].pipeline
 
     # Steps that recfx.TrainPipeline runs ahead
-
-    def refuse_out_of_step(self) -> None:
-        """Check that this rank may send.
-
-        Raises:
-            OutOfStepError: an earlier step failed here after other ranks had begun it.
-        """
-        refuse_out_of_step(self.groups.pooled, self.collection)
 
     def prefetcher(self, ctx: BatchContext) -> Callable[[KJTList], None] | None:
         """A function that finds the rows of ids that have arrived; None if rows must be found in the batch's own step.
@@ -188,6 +186,6 @@ class BatchSteps(ShardedTables, ShardedModule[KJTList, dict[str, Any], Any, Batc
         prefetching = self._staged.prefetching
         if not prefetching.is_of_use:
             return None
-        ctx.stages = prefetching.stages
+        ctx.stages, ctx.arrives_ahead = prefetching.stages, True
         ctx.stages.snapshot.run(ctx.values)
         return lambda arrived: self._arrive(ctx, arrived)

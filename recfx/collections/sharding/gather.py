@@ -27,7 +27,7 @@ from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.in_backward import attach_unfused
 from recfx.optim.rules.rule import STEP
 from recfx.runtime.dist_groups import sent_on
-from recfx.runtime.out_of_step import lost_ranks
+from recfx.runtime.out_of_step import LostRanks
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class _Gatherer:
             sent = own.to(self.device, dtype).clone(memory_format=torch.contiguous_format)
         else:
             sent = torch.empty(size, dtype=dtype, device=self.device)
-        with lost_ranks():
+        with LostRanks():
             dist.broadcast(sent, dist.get_global_rank(self.group, shard.rank), group=self.group)
         return sent.cpu()
 

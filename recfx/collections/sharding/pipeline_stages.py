@@ -9,6 +9,7 @@ after the nodes that make them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -17,9 +18,11 @@ from torch import fx
 from recfx.collections.compile_graph import compile_again
 from recfx.ir.meta import node_meta
 from recfx.ir.node_kinds import CUTS, NODE_KINDS
+from recfx.lowering.step.profiler_ranges import is_profiling
 from recfx.passes.base import Rewrite
 from recfx.passes.split_hash_ids import split_hash_ids
 from recfx.runtime import SnapshotIndexes
+from recfx.runtime.base import NodeModule
 from recfx.runtime.lower_graph import Runtime
 
 SPLIT_HASH_IDS = Rewrite("split_hash_ids", split_hash_ids)
@@ -40,19 +43,44 @@ def _earliest(kind: str) -> int:
     return max((number for cut, number in _CUT_BEFORE.items() if NODE_KINDS[cut].stage.value < own), default=0)
 
 
-class Stage(NamedTuple):
-    """A piece of a graph: it takes values by the names of nodes, and makes those that later stages need, if any."""
+class Stage:
+    """A piece of a graph, run node by node: it takes values by the names of nodes, and makes those of its outputs.
 
-    module: fx.GraphModule
-    inputs: list[str]
-    outputs: list[str]
+    Args:
+        modules: what the nodes call, by target.
+        nodes: its nodes, in order.
+        inputs: the names of the nodes, of earlier stages, whose values it takes.
+        outputs: those whose values later stages need; without any, nothing runs.
+    """
+
+    def __init__(
+        self, modules: Mapping[str, Any], nodes: Sequence[fx.Node], inputs: list[str], outputs: list[str]
+    ) -> None:
+        self.inputs, self.outputs = inputs, outputs
+        self._steps = []
+        dropped = set(outputs)
+        for node in reversed(nodes):
+            sources = [source.name for source in node.all_input_nodes]
+            last = [name for name in dict.fromkeys((*sources, node.name)) if name not in dropped]
+            dropped.update(last)
+            call = modules[node.target] if isinstance(node.target, str) else node.target
+            self._steps.append((node.name, call, node.args, last))
+        self._steps.reverse()
 
     def run(self, values: dict[str, Any]) -> None:
         """Take the inputs out of ``values`` by name, and put the outputs there."""
         if not self.outputs:
             return
-        results = self.module(*[values[name] for name in self.inputs])
-        values.update(zip(self.outputs, results, strict=True))
+        made = {name: values[name] for name in self.inputs}
+        is_quiet = not is_profiling()  # and no tracer is here, so nodes need not look for one
+        for name, call, args, last in self._steps:
+            arguments = [made[arg.name] if isinstance(arg, fx.Node) else arg for arg in args]
+            run = call._call_impl if is_quiet and isinstance(call, NodeModule) else call
+            made[name] = run(*arguments)
+            del arguments
+            for used in last:
+                del made[used]
+        values.update({name: made[name] for name in self.outputs})
 
 
 class Stages(NamedTuple):
@@ -131,13 +159,8 @@ def _stage(graph_module: fx.GraphModule, number_of: dict[fx.Node, int], number: 
         for source in node.all_input_nodes
         if source.op == "placeholder" or number_of[source] != number
     )
-    graph = fx.Graph()
-    copies = {node: graph.placeholder(node.name) for node in taken}
-    for node in members:
-        copies[node] = graph.node_copy(node, copies.__getitem__)
     given = [
         node for node in members if node is result or any(number_of.get(user, number) > number for user in node.users)
     ]
-    graph.output(tuple(copies[node] for node in given))
-    names = [node.name for node in taken], [node.name for node in given]
-    return Stage(fx.GraphModule(graph_module, graph), *names)
+    modules = dict(graph_module.named_children())
+    return Stage(modules, members, [node.name for node in taken], [node.name for node in given])

@@ -15,7 +15,7 @@ from recfx.collections.converted_collection import ConvertedCollection
 from recfx.errors import RecfxError, type_of
 from recfx.runtime import marks
 from recfx.runtime.dist_groups import DistGroups, refuse_destroyed, sent_on
-from recfx.runtime.out_of_step import has_failed, lost_ranks
+from recfx.runtime.out_of_step import LostRanks, has_failed
 
 _Result = TypeVar("_Result")
 _UNREAD = 0  # of a message that is as long as others are
@@ -47,7 +47,7 @@ def on_all_ranks(
         if sent is None:
             raise
     answers: list[Any] = [None] * group.size()
-    with lost_ranks():
+    with LostRanks():
         dist.all_gather_object(answers, (sent, result), group=group)
     if own is not None:
         raise own
@@ -61,7 +61,7 @@ def any_rank(groups: Iterable[dist.ProcessGroup | None], flag: bool) -> bool:
     """Whether ``flag`` is set on any rank of these groups. Collective, once per group; None stands for no group."""
     for group in {id(group): group for group in groups if group is not None}.values():
         count = torch.tensor([int(flag)], device=sent_on(group))
-        with lost_ranks():
+        with LostRanks():
             dist.all_reduce(count, group=group)
         flag = bool(count > 0)
     return flag
@@ -81,7 +81,7 @@ def tell_counts(group: dist.ProcessGroup, first: int, second: int, mark: int, na
     """
     row = torch.tensor([first, second, _UNREAD, mark, _UNREAD], device=sent_on(group))
     numbers = [number.expand(group.size()) for number in row]
-    with lost_ranks():
+    with LostRanks():
         firsts, seconds, _, marks_of_ranks, _ = SplitsAllToAllAwaitable(numbers, group).wait()
     different = marks.other_calls(marks_of_ranks, name)
     if different is not None:
