@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -35,29 +35,12 @@ from recfx.replacement.conversion_record import add_notes, attach_conversion, co
 from recfx.replacement.replace_collections import carry_references
 from recfx.replacement.resize_tables import TableResizing
 
+Ready = Callable[[nn.Module, Mapping[str, ConvertedCollection]], None]
 
-class Observer(Protocol):
-    """What is told of one conversion."""
-
-    def done(self, stage: str) -> None:
-        """A stage has ended."""
-
-    def ready(self, converted: nn.Module, collections: Mapping[str, ConvertedCollection]) -> None:
-        """The result has these collections, and ``converted`` the record of it; the user's model has not changed yet.
-
-        An error ends the conversion. Called again for what has changed since.
-        """
-
-    def failure(self, error: BaseException) -> None:
-        """The conversion has failed."""
-
-    def result(self, converted: nn.Module) -> None:
-        """The conversion has succeeded."""
-
-
-_Ready = Callable[[nn.Module, Mapping[str, ConvertedCollection]], None]
-OBSERVERS: list[Callable[[nn.Module], Observer | None]] = []
-"""Each is called with the model at the beginning of a conversion."""
+WHEN_READY: list[Ready] = []
+"""Each is called with the result, which has the record of the conversion, and with its collections, before the model of
+the user changes, and again for what has changed since. An error ends the conversion.
+"""
 
 
 @typed(ConversionError)
@@ -144,36 +127,23 @@ def convert(
         ConversionError: with a reason code; the model is as it was.
     """
     first_use()
-    observers = [observer for observe in OBSERVERS if (observer := observe(model)) is not None]
-
-    def done(stage: str) -> None:
-        for observer in observers:
-            observer.done(stage)
-
-    def ready(converted: nn.Module, collections: Mapping[str, ConvertedCollection]) -> None:
-        for observer in observers:
-            observer.ready(converted, collections)
-
-    try:
-        call = None if sample is None else Sample.of(sample)
-        asked = Request(
-            call, hashing, plan, env, device, backend, whole_graph, verify, inplace, on_unsupported, id_ranges,
-            named_passes(passes), managed_collisions, dedup,
-        )  # fmt: skip
-        converted = _convert(model, asked, done, ready)
-    except BaseException as error:
-        for observer in observers:
-            observer.failure(error)
-        raise
-    for observer in observers:
-        observer.result(converted)
-    return converted
+    call = None if sample is None else Sample.of(sample)
+    asked = Request(
+        call, hashing, plan, env, device, backend, whole_graph, verify, inplace, on_unsupported, id_ranges,
+        named_passes(passes), managed_collisions, dedup,
+    )  # fmt: skip
+    return _convert(model, asked)
 
 
-def _convert(model: nn.Module, asked: Request, done: Callable[[str], None], ready: _Ready) -> nn.Module:
+def _ready(converted: nn.Module, collections: Mapping[str, ConvertedCollection]) -> None:
+    for observe in WHEN_READY:
+        observe(converted, collections)
+
+
+def _convert(model: nn.Module, asked: Request) -> nn.Module:
     asked.check(model)
     with TableResizing(model) as resizing:
-        decision = decide(model, asked, resizing, done=done)
+        decision = decide(model, asked, resizing)
         converted = model if decision.converted is None else decision.converted
         replaced = decision.replaced_in(model)
         replacements = decision.replacements
@@ -181,13 +151,12 @@ def _convert(model: nn.Module, asked: Request, done: Callable[[str], None], read
             before, in_place = converted, asked.inplace and decision.converted is None
             if decision.converted is None:  # they were converted by an earlier call
                 replaced |= unsharded_collections(before)
-            converted = _shard_model(converted, asked, in_place, ready)
+            converted = _shard_model(converted, asked, in_place)
             replacements = _sharded_replacements(replacements, before, converted)
-            done("shard, and run the passes")
-        ready(converted, converted_collections(converted))
+        _ready(converted, converted_collections(converted))
         if asked.device is not None:
             _place(converted, asked.device)
-            ready(converted, converted_collections(converted))  # other kernels may serve the tables there
+            _ready(converted, converted_collections(converted))  # other kernels may serve the tables there
         guard_loading(converted)
         whole = as_whole_graph(converted, asked.call) if asked.whole_graph else None
         if asked.inplace and decision.converted is not None:
@@ -200,7 +169,6 @@ def _convert(model: nn.Module, asked: Request, done: Callable[[str], None], read
             refuse_calls(original, path)
         if replaced and not asked.inplace and "" not in replaced:  # otherwise, nothing of the user's runs
             catch_calls(converted, replaced)
-        done("make a whole graph" if asked.whole_graph else "place, and patch")
     return converted
 
 
@@ -230,7 +198,7 @@ def _patch(
     return model
 
 
-def _shard_model(converted: nn.Module, asked: Request, inplace: bool, ready: _Ready) -> nn.Module:
+def _shard_model(converted: nn.Module, asked: Request, inplace: bool) -> nn.Module:
     """Shard the collections over all ranks; the rest of the model stays as it is."""
     conversion = conversion_of(converted)  # it is stored on the root, which may be a collection itself
     env = environment(asked.env)
@@ -238,7 +206,7 @@ def _shard_model(converted: nn.Module, asked: Request, inplace: bool, ready: _Re
     sharded = shard_collections(converted, plan, env, asked.device)
     if inplace and id(converted) not in sharded:
         collections = unsharded_collections(converted)
-        ready(converted, {path: sharded[id(collection)] for path, collection in collections.items()})
+        _ready(converted, {path: sharded[id(collection)] for path, collection in collections.items()})
         replace_in_place(converted, sharded)
         model = converted
     else:

@@ -58,11 +58,10 @@ def decide(
     *,
     raises: bool = True,
     kept_before: Callable[[Finding], Diagnostic | None] | None = None,
-    done: Callable[[str], None] = lambda stage: None,
 ) -> Decision:
     """What becomes of ``model``, which does not change, except for tables that ``resizing`` gives more rows. With
     ``raises``, the first refusal is raised, otherwise all are listed. ``kept_before`` says why an earlier conversion
-    kept a collection that could be converted by default; ``done`` is told the name of each stage when it ends.
+    kept a collection that could be converted by default.
     """
     taken_over = take_over(model, shards=asked.shards) if asked.managed_collisions == "convert" else TakenOver(model)
     discovery = discover(taken_over.model, asked.call)
@@ -95,7 +94,6 @@ def decide(
             _refuse_sharded(discovery)
     with refusals():
         _refuse_hashing_of_managed(discovery, asked)
-    done("discover")
     if discovery.of(CONVERTED) and not discovery.of(CONVERTIBLE):
         with refusals():
             _refuse_other_request(discovery, asked)
@@ -122,7 +120,6 @@ def decide(
         _refuse_to_copy(model, asked)
         decision.converted, _ = copy_modules(taken_over.model, decision.replacements)
         mark_shared_weights(decision.converted)
-        done("replace, and run the passes")
         conversion = decision.conversion = recorded(discovery, asked.on_unsupported, before=conversion_of(model))
         conversion.notes += compile_dropped(model, asked.inplace)
         conversion.notes += taken_over.notes(discovery, decision.replacements)
@@ -133,7 +130,6 @@ def decide(
         attach_conversion(decision.converted, conversion)
         if asked.verifies:
             conversion.notes += check_conversion(model, decision.converted, asked, conversion, discovery)
-            done("verify")
     return decision
 
 

@@ -26,45 +26,30 @@ from recfx.replacement.conversion_record import conversion_of
 _PACKAGE = str(Path(__file__).parents[1])
 
 
-class ConversionWarnings:
-    """An observer of one conversion."""
-
-    def __init__(self, model: nn.Module) -> None:
-        pass
-
-    def done(self, stage: str) -> None:
-        """Nothing is worth a warning yet."""
-
-    def failure(self, error: BaseException) -> None:
-        """The error says more."""
-
-    def result(self, converted: nn.Module) -> None:
-        """All is said already."""
-
-    def ready(self, converted: nn.Module, collections: Mapping[str, ConvertedCollection]) -> None:
-        """Warn at the line that called recfx, on rank 0; if the filter makes errors of warnings, on all ranks alike."""
-        conversion = conversion_of(converted)
-        reasons = [
-            *conversion.notes,
-            *(never_called(one.paths[0]) for one in conversion.found if one.found == "never called"),
-        ]
-        for path, collection in collections.items():
-            reasons += _reasons(collection, path)
-        warned = [
-            replace(reason, path=users_path(converted, reason.path))
-            for reason in reasons
-            if reason.severity == Severity.WARNING
-        ]
-        sharded = next((one for one in collections.values() if isinstance(one, ShardedCollection)), None)
-        if sharded is not None:
-            of_ranks = on_all_ranks(sharded.process_group, lambda: warned, lambda error: None)
-            warned = [reason for of_rank in of_ranks for reason in of_rank or ()]
-        is_first = not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
-        for reason in warned:
-            if (reason.code, reason.path) not in conversion.warned:
-                conversion.warned.add((reason.code, reason.path))
-                with contextlib.nullcontext() if is_first else warnings.catch_warnings(record=True):
-                    warnings.warn(RecfxWarning(reason), stacklevel=_frames_of_recfx())
+def warn(converted: nn.Module, collections: Mapping[str, ConvertedCollection]) -> None:
+    """Warn at the line that called recfx, on rank 0; if the filter makes errors of warnings, on all ranks alike."""
+    conversion = conversion_of(converted)
+    reasons = [
+        *conversion.notes,
+        *(never_called(one.paths[0]) for one in conversion.found if one.found == "never called"),
+    ]
+    for path, collection in collections.items():
+        reasons += _reasons(collection, path)
+    warned = [
+        replace(reason, path=users_path(converted, reason.path))
+        for reason in reasons
+        if reason.severity == Severity.WARNING
+    ]
+    sharded = next((one for one in collections.values() if isinstance(one, ShardedCollection)), None)
+    if sharded is not None:
+        of_ranks = on_all_ranks(sharded.process_group, lambda: warned, lambda error: None)
+        warned = [reason for of_rank in of_ranks for reason in of_rank or ()]
+    is_first = not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
+    for reason in warned:
+        if (reason.code, reason.path) not in conversion.warned:
+            conversion.warned.add((reason.code, reason.path))
+            with contextlib.nullcontext() if is_first else warnings.catch_warnings(record=True):
+                warnings.warn(RecfxWarning(reason), stacklevel=_frames_of_recfx())
 
 
 def _reasons(collection: ConvertedCollection, path: str) -> Iterator[Diagnostic]:
