@@ -41,13 +41,6 @@ def make_directory(directory: Path) -> None:
         sync_directory(directory.parent)
 
 
-def check_writable(directory: Path, name: str) -> None:
-    """Write a small new file, so that an error of the disk is raised before much is written."""
-    with open(directory / name, "xb") as file:
-        file.write(b"probe")
-    (directory / name).unlink()
-
-
 def write_durably(path: Path, content: bytes) -> None:
     """Write a new file, and flush its content to the disk."""
     with open(path, "xb") as file:

@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
 from recfx.argument_types import typed
 from recfx.checkpoint import storage
 from recfx.checkpoint.contents import MODEL, SETTINGS, check_has_elements, check_storable
 from recfx.checkpoint.directory import (
     MANIFEST,
-    check_writable,
     locked,
     make_directory,
     new_names,
@@ -28,8 +28,10 @@ from recfx.checkpoint.manifest import Manifest, is_foreign
 from recfx.checkpoint.ordinary import describe_optimizer, join_described, unwrap_optimizer, warm_up_states
 from recfx.checkpoint.peers import Peers, checked_directory, checked_model
 from recfx.checkpoint.settings import pack_settings
-from recfx.checkpoint.storage import Parts, SavedFolder
-from recfx.checkpoint.tables import joined_counts, tables_contents, tables_of
+from recfx.checkpoint.storage import SavedFolder
+from recfx.checkpoint.tables import fused_states
+from recfx.collections.converted_collection import collections_by_prefix
+from recfx.collections.sharding.collection import ShardedCollection
 from recfx.errors import CheckpointError
 from recfx.runtime.ordinary_optimizers import reset_before_saving
 
@@ -84,7 +86,7 @@ def save_checkpoint(
         _write(path, tensors, data, temporary, peers)
 
 
-def _write(path: Path, tensors: dict[str, Tensor | Parts], data: str, temporary: str, peers: Peers) -> None:
+def _write(path: Path, tensors: dict[str, Any], data: str, temporary: str, peers: Peers) -> None:
     with contextlib.ExitStack() as stack:  # the first rank holds the lock for all
         switching: list[Manifest] = []
 
@@ -111,7 +113,6 @@ def _write(path: Path, tensors: dict[str, Tensor | Parts], data: str, temporary:
 
         peers.first(begin)
         try:
-            peers.first(lambda: check_writable(path, temporary))
             storage.write(path / data, tensors, peers.group)
             peers.first(finish)
         except BaseException:
@@ -124,43 +125,42 @@ def _write(path: Path, tensors: dict[str, Tensor | Parts], data: str, temporary:
         peers.first(lambda: remove_leftovers(path, keep=data))
 
 
-def _contents(model: nn.Module, optimizer: Any, peers: Peers) -> dict[str, Tensor | Parts]:
+def _contents(model: nn.Module, optimizer: Any, peers: Peers) -> dict[str, Any]:
     """Everything that this rank writes, by name; nothing is copied. Collective."""
-    written: dict[str, Tensor | Parts] = {}
+    written: dict[str, Any] = {}
     common: dict[str, Tensor] = {}  # what all ranks have, and the first one writes
     settings: dict[str, Any] = {}
 
-    def describe() -> tuple[dict[str, list[Tensor]], dict[str, Any] | None]:
+    def describe() -> dict[str, Any] | None:
         inner = None if optimizer is None else unwrap_optimizer(optimizer)
         if inner is not None:
             reset_before_saving(inner)
+        for _, module in collections_by_prefix(model, ShardedCollection):
+            module.prepare_to_save()
         state = model.state_dict()
-        tensors, counts = tables_contents(model, peers.is_first)
+        sharded = {name: value for name, value in state.items() if isinstance(value, ShardedTensor)}
+        tensors = {name: value for name, value in state.items() if isinstance(value, Tensor) and name not in sharded}
+        for name, tensor in tensors.items():
+            check_has_elements(name, [tensor])
         described, whole, parts = (None, {}, {}) if inner is None else describe_optimizer(inner, model)
         written.update(parts)
-        written.update(tensors)
+        written.update(fused_states(model, peers.is_first))
+        written.update({MODEL + name: value for name, value in sharded.items()})
         if peers.is_first:
-            for table in tables_of(model):
-                for name in (table.weight, *table.index_keys.values()):
-                    state.pop(name, None)
             settings["extra_state"] = {name: value for name, value in state.items() if not isinstance(value, Tensor)}
             settings["in_backward"], of_attached = describe_in_backward(model)
             common.update(whole)
             common.update(of_attached)
-            for name, value in state.items():
-                if isinstance(value, Tensor):
-                    check_has_elements(name, [value])
-                    common[MODEL + name] = value.detach()
-        return counts, described
+            common.update({MODEL + name: tensor.detach() for name, tensor in tensors.items()})
+        return described
 
     all_ranks = peers.agree(describe)
 
     def join() -> None:
-        written.update(joined_counts([counts for counts, _ in all_ranks]))
         for name, tensor in common.items():
             check_storable(name, tensor)
             written.setdefault(name, tensor)
-        described = [values for _, values in all_ranks if values is not None]
+        described = [values for values in all_ranks if values is not None]
         if described and len(described) < len(all_ranks):
             raise CheckpointError(
                 f"only {len(described)} of {len(all_ranks)} ranks have an ordinary optimizer to save.",

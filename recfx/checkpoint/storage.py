@@ -170,8 +170,8 @@ class SavedFolder:
         return tensors
 
 
-def write(folder: Path, tensors: Mapping[str, Tensor | Parts], group: dist.ProcessGroup | None = None) -> None:
-    """Write ``tensors`` to a new folder; with a group, all its ranks' tensors, each tensor or part from one of them."""
+def write(folder: Path, tensors: Mapping[str, Any], group: dist.ProcessGroup | None = None) -> None:
+    """Write tensors, ``ShardedTensor``s and ``Parts`` to a new folder; with a group, those of all its ranks."""
     with warnings.catch_warnings():  # DCP says that it assumes a single process, each time
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         save(

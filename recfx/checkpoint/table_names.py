@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from recfx.checkpoint.contents import BUILD_AS_SAVED, check_names, mismatch
 from recfx.checkpoint.tables import tables_of
-from recfx.collections.kinds import KINDS
 from recfx.collections.wrappers import without_wrappers
 from recfx.errors import few
 from recfx.hashing.identity import IDENTITY
@@ -44,7 +43,7 @@ def fit_names(
         CheckpointError: ``checkpoint_mismatch``.
     """
     tables = [(table.prefix, table.name) for table in tables_of(model) if table.spec.has_index]
-    check_same_tables_have_indexes(tables, state, saved)
+    _check_indexes_are_on_both_sides(model, saved)
     optional = {f"{prefix}hash_indexes.{table}.{name}" for prefix, table in tables for name in _OPTIONAL}
     loaded = [name for name in state if name not in optional or name in saved]
     _check_is_whole_model([name for name in state if name not in optional], [*saved, *extra_state])
@@ -107,45 +106,21 @@ def prefix_of(submodule: str, names: Collection[str], saved: Collection[str]) ->
     return f"{max(alike, key=places.__getitem__, default=submodule)}."
 
 
-def check_same_tables_have_indexes(
-    tables: Collection[tuple[str, str]], state: Collection[str], saved: Collection[str]
-) -> None:
-    """Refuse tables that have an index on one side only: without it, the rows of ids mean nothing.
-
-    Args:
-        tables: the tables of this model that have an index.
-        state: names in this model.
-        saved: names in the checkpoint.
+def _check_indexes_are_on_both_sides(model: nn.Module, saved: Collection[str]) -> None:
+    """Refuse converted tables that have an index on one side only: without it, the rows of ids mean nothing.
 
     Raises:
         CheckpointError: ``checkpoint_mismatch``.
     """
-    with_index = dict.fromkeys(owner for owner in map(_table_of, saved) if owner is not None)
-    for prefix, table in tables:
-        if (prefix, table) not in with_index and _has_weight(saved, prefix, table):
-            raise mismatch(
-                f"table {table!r} was saved without an index, but has one here.",
-                module_path=prefix.rstrip("."),
-                what_to_do="convert with hashing=HashConfig() as when saving, or load the plain state with "
-                "load_state_dict, which empties the index.",
-            )
-    for prefix, table in with_index:
-        if (prefix, table) not in tables and _has_weight(state, prefix, table):
-            raise mismatch(
-                f"the checkpoint has an index for table {table!r}, which has no index here.",
-                module_path=prefix.rstrip("."),
-                what_to_do="convert with hashing=HashConfig.raw_ids(...) as when saving.",
-            )
-
-
-def _table_of(name: str) -> tuple[str, str] | None:
-    """Prefix of the collection and name of the table whose index has the key ``name``; None if it is not such a key."""
-    *prefix, indexes, table, buffer = ["", "", *name.rsplit(".", 3)]
-    if indexes != "hash_indexes" or buffer not in EVERY_NAME:
-        return None
-    return f"{prefix[-1]}." * bool(prefix[-1]), table
-
-
-def _has_weight(names: Collection[str], prefix: str, table: str) -> bool:
-    """Whether the table is among these names, in a collection of any kind."""
-    return any(prefix + kind.weight_name("", table) in names for kind in KINDS)
+    for table in tables_of(model):
+        was_saved = f"{table.prefix}hash_indexes.{table.name}.row_ids" in saved
+        if table.weight not in saved or was_saved == table.spec.has_index:
+            continue
+        if was_saved:
+            message = f"the checkpoint has an index for table {table.name!r}, which has no index here."
+            what_to_do = "convert with hashing=HashConfig.raw_ids(...) as when saving."
+        else:
+            message = f"table {table.name!r} was saved without an index, but has one here."
+            what_to_do = "convert with hashing=HashConfig() as when saving, or load the plain state with "
+            what_to_do += "load_state_dict, which empties the index."
+        raise mismatch(message, module_path=table.prefix.rstrip("."), what_to_do=what_to_do)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recfx.checkpoint.contents import MODEL, OPTIMIZER, check_has_elements, check_saved_as
+from recfx.checkpoint.contents import OPTIMIZER, check_has_elements, check_saved_as
 from recfx.checkpoint.storage import Parts, SavedFolder
 from recfx.collections.converted_collection import collections_by_prefix
 from recfx.collections.fit_table import check_weight, saved_shape
@@ -25,13 +25,12 @@ from recfx.collections.sharding.collection import ShardedCollection
 from recfx.collections.sharding.load_state import fit_slices, fit_whole_index
 from recfx.collections.sharding.state import whole_index
 from recfx.collections.whole_tables import WholeTables
-from recfx.hashing.identity import IDENTITY, check_identity, identity
+from recfx.hashing.identity import IDENTITY, check_identity
 from recfx.hashing.index import HashIndex
 from recfx.hashing.row_move import RowMove, row_aligned_names, saved_names
-from recfx.hashing.slices import COUNTS, SLICE_COUNTS, STATISTICS, join_states, part_count, parts_between, slice_state
+from recfx.hashing.slices import COUNTS, SLICE_COUNTS, STATISTICS, part_count, parts_between, slice_state
 from recfx.ir.shard import Shard
 from recfx.ir.tables import TableSpec
-from recfx.kernels.index.index_buffers import BATCHES
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.rules.rule import STEP, Rule
 
@@ -76,12 +75,6 @@ class Table:
     def saved_here(self) -> list[Shard]:
         """The shards of this rank that are saved."""
         return [shard for shard in self.saved if shard.rank == self.rank]
-
-    @property
-    def slices_here(self) -> list[Shard]:
-        """One shard per slice of rows whose index this rank saves; all column blocks have the same index."""
-        first = {shard.rows: shard for shard in reversed(self.saved)}
-        return [first[rows] for rows in sorted(first) if first[rows].rank == self.rank]
 
     @property
     def saves_common(self) -> bool:
@@ -157,42 +150,18 @@ def sharded_parameters(model: nn.Module) -> dict[int, tuple[Table, Shard]]:
 # Saving
 
 
-def tables_contents(model: nn.Module, is_first: bool) -> tuple[dict[str, Tensor | Parts], dict[str, list[Tensor]]]:
-    """This rank's parts of all tables, and the ``counts`` of its slices, which have yet to be joined.
+def fused_states(model: nn.Module, is_first: bool) -> dict[str, Tensor | Parts]:
+    """This rank's parts of the state of fused optimizers; collections save weights and indexes in their ``state_dict``.
 
     Args:
         model: the model without wrappers.
         is_first: whether this rank saves what is not sharded.
-
-    Raises:
-        CheckpointError: the state that was loaded in place into an index is not valid; ``model_on_meta``.
     """
     tensors: dict[str, Tensor | Parts] = {}
-    counts: dict[str, list[Tensor]] = {}
-    for _, module in collections_by_prefix(model, ShardedCollection):
-        module.prepare_to_save()
     for table in tables_of(model):
-        check_has_elements(table.weight, table.weights)
-        if not table.module.is_sharded and not is_first:
-            continue
-        spec = table.spec
-        tensors[MODEL + table.weight] = _parts(
-            table, (spec.num_embeddings, spec.embedding_dim), lambda shard, of=table: of.module.store.weight(shard.name)
-        )
-        if table.spec.has_index:
-            _save_index(table, tensors, counts)
-        if table.first and (fused := table.fused) is not None:
+        if table.first and (table.module.is_sharded or is_first) and (fused := table.fused) is not None:
             _save_optimizer(table, fused.rule, tensors)
-    return tensors, counts
-
-
-def joined_counts(ranks: Sequence[dict[str, list[Tensor]]]) -> dict[str, Tensor]:
-    """The tables' ``counts``, joined from those of all ranks."""
-    slices: dict[str, list[dict[str, Tensor]]] = {}
-    for counts in ranks:
-        for name, values in counts.items():
-            slices.setdefault(name, []).extend({COUNTS: value} for value in values)
-    return {name: join_states(states)[COUNTS] for name, states in slices.items()}
+    return tensors
 
 
 def _parts(table: Table, size: tuple[int, ...], tensor_of: Any, blocks: Sequence[tuple[int, int]] = ()) -> Parts:
@@ -204,35 +173,6 @@ def _parts(table: Table, size: tuple[int, ...], tensor_of: Any, blocks: Sequence
             row, column = blocks.index(shard.columns) * table.spec.num_embeddings + row, 0
         parts.put((row, column), tensor_of(shard))
     return parts
-
-
-def _save_index(table: Table, tensors: dict[str, Tensor | Parts], counts: dict[str, list[Tensor]]) -> None:
-    spec = table.spec
-    assert spec.hashing is not None
-    indexes = {shard: table.module.index(shard.name) for shard in table.slices_here}
-    for name, key in table.index_keys.items():
-        if name == IDENTITY:
-            if table.saves_common:
-                tensors[MODEL + key] = identity(spec.hashing, spec.name)
-        elif name == COUNTS:
-            counts[MODEL + key] = [_counts(index) for index in indexes.values()]
-        elif name == SLICE_COUNTS:
-            parts = tensors[MODEL + key] = Parts((part_count(spec.hashing), len(STATISTICS)))
-            for shard, index in indexes.items():
-                own = index.slice_counts if index.policy.is_whole_table else index.counts_to_save().of_parts
-                parts.put((parts_between(spec.hashing, *shard.rows).start, 0), own)
-        else:
-            parts = tensors[MODEL + key] = Parts((spec.num_embeddings,))
-            for shard, index in indexes.items():
-                parts.put((shard.rows[0],), getattr(index, name))
-
-
-def _counts(index: HashIndex) -> Tensor:
-    """What an index says about the whole table: a slice of it knows only the number of batches."""
-    counts = index.counts.clone()
-    if not index.policy.is_whole_table:
-        counts[BATCHES + 1 :] = 0
-    return counts
 
 
 def saved_state_names(table: Table, rule: Rule) -> list[str]:

@@ -251,7 +251,7 @@ def fail_on(rank: int, world_size: int, case: Case, folder: str, where: str) -> 
         if where == "manifest":
             patch.setattr("recfx.checkpoint.manifest.Manifest.switch", fail)
         if where == "index" and rank == 1:
-            patch.setattr("recfx.checkpoint.save.tables_contents", fail)
+            patch.setattr("recfx.checkpoint.save.fused_states", fail)
         with pytest.raises((CheckpointError, OSError), match="no space left on this rank") as caught:
             recfx.save_checkpoint(model, folder)
     return str(getattr(caught.value, "reason", "OSError"))
