@@ -235,6 +235,6 @@ def test_a_killed_writer_leaves_the_old_or_the_new_checkpoint(tmp_path: Path) ->
     assert set(killed) <= set(copies)
     saved_over = [files for _, _, _, *files in lines if files]
     assert {len(files) for files in saved_over} == {2}, "the next save cleans up"
-    assert len(saved_over) > len(killed) + 10
+    assert len(saved_over) > len(killed) + 5
     assert (tmp_path / "bystander").read_text() == "untouched"
     assert sorted(os.listdir(directory)) == ["checkpoint.json", Manifest.read(directory).data]
