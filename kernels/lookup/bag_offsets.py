@@ -38,12 +38,6 @@ class Fault(NamedTuple):
     kind: int
     position: int
 
-    @classmethod
-    def of(cls, fault: Tensor) -> Fault | None:
-        """Read the int64 ``[2]`` that the operators return; zeros mean that there is no fault."""
-        kind, position = fault.tolist()
-        return cls(kind, position) if kind else None
-
 
 class BagOffsets(NamedTuple):
     """Where bags begin.
@@ -80,7 +74,8 @@ def bag_offsets(
         if checked is not None:
             return checked
     offsets, fault = library.operators().bag_offsets(values, bags, are_offsets, bags_per_key, rows_per_key)
-    return BagOffsets(offsets, Fault.of(fault), None)
+    kind, position = fault.tolist()
+    return BagOffsets(offsets, Fault(kind, position) if kind else None, None)
 
 
 def _by_kernel(

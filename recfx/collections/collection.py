@@ -272,7 +272,8 @@ class UnshardedCollection(WholeTables):
         if not all_held(bags):
             self._hold_bags(bags)
         self._follow()
-        self._forget_row_moves()
+        if self._row_moves:
+            self._forget_row_moves()
         if self._store.optimizers and self.training and torch.is_grad_enabled():
             refuse_fused_replicas(self.collection, list(self._store.optimizers))
 

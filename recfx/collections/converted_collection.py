@@ -211,7 +211,7 @@ class ConvertedCollection(FxLeaf):
 
     def _forget_row_moves(self) -> None:
         """Note that a training step begins: optimizer state loaded from now on belongs to the rows as they are."""
-        if self._row_moves and self.training:
+        if self.training:
             self._row_moves = {}
 
     @abstractmethod

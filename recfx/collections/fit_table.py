@@ -6,16 +6,19 @@ or only the shapes of what they will read later. Nothing is changed here.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from recfx.errors import CheckpointError
 from recfx.hashing import HashIndex, state
 from recfx.hashing.row_move import RowMove, check_saved_index, fit_rows
 from recfx.hashing.storage import say_what_is_lost
 from recfx.runtime.hooks import load_hooks
+
+STRICT: ContextVar[bool] = ContextVar("strict", default=True)
+"""The ``strict`` of the ``load_state_dict`` that is running, which torch does not tell the modules."""
 
 
 def fit_index(
@@ -39,7 +42,7 @@ def fit_index(
 
 def without_index(*, has_weight: bool, holds_ids: Callable[[], bool]) -> str:
     """What an index does if nothing was saved for it, ``state.KEEP`` or ``state.FORGET``."""
-    return state.KEEP if not has_weight or (holds_ids() and not is_strict()) else state.FORGET
+    return state.KEEP if not has_weight or (holds_ids() and not STRICT.get()) else state.FORGET
 
 
 def say_what_is_lost_together(fitted: dict[str, object], indexes: Mapping[str, HashIndex]) -> None:
@@ -116,13 +119,3 @@ def without_weight(name: str) -> CheckpointError:
         module_path=name,
         what_to_do="Load the index together with the weight, or leave out the keys of both.",
     )
-
-
-def is_strict() -> bool:
-    """The arguments of the ``load_state_dict`` that is running, which torch does not tell the modules."""
-    load, frame = inspect.unwrap(nn.Module.load_state_dict), inspect.currentframe()
-    while frame is not None:
-        if frame.f_code is load.__code__:
-            return bool(frame.f_locals["strict"])
-        frame = frame.f_back
-    return True

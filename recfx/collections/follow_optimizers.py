@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import weakref
-from itertools import chain
 from typing import Any
 
 from torch import nn
 
 from recfx.errors import Diagnostic
-from recfx.lowering.registry import WeightFacts, facts_of_weights
-from recfx.optim.attached import attached_optimizers, attached_to_each
+from recfx.lowering.registry import WeightFacts
+from recfx.optim.attached import attached_optimizers
 from recfx.optim.fused_optimizer import FusedOptimizer
-from recfx.optim.in_backward import attach_unfused, fused_optimizers, hooks_on_step, positions_with_hooks
+from recfx.optim.in_backward import attach_unfused, fused_optimizers, hooks_on_step
 from recfx.runtime import TableStore
 
 
@@ -54,25 +53,10 @@ class OptimizerFollower:
                 self._aside[table] = before, self._store.optimizers.pop(table)
 
     def look(self) -> tuple[list[Any], list[WeightFacts]]:
-        """The optimizers in backward on the tables, with which tables have gradient hooks; and what kernels are chosen
-        for. Every forward asks, in some models for thousands of tables.
-
-        The value stays equal as long as nothing is attached or removed, and no table changes. Each collection keeps its
-        own last value: copies of its modules share the follower, but have their own graph to make anew.
+        """See ``TableStore.look``. Each collection keeps its own last value: copies of its modules share the follower,
+        but have their own graph to make anew.
         """
-        bags = self._store.bags
-        try:
-            weights: list[Any] = [bag._parameters["weight"] for bag in bags._modules.values() if bag is not None]
-            attached = attached_to_each(weights)
-        except (KeyError, AttributeError):  # a weight is gone, by pruning or set to None: say which, and what to do
-            weights = [self._store.weight(table) for table in bags]
-            attached = attached_to_each(weights)
-        # Not their ids: another one may get the id of one that is gone.
-        watched: list[Any] = list(chain.from_iterable(attached))
-        if watched or self._store.optimizers or self._aside:
-            watched += map(id, weights)
-            watched += [-1 - position for position in positions_with_hooks(weights, attached)]
-        return watched, facts_of_weights(weights)
+        return self._store.look(watched=bool(self._aside))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_aside": {}}

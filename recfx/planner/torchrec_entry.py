@@ -31,6 +31,7 @@ from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCo
 from recfx.collections.collection import UnshardedCollection, unsharded_collections
 from recfx.collections.converted_classes import all_converted_classes
 from recfx.collections.converted_collection import converted_collections
+from recfx.collections.fit_table import STRICT
 from recfx.collections.kinds import KINDS, kind_of
 from recfx.collections.raw_ids import refuse_returned_rows
 from recfx.collections.sharding.collection import hook_refused, leave_to_collections
@@ -330,10 +331,13 @@ def _extend_data_parallel(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _name_unconvert(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Say what the unexpected keys are that a plain model finds in the state of a hashed one."""
+    """Tell converted collections whether the load is strict, and a plain model what unexpected keys are those of a
+    hashed one.
+    """
 
     @functools.wraps(original)
     def extended(self: nn.Module, *arguments: Any, **keywords: Any) -> Any:
+        before = STRICT.set(bool(arguments[1] if len(arguments) > 1 else keywords.get("strict", True)))
         try:
             return original(self, *arguments, **keywords)
         except RuntimeError as error:
@@ -348,5 +352,7 @@ def _name_unconvert(original: Callable[..., Any]) -> Callable[..., Any]:
                 "recfx.unconvert(model, with_mapping=True), which returns a plain model and the row of each id. "
                 f"torch says: {error}",
             ) from error
+        finally:
+            STRICT.reset(before)
 
     return extended

@@ -93,7 +93,8 @@ class BatchChecks:
         if offsets.numel() == 1:  # TorchRec cannot add up the lengths of no bags
             borders = [0] * (len(keys) + 1)
         length_per_key = None if borders is None else [end - begin for begin, end in pairwise(borders)]
-        self._check_length_per_key(features, offsets, per_key, length_per_key)
+        if features.length_per_key_or_none() is not None:
+            self._check_length_per_key(features, offsets, per_key, length_per_key)
         return self._as_kjt(keys, values, weights, None if are_offsets else bags, offsets, per_key, length_per_key)
 
     @staticmethod
@@ -231,9 +232,7 @@ class BatchChecks:
         """Check what the KJT states besides its lengths, because the standard collection relies on it. ``true`` is what
         is right, if the host knows it.
         """
-        stated = features.length_per_key_or_none()
-        if stated is None:
-            return
+        stated = features.length_per_key()
         if true is None:
             keys = len(features.keys())
             counts = per_key * keys if len(per_key) == 1 else per_key

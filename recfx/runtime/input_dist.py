@@ -263,7 +263,7 @@ class InputDistStart(NodeModule):
             context.origins = sent.weights_or_none()
             sent = as_sent(without_weights(sent), self._device.type == "cpu")
             context.ids_sent = sent.length_per_key()
-        mark = self.identity | marks.mode(self.training) | marks.run(run) | says
+        mark = self.identity | marks.says(self.training, run) | says
         return self._start(sent, mark, context), context
 
     def _start(

@@ -273,7 +273,8 @@ class Lookup(NodeModule):
                 self._refuse_hooks(weights)
             if torch.is_grad_enabled():
                 self._refuse_changed_settings()
-                self._refuse_other_tensors(weights)
+                if not fits:
+                    self._refuse_other_tensors(weights)
         return weights, choice
 
     def _refuse_hooks(self, weights: list[torch.Tensor]) -> None:

@@ -49,9 +49,13 @@ def identity(collection: str, keys: list[str], splits: list[int], setting: str =
     return number
 
 
-def mode(training: bool) -> int:
-    """The bits for the mode in which a call is made now; only ranks in the same mode join the same backward."""
-    return (TRAINS if training else EVALUATES) | (0 if torch.is_grad_enabled() else NO_GRADIENTS)
+def says(training: bool, backwards: int = 0) -> int:
+    """The bits for the mode in which a call is made now, and for the backwards since the call before.
+
+    Only ranks in the same mode join the same backward. ``backwards`` is what ``Backwards.begin_call`` returns.
+    """
+    mode = (TRAINS if training else EVALUATES) | (0 if torch.is_grad_enabled() else NO_GRADIENTS)
+    return mode | backwards << _RUN_AT & _RUN
 
 
 def joint(marks: Sequence[int]) -> int:

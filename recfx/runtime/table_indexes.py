@@ -91,7 +91,7 @@ class TableIndexes:
         """
         if training and self._group is None:
             refuse_replicas(self.collection, self.hashed)
-        indexes = self._all()
+        indexes = self.store.indexes_of(self._names_in_order)
         if features.values().is_meta or (indexes and indexes[0].row_ids.is_meta):
             return False
         if indexes and hash_index.any_nonzero(buffers_named("uninitialized", indexes)):
@@ -105,7 +105,7 @@ class TableIndexes:
 
     def find_views(self, training: bool) -> list[IndexView | None]:
         """The index of each table of the collection; None for tables without one."""
-        views = views_of(self._all(), training)
+        views = views_of(self.store.indexes_of(self._names_in_order), training)
         if len(views) == len(self.tables):
             return [*views]
         of_table = dict(zip(self._names_in_order, views, strict=True))
@@ -113,10 +113,6 @@ class TableIndexes:
 
     def by_table(self) -> list[HashIndex | None]:
         return [self.store.index(table.name) if table.name in self._is_hashed else None for table in self.tables]
-
-    def _all(self) -> list[HashIndex]:
-        """The indexes, in the order of the tables."""
-        return self.store.indexes_of(self._names_in_order)
 
     def _indexes(self, segments: list[Segment]) -> list[HashIndex]:
         return self.store.indexes_of([segment.table.name for segment in segments])
@@ -194,7 +190,7 @@ class TableIndexes:
 
     def _count_found(self, resident: list[int], batches: int) -> None:
         # The first two counts of an index are the batches and the ids seen.
-        counts = buffers_named("counts", self._all())
+        counts = buffers_named("counts", self.store.indexes_of(self._names_in_order))
         amounts = [amount for count in resident for amount in (batches, count)]
         hash_index.add_counts(counts, amounts)
 

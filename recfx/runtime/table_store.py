@@ -9,6 +9,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -17,8 +18,10 @@ from torch import nn
 from recfx.errors import ConversionError, few
 from recfx.hashing import HashIndex
 from recfx.ir.facts import TableFacts
-from recfx.lowering.registry import facts_of_table
+from recfx.lowering.registry import WeightFacts, facts_of_table, facts_of_weights
+from recfx.optim.attached import attached_to_each
 from recfx.optim.fused_optimizer import FusedOptimizer
+from recfx.optim.in_backward import positions_with_hooks
 from recfx.runtime.in_flight import BatchesInFlight
 from recfx.runtime.ordinary_optimizers import OrdinaryOptimizers
 
@@ -37,7 +40,8 @@ class TableStore:
         in_flight: the batches whose rows must keep their ids.
         shared_weights: for every table whose weight other tables or modules have as well, the names of these.
         graph_fits: whether the forward under way has compared the tables with what its graph was made for. Then no
-            weight with a fused optimizer has a hook, and the kernels of all lookups still serve their tables.
+            weight with a fused optimizer has a hook or was replaced, and the kernels of all lookups still serve their
+            tables.
     """
 
     def __init__(
@@ -110,6 +114,28 @@ class TableStore:
         bags: Any = self.bags._modules
         weights = [bags[table]._parameters.get("weight") for table in tables]
         return [self.weight(table) if weight is None else weight for table, weight in zip(tables, weights, strict=True)]
+
+    def look(self, *, watched: bool = False) -> tuple[list[Any], list[WeightFacts]]:
+        """The optimizers in backward on the tables, with which tables have gradient hooks; and what kernels are chosen
+        for. Every forward asks, in some models for thousands of tables.
+
+        The value stays equal as long as nothing is attached or removed, and no table changes.
+
+        Args:
+            watched: whether parameters and hooks matter although no table has an optimizer.
+        """
+        try:
+            weights: list[Any] = [bag._parameters["weight"] for bag in self.bags._modules.values() if bag is not None]
+            attached = attached_to_each(weights)
+        except (KeyError, AttributeError):  # a weight is gone, by pruning or set to None: say which, and what to do
+            weights = [self.weight(table) for table in self.bags]
+            attached = attached_to_each(weights)
+        # Not their ids: another one may get the id of one that is gone.
+        seen: list[Any] = list(chain.from_iterable(attached))
+        if seen or self.optimizers or watched:
+            seen += map(id, weights)
+            seen += [-1 - position for position in positions_with_hooks(weights, attached)]
+        return seen, facts_of_weights(weights)
 
     def own_weights(self) -> None:
         """Record that the fused optimizers belong to the current parameters."""

@@ -105,6 +105,6 @@ def test_nobody_else_decides_what_fits() -> None:
     files = {
         path.relative_to(PRODUCT).as_posix()
         for path in PRODUCT.rglob("*.py")
-        if re.search(r"(?<!def )\b(fit_rows|check_saved_index|RowMove\.keep_first|is_strict)\(", path.read_text())
+        if re.search(r"(?<!def )\b(fit_rows|check_saved_index|RowMove\.keep_first|STRICT\.get)\(", path.read_text())
     }
     assert files == {"collections/fit_table.py", "collections/sharding/load_state.py"}

@@ -54,9 +54,9 @@ def test_different_calls_are_named(mark: int, words: str) -> None:
 
 def test_calls_in_different_modes_are_different_calls() -> None:
     mine, other = USER | TRAINS, USER | EVALUATES | NO_GRADIENTS
-    assert marks.mode(True) | USER == mine
+    assert marks.says(True) | USER == mine
     with torch.no_grad():
-        assert marks.mode(False) | USER == other
+        assert marks.says(False) | USER == other
     error = marks.other_calls([mine, other | REFUSED, mine | LAST], "user")
     assert error is not None
     assert error.by_all_ranks

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torchrec.distributed.embedding_sharding import KJTSplitsAllToAllMeta
 from torchrec.distributed.embedding_types import KJTList
 from torchrec.distributed.types import Awaitable, LazyAwaitable, ShardedModule
@@ -30,6 +31,9 @@ class BatchSteps(ShardedTables, ShardedModule[KJTList, dict[str, Any], Any, Batc
 
     in_step: InStep
     """The context of what other ranks wait for."""
+
+    _checked: Any = None  # what ``TableStore.look`` returned when the tables were last found to be as they must be
+    _computed: Any = None  # and when all lookups last ran
 
     def _cut_into_steps(self) -> None:
         self.in_step = InStep(self.groups.pooled, self.collection)
@@ -82,8 +86,7 @@ class BatchSteps(ShardedTables, ShardedModule[KJTList, dict[str, Any], Any, Batc
         values["features"], ctx.stages = features, stages
         (selected,) = stages.send.inputs
         try:
-            self._refuse_gradient_hooks()  # which may be on some ranks only
-            self.refuse_moved()
+            self._check_tables()
             stages.select.run(values)
         except Exception as error:
             ctx.refused = error
@@ -109,7 +112,8 @@ class BatchSteps(ShardedTables, ShardedModule[KJTList, dict[str, Any], Any, Batc
 
     def _may_start(self) -> None:
         self.in_step.refuse_if_failed()
-        self._forget_row_moves()
+        if self._row_moves:
+            self._forget_row_moves()
 
     def _send(
         self, ctx: BatchContext, send: Stage, selected: KeyedJaggedTensor | None
@@ -123,6 +127,14 @@ class BatchSteps(ShardedTables, ShardedModule[KJTList, dict[str, Any], Any, Batc
         started = [name for name in send.outputs if isinstance(values[name], _STARTED)]
         ctx.sharding_contexts = [values[name] for name in send.outputs if isinstance(values[name], DistContext)]
         return Sending([values.pop(name) for name in started], ctx, self.in_step)
+
+    def _check_tables(self) -> None:
+        """Refuse what some ranks may have done to their tables since the last batch, before ids are sent."""
+        tables = self._store.look()
+        if tables != self._checked:
+            self._refuse_gradient_hooks()
+            self.refuse_moved()
+            self._checked = tables
 
     def _refuse_gradient_hooks(self) -> None:
         """Refuse gradient hooks: a fused shard has no gradient for a hook, and no dense optimizer to fall back on."""
@@ -156,7 +168,14 @@ class BatchSteps(ShardedTables, ShardedModule[KJTList, dict[str, Any], Any, Batc
         with self.in_step:
             if not ctx.arrives_ahead:
                 self._arrive(ctx, dist_input)
-            ctx.stages.compute.run(ctx.values)
+            tables = self._store.look()
+            self._store.graph_fits = tables == self._computed
+            try:
+                ctx.stages.compute.run(ctx.values)
+            finally:
+                self._store.graph_fits = False
+            if torch.is_grad_enabled():  # otherwise, lookups do not ask whose tensors they read
+                self._computed = tables
         return ctx.values
 
     def _arrive(self, ctx: BatchContext, dist_input: KJTList) -> None:

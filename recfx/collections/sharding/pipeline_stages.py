@@ -14,11 +14,11 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from torch import fx
+from torch.autograd import profiler
 
 from recfx.collections.compile_graph import compile_again
 from recfx.ir.meta import node_meta
 from recfx.ir.node_kinds import CUTS, NODE_KINDS
-from recfx.lowering.step.profiler_ranges import is_profiling
 from recfx.passes.base import Rewrite
 from recfx.passes.split_hash_ids import split_hash_ids
 from recfx.runtime import SnapshotIndexes
@@ -72,7 +72,7 @@ class Stage:
         if not self.outputs:
             return
         made = {name: values[name] for name in self.inputs}
-        is_quiet = not is_profiling()  # and no tracer is here, so nodes need not look for one
+        is_quiet = not profiler._is_profiler_enabled  # and no tracer is here, so nodes need not look for one
         for name, call, args, last in self._steps:
             arguments = [made[arg.name] if isinstance(arg, fx.Node) else arg for arg in args]
             run = call._call_impl if is_quiet and isinstance(call, NodeModule) else call
