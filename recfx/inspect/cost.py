@@ -114,12 +114,7 @@ def priced_with_graphs(
     """
     if world_size is not None:
         world_size = whole_number(world_size, "world_size", most=MOST_RANKS)
-        if plan is None and world_size != getattr(topology, "world_size", None):
-            raise ConversionError(
-                "world_size is given, but no plan for so many ranks.",
-                reason="invalid_argument",
-                what_to_do="pass plan= as well, or a topology instead, for which a plan is made.",
-            )
+        refuse_ranks_without_plan(world_size, plan, topology)
     model = unwrap(model_or_graph)
     if isinstance(model, WholeGraph):
         model = model.graph_module
@@ -160,6 +155,16 @@ def priced_with_graphs(
             collection.fused_optimizers()  # makes the graph for what the tables are now
         return _as_it_is(model, list(distinct.values()), topology, again), {}
     return _as_planned(model, converted, plan, world_size, topology, again)
+
+
+def refuse_ranks_without_plan(world_size: int | None, plan: ShardingPlan | None, topology: object) -> None:
+    """Refuse a number of ranks (``invalid_argument``) that neither a plan nor a topology is for."""
+    if world_size is not None and plan is None and world_size != getattr(topology, "world_size", None):
+        raise ConversionError(
+            "world_size is given, but no plan for so many ranks.",
+            reason="invalid_argument",
+            what_to_do="pass plan= as well, or a topology instead, for which a plan is made.",
+        )
 
 
 def _as_it_is(

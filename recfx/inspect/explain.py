@@ -34,6 +34,7 @@ from recfx.discovery.sample import Sample
 from recfx.errors import ConversionError, Diagnostic, Severity
 from recfx.hashing import HashConfig
 from recfx.inspect.collection_reasons import never_called
+from recfx.inspect.cost import refuse_ranks_without_plan
 from recfx.inspect.describe import describe_converted, describe_other, describe_sharded, with_plan, with_reasons
 from recfx.inspect.records import Records
 from recfx.inspect.report import Report
@@ -113,12 +114,7 @@ def explain(
         named_passes(passes), managed_collisions, dedup, topology,
     )  # fmt: skip
     asked.check(model)
-    if world_size is not None and plan is None and world_size != getattr(topology, "world_size", None):
-        raise ConversionError(
-            "world_size is given, but no plan for so many ranks.",
-            reason="invalid_argument",
-            what_to_do="pass plan= as well, or a topology instead, for which a plan is made.",
-        )
+    refuse_ranks_without_plan(world_size, plan, topology)
     planned = _PlannedSharding(asked, world_size) if asked.shards else None
     root, as_asked = model, asked
     model = _holder(model)

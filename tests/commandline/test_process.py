@@ -66,33 +66,6 @@ def test_ctrl_c(loud: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "Traceback" not in capsys.readouterr().err
 
 
-CTRL_C = "os.kill(os.getpid(), signal.SIGINT)"
-MOMENTS = {
-    "importing": (
-        f"class Finder:\n def find_spec(name, *_):\n  if name == 'recfx.commandline': {CTRL_C}\n"
-        "sys.meta_path.insert(0, Finder)",
-        130,
-    ),
-    "waiting": (
-        f"def wait(): main.join(); time.sleep(0.1); {CTRL_C}; time.sleep(9)\nthreading.Thread(target=wait).start()",
-        130,
-    ),
-    "at the end": (f"atexit.register(lambda: {CTRL_C})", 0),
-}
-
-
-@pytest.mark.parametrize(("code", "status"), MOMENTS.values(), ids=list(MOMENTS))
-def test_ctrl_c_before_and_after(code: str, status: int) -> None:
-    """While Python starts, while it waits for threads, and when all is done: in a new interpreter."""
-    script = (
-        "import atexit, os, recfx, runpy, signal, sys, threading, time\nmain = threading.main_thread()\n"
-        f"{code}\nsys.argv[1:] = ['--version']\nrunpy.run_module('recfx', run_name='__main__', alter_sys=True)"
-    )
-    command, environment = [sys.executable, "-c", script], {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stderr) == (status, "")
-
-
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 def test_a_stream_that_the_shell_has_closed(
     stream: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

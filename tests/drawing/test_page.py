@@ -9,10 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 from torch import nn
-from torchrec import EmbeddingBagCollection, KeyedJaggedTensor, PoolingType
-from torchrec.models.dlrm import DLRM
+from torchrec import EmbeddingBagCollection, PoolingType
 
 import recfx
 from recfx.errors import printable
@@ -334,23 +332,6 @@ def test_zoom(page: Page, tmp_path: Path) -> None:
     assert page.run("byId('map').hidden") is True
     canvas = "document.getElementById('after')"
     assert page.run(f"{canvas}.scrollHeight <= {canvas}.clientHeight && {canvas}.scrollWidth <= {canvas}.clientWidth")
-
-
-def test_many_like_nodes_of_the_model_are_one_stack(page: Page, tmp_path: Path) -> None:
-    """TorchRec's DLRM takes out one feature after the other."""
-    count = 20
-    model = DLRM(EmbeddingBagCollection([config(number, rows=10, dim=4) for number in range(count)]), 4, [8, 4], [4, 1])
-    ids = KeyedJaggedTensor(
-        [f"f{number}" for number in range(count)], torch.zeros(count).long(), lengths=torch.ones(count).int()
-    )
-    converted = recfx.convert(model, (torch.rand(1, 4), ids), verify=False, whole_graph=True)
-    opened(page, converted, tmp_path)
-    assert "▸ 20 x to_dict['f0']" in boxes(page)
-    page.click(AFTER.format("20 x to_dict"))
-    assert texts(page, "#details-title") == ["20 nodes: to_dict['f0']"]
-    page.click("#details-body button")
-    assert "to_dict['f19']" in boxes(page)
-    assert page.complaints == []
 
 
 def test_a_sharded_model(page: Page, tmp_path: Path) -> None:

@@ -7,43 +7,17 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 from torch import nn
 
-from recfx import ExportReport, HashConfig, Sample, VerifyReport, convert, cost
+from recfx import ExportReport, HashConfig, convert
 from recfx.exporter.load import LoadedModel
 from recfx.exporter.report import TableSize
 from recfx.inspect import (
     REPORT_VERSION,
-    CollectionReport,
-    TableReport,
 )
 from recfx.inspect.explain import explain
-from recfx.planner.pricing.hardware import H100
-from recfx.verification.verify_report import Check
 from tests.inspect.balanced import Balanced
 from tests.inspect.models import collection, dlrm, towers
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (Sample(torch.zeros(2, 3), labels=[1]), "Sample(Tensor[2, 3], labels=list)"),
-        (Sample(*range(6)), "Sample(int, int, int, int, and 2 more)"),
-        (
-            VerifyReport((Check("train", "sample", "outputs", "", "equal"),)),
-            "VerifyReport(ok (1 check: 1 equal; rtol=1e-05, atol=1e-06))",
-        ),
-        (
-            ExportReport(Path("a/m.pt"), "pt2", 10, (), "graph", {}, 0.0),
-            "ExportReport('m.pt', pt2, 10 B, 0 tables)",
-        ),
-        (TableReport("t", (), (), 1000, 8, "SUM", "float32", "", 0), "TableReport('t', 1,000 rows of 8 float32)"),
-        (CollectionReport(("a", "b"), "Ebc", "kept"), "CollectionReport('a', Ebc, kept, 0 tables)"),
-    ],
-)
-def test_how_objects_print_in_one_line(value: object, text: str) -> None:
-    assert repr(value) == text
 
 
 def test_text_shows_some_of_many_tables() -> None:
@@ -62,14 +36,6 @@ def test_text_shows_some_of_many_tables() -> None:
         assert len(shown.as_grid().rows) == shown._repr_html_().count("ebc.t") == 1000
     few = dataclasses.replace(report, tables=tables[:20])
     assert str(few).splitlines()[-1].startswith("ebc.t19 ")
-
-
-def test_costs_have_the_units_of_reports() -> None:
-    model = convert(collection(1))
-    priced = cost(model, H100).at(B=2**20, L=1)
-    for shown in (str(explain(model)), str(cost(model)), repr(cost(model)), str(priced)):
-        assert " 3.1 KiB" in shown
-    assert " 144.0 MiB " in str(priced)
 
 
 def test_json_is_complete_and_the_same_every_time() -> None:
@@ -91,12 +57,6 @@ def test_report_is_frozen(field: str) -> None:
     report = explain(collection())
     with pytest.raises(dataclasses.FrozenInstanceError):
         setattr(report, field, None)
-
-
-def test_each_collection_has_its_device() -> None:
-    model, sample = towers()
-    devices = {one.kind: one.device for one in explain(model, sample).collections}
-    assert devices["EmbeddingCollection"] == devices["EmbeddingBagCollection"] == "cpu"
 
 
 def test_html_is_one_escaped_page() -> None:

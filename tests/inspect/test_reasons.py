@@ -111,21 +111,16 @@ def test_optimizer_attached_after_conversion_is_taken_over() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "arguments", "named"),
+    ("kind", "arguments", "differs"),
     [
-        (torch.optim.Adam, {}, "Adam"),
-        (torch.optim.SGD, {"weight_decay": 0.5}, "sgd with weight_decay=0.5"),
-        (torch.optim.SGD, {}, None),
-        (torch.optim.Adagrad, {}, None),
+        (torch.optim.Adam, {}, True),
+        (torch.optim.SGD, {"weight_decay": 0.5}, True),
+        (torch.optim.SGD, {}, False),
+        (torch.optim.Adagrad, {}, False),
     ],
 )
-def test_only_touched_rows(kind: type, arguments: dict[str, Any], named: str | None) -> None:
-    messages = [reason.message for reason in only(optimized(kind, **arguments), "only_touched_rows")]
-    if named is None:
-        assert messages == []
-    else:
-        expected = f"fused {named} updates only rows that a batch reads; the dense torch optimizer updates every row."
-        assert messages == [expected]
+def test_only_touched_rows(kind: type, arguments: dict[str, Any], differs: bool) -> None:
+    assert bool(only(optimized(kind, **arguments), "only_touched_rows")) is differs
 
 
 def test_kernel_fallback_names_who_declined() -> None:

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import io
 import time
-from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 from rich.console import Console
-from torch import nn
 from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 
 from recfx import HashConfig, convert
-from recfx.errors import Diagnostic, few
+from recfx.errors import few
 from recfx.inspect import Report
 from recfx.inspect.explain import explain
-from recfx.inspect.sections import holds_for, sections
+from recfx.inspect.sections import sections
 from tests.builders.optimizers import attach
-from tests.inspect.models import OwnForward, Wrapped, collection, config, towers
+from tests.inspect.models import Wrapped, collection, config, towers
 
 
 def small_report() -> Report:
@@ -48,15 +45,6 @@ def test_a_terminal_gets_colours_and_its_own_width() -> None:
         assert "\x1b[1;31merror: own_forward\x1b[0m: own" in output.getvalue()
 
 
-def test_markup_in_names_is_text() -> None:
-    name = "[red]:cat:"
-    report = explain(nn.ModuleDict({name: collection(1, OwnForward)}))
-    output = io.StringIO()
-    Console(file=output, width=120).print(report)
-    for text in (str(report), output.getvalue()):
-        assert f"error: own_forward: {name}\n" in text
-
-
 def test_a_thousand_tables() -> None:
     model = convert(
         EmbeddingBagCollection(tables=[config(number) for number in range(1000)]), hashing=HashConfig.raw_ids()
@@ -74,19 +62,6 @@ def test_a_thousand_tables() -> None:
     assert "<td>t999</td>" in page
 
 
-@pytest.mark.parametrize(
-    ("paths", "text"),
-    [
-        ([""], "(root)"),
-        (["a.embedding_bags.t"], "a.embedding_bags.t"),
-        ([f"a.embedding_bags.t{number}" for number in range(20)], "20 tables of a: t0..19"),
-        (["a", "b"], "2 modules: a, b"),
-    ],
-)
-def test_what_a_reason_holds_for(paths: list[str], text: str) -> None:
-    assert holds_for(paths) == text
-
-
 def test_the_fullest_index_is_the_first() -> None:
     model = Wrapped(collection(3))
     attach(model, torch.optim.SGD)
@@ -97,12 +72,6 @@ def test_the_fullest_index_is_the_first() -> None:
     indexes = sections(report)[0]
     assert [row[0] for row in indexes.rows][:2] == ["t1", "t0"]
     assert str(report).index("index_nearly_full") < str(report).index("Indexes")
-
-
-def test_many_different_messages_are_cut_after_a_few() -> None:
-    reasons = tuple(Diagnostic("unseen_answers", f"table{number}", f"{number} of 9 ids.") for number in range(5))
-    report: Any = replace(explain(collection(1)), reasons=reasons)
-    assert (str(report).count("of 9 ids."), report.to_html().count("of 9 ids.")) == (2, 5)
 
 
 @pytest.mark.parametrize(

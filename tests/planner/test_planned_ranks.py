@@ -156,19 +156,6 @@ def test_a_stock_plan_that_does_not_tell_needs_a_number(tmp_path: Path) -> None:
         assert recfx.explain(model, plan=plan).ok  # as convert would shard it here
 
 
-def test_plans_for_different_hardware_are_not_compared_without_saying_on_which() -> None:
-    plans = {
-        "npus": on_ranks_0_to_4(npu_topology(8)),
-        "hosts": on_ranks_0_to_4(make_topology(8, "cpu")),
-    }
-    with refused("invalid_argument", match="npus and hosts"):
-        recfx.compare_plans(Model(), plans)
-    assert {row.cost.hardware.name for row in recfx.compare_plans(Model(), plans, topology=H100)} == {H100.name}
-    plans["stock"] = PlanForRanks(plans.pop("hosts").plan, 8)
-    with refused("invalid_argument", match="npus and stock"):
-        recfx.compare_plans(Model(), plans)
-
-
 # ``convert`` with ranks and without a plan
 
 

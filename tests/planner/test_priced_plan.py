@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections import Counter
 
 import pytest
@@ -13,9 +12,8 @@ from torchrec.distributed.types import ShardingPlan
 
 import recfx
 from recfx.planner.priced_plan import PricedPlan
-from recfx.planner.topology import npu_topology
 from tests.builders.plans import model_of_tables
-from tests.sharding.models import Model, fused_collection
+from tests.sharding.models import fused_collection
 
 # Rows of the 26 tables of a DLRM on Criteo's data, no more than 100,000.
 CRITEO = [
@@ -80,22 +78,6 @@ def test_a_plan_without_a_choice_has_no_runner_up() -> None:
     assert isinstance(plan, PricedPlan)
     assert plan.pricing.runner_up is None
     assert (plan.pricing.tried, plan.pricing.priced) == (1, 1)
-
-
-def test_a_plan_of_a_pod_has_a_price() -> None:
-    plan = recfx.plan(Model(), npu_topology(16))
-    assert isinstance(plan, PricedPlan)
-    assert plan.pricing.hardware == "Ascend 910B"
-    assert plan.pricing.chosen.types.keys() == {
-        f"{path}.{table}" for path, tables in plan.plan.items() for table in tables
-    }
-
-
-def test_a_plan_travels_with_its_price() -> None:
-    plan = recfx.plan(Model(), Topology(2, "cpu"))
-    again = pickle.loads(pickle.dumps(plan))
-    assert again == plan
-    assert again.pricing == plan.pricing
 
 
 def test_tables_on_one_rank_that_recfx_does_not_shard_take_their_times_one_after_the_other() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -33,7 +32,7 @@ from tests.sharding.cases import (
 )
 from tests.sharding.ranks import ranks
 from tests.sharding.recorded import recorded
-from tests.sharding.typical_cases import CONFIGS, TYPES, hashed_case, one_type, random_case
+from tests.sharding.typical_cases import CONFIGS, TYPES, hashed_case, one_type
 from tests.support.pairwise import pairwise
 from tests.support.refusals import refused
 
@@ -113,12 +112,6 @@ def test_every_type(kind: str, config: str, world_size: int, form: str) -> None:
     check(FORMS[form](case), world_size)
 
 
-@pytest.mark.parametrize(("number", "form"), zip([0, 1, 3, 4, 0, 1], [*FORMS, *FORMS], strict=True))
-def test_mixed_plans(number: int, form: str) -> None:
-    case = replace(random_case(number, 4), sizes=(3,))
-    check(FORMS[form](case), 4)
-
-
 @pytest.mark.parametrize("config", sorted(CONFIGS.keys() - {"lfu_admit", "error"}))
 def test_every_kind_of_index(config: str) -> None:
     check(hashed_case("row_wise", config), 2)
@@ -162,20 +155,6 @@ def test_gradients_of_the_rest_of_the_model_are_averaged() -> None:
     for buckets, (planned, sharded, of_eval) in ranks(2).run(trained_beside, one_type("row_wise")):
         assert planned == sharded == ("dense_all_reduce", int(buckets))
         assert of_eval == ("dense", 0)
-
-
-def graph_and_collection(rank: int, world_size: int, case: Case) -> tuple[Any, ...]:
-    standard, _ = build(case)
-    sharded = shard(case, standard, world_size)
-    of_graph, of_collection = recfx.cost(sharded.graph_module, H100), recfx.cost(sharded, H100)
-    return of_graph.nodes, of_collection.nodes, of_graph.rank, of_graph.world_size
-
-
-def test_the_graph_of_a_rank_costs_what_its_collection_costs() -> None:
-    case = hashed_case("row_wise", "lru")
-    for number, (graph, collection, rank, world_size) in enumerate(ranks(2).run(graph_and_collection, case)):
-        assert graph == collection
-        assert (rank, world_size) == (number, 2)
 
 
 def nodes_of_plan(rank: int, world_size: int, case: Case, backend: str) -> tuple[list[str], list[str], float, float]:

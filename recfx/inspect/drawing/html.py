@@ -6,14 +6,13 @@ import base64
 import gzip
 import json
 import re
-from collections.abc import Mapping
 from html import escape
 from typing import Any
 
 from recfx.errors import printable
 from recfx.inspect.drawing.assets import read, viz_js
 from recfx.inspect.drawing.drawing import Drawing
-from recfx.inspect.drawing.shards import DrawnShards, drawn_shards
+from recfx.inspect.drawing.shards import drawn_shards
 from recfx.planner.pricing.work import LENGTH
 
 STACK_FROM = 6
@@ -110,10 +109,5 @@ def _costs(drawing: Drawing) -> dict[str, Any]:
         "hardware": cost.hardware.label if cost.nodes else "",
         "note": costs.note,
         "rank": cost.rank,
-        "shards": [_shards(shards, positions) for shards in drawn_shards(costs)],
+        "shards": [one | {"collection": positions.get(one["collection"], -1)} for one in drawn_shards(costs)],
     }
-
-
-def _shards(shards: DrawnShards, positions: Mapping[str, int]) -> dict[str, Any]:
-    amounts = [(name, "", formula) for name, _, formula in shards.amounts]
-    return vars(shards) | {"collection": positions.get(shards.collection, -1), "amounts": amounts}

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Any
 
 import sympy
 
-from recfx.inspect.drawing.costs import Amount, DrawnCosts
+from recfx.inspect.drawing.costs import DrawnCosts
 from recfx.ir.meta import mean_length
 from recfx.ir.shard import Shard
 from recfx.planner.pricing.formulas import formula_of
@@ -17,21 +18,13 @@ from recfx.planner.pricing.planned_collection import PlannedCollection
 from recfx.planner.pricing.work import NO_RESIDENT, NodeCost, Resident
 
 
-@dataclass(frozen=True)
-class DrawnShards:
-    """Shards of one table that cost their ranks the same."""
+def drawn_shards(costs: DrawnCosts) -> Iterator[dict[str, Any]]:
+    """The shards of all sharded collections, with formulas as :meth:`DrawnCosts.amounts` has them; shards of one table
+    that cost their ranks the same are one item.
 
-    collection: str
-    table: str
-    type: str  # the sharding type
-    rows: int
-    columns: int
-    ranks: tuple[tuple[int, int], ...]  # ranges: the first rank, and the one after the last
-    amounts: tuple[Amount, ...]  # what hashing and looking up cost, without what every node costs
-
-
-def drawn_shards(costs: DrawnCosts) -> Iterator[DrawnShards]:
-    """The shards of all sharded collections, with formulas as :meth:`DrawnCosts.amounts` has them."""
+    ``type`` is the sharding type; ``ranks`` are ranges, each the first rank and the one after the last; ``amounts`` are
+    what hashing and looking up cost, without what every node costs.
+    """
     cost = costs.cost
     alone = replace(cost.hardware, node_overhead=Constant(0.0, "counted for nodes"))
     lengths = {mean_length(feature): place for place, feature in enumerate(cost.features)}
@@ -42,9 +35,16 @@ def drawn_shards(costs: DrawnCosts) -> Iterator[DrawnShards]:
                 alike.setdefault((shard.num_rows, shard.num_columns, planned.resident(shard)), []).append(shard)
             for (rows, columns, resident), group in alike.items():
                 nodes = _nodes(planned, group[0], resident, cost.trains)
-                amounts = tuple(amount for node in nodes for amount in costs.amounts_of(node, alone, lengths))
-                ranks, name = _ranges([shard.rank for shard in group]), table.table.name
-                yield DrawnShards(planned.name, name, table.type.name, rows, columns, ranks, amounts)
+                amounts = [amount for node in nodes for amount in costs.amounts_of(node, alone, lengths)]
+                yield {
+                    "collection": planned.name,
+                    "table": table.table.name,
+                    "type": table.type.name,
+                    "rows": rows,
+                    "columns": columns,
+                    "ranks": _ranges([shard.rank for shard in group]),
+                    "amounts": [(name, "", formula) for name, _, formula in amounts],
+                }
 
 
 def _nodes(planned: PlannedCollection, shard: Shard, resident: Resident, trains: bool) -> Iterator[NodeCost]:
