@@ -339,7 +339,7 @@ def trace_graph(root: nn.Module, sample: Sample, tracer: ShallowTracer, *, infer
             node.type = _type_hints(target).get("return" if node.op == "output" else str(node.target))
         if getattr(node.target, "__name__", "") == "_assert_is_none":  # with torch's function, no pickle can be loaded
             placeholder: Any = node.args[0]
-            node.target, node.args = expect_none, (placeholder, str(placeholder.target))
+            node.target, node.args = expect_constant, (placeholder, None, str(placeholder.target))
         if node.target is torch._assert and "has been specialized to" in str(node.args[1]):
             compared: Any = node.args[0]
             node.target, node.args = expect_constant, (*compared.args, str(compared.args[0].target))
@@ -347,29 +347,13 @@ def trace_graph(root: nn.Module, sample: Sample, tracer: ShallowTracer, *, infer
     return graph
 
 
-def expect_none(value: object, name: str) -> None:
-    """Refuse another value for an argument that was None when the graph was made.
+def expect_constant(value: object, constant: object, name: str) -> None:
+    """Refuse another value for an argument that is a constant of the graph, such as None.
 
     Raises:
         InputError: ``wrong_argument``.
     """
     if isinstance(value, fx.Proxy):  # a graph is traced again where it is unpickled
-        value.tracer.create_proxy("call_function", expect_none, (value, name), {})
-    elif value is not None:
-        raise InputError(
-            f"{name} is given, but the graph was made for None.",
-            reason="wrong_argument",
-            what_to_do="make the graph with a sample that gives it, or convert without whole_graph=True.",
-        )
-
-
-def expect_constant(value: object, constant: object, name: str) -> None:
-    """Refuse another value for an argument that is a constant of the graph.
-
-    Raises:
-        InputError: ``wrong_argument``.
-    """
-    if isinstance(value, fx.Proxy):
         value.tracer.create_proxy("call_function", expect_constant, (value, constant, name), {})
     elif isinstance(value, torch.Tensor) or value != constant:
         raise InputError(

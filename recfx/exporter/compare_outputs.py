@@ -6,7 +6,7 @@ error of the program would, so then the reference is the model's own code around
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -16,21 +16,17 @@ from recfx.collections.copy_modules import copy_modules
 from recfx.discovery.sample import Sample, fixed_randomness, tensors_of, with_another_feature
 from recfx.errors import Diagnostic, Severity
 from recfx.exporter.arguments import Signature
-from recfx.exporter.model_call import ModelCall
+from recfx.exporter.model_call import BIGGER, EMPTY, ONE, STRIDED, ModelCall
 from recfx.exporter.model_copies import fresh_copy, own_buffers
 from recfx.exporter.patterns import Pattern
 from recfx.exporter.returns import take_apart
-from recfx.exporter.served_collection import ServedCollection
 from recfx.verification.compare_models import Difference, compare_tensors, largest_difference
 
 _SEED = 20_261_122
-_BIGGER, _ONE, _EMPTY, _STRIDED = (
-    "a bigger batch", "a batch of one", "a batch without ids", "tensors that are not contiguous"
-)  # fmt: skip
 _READS_MEMORY = Diagnostic(
     "strided_batch_not_compared",
     "",
-    f"the model itself answers otherwise to {_STRIDED}, so the file was not compared with it on any.",
+    f"the model itself answers otherwise to {STRIDED}, so the file was not compared with it on any.",
     "look for code of the model that reads the memory of its arguments, such as as_strided or a kernel of its own.",
     Severity.WARNING,
 )
@@ -44,16 +40,6 @@ def run_model(run: Callable[..., Any], sample: Sample) -> Any:
         return run(*call.args, **call.kwargs)
 
 
-def resized(model: nn.Module, sample: Sample) -> Sample | None:
-    """The sample with a bigger batch; None if its batch size is not known, or the model does not take it."""
-    return next((call for name, call, _ in other_batches(model, sample) if name == _BIGGER), None)
-
-
-def takes_no_ids(model: nn.Module, sample: Sample) -> bool:
-    """Whether the model takes the sample without its ids."""
-    return any(name == _EMPTY for name, _, _ in other_batches(model, sample))
-
-
 def other_batches(
     model: nn.Module, sample: Sample, notes: list[Diagnostic] | None = None
 ) -> Iterator[tuple[str, Sample, Any]]:
@@ -62,18 +48,18 @@ def other_batches(
     ``notes`` gets what is worth saying of those that it takes, but that a file cannot be compared on.
     """
     calls = {
-        _BIGGER: sample.resized(),
-        _ONE: sample.first(),
-        _EMPTY: sample.without_ids(),
-        _STRIDED: sample.strided(),
+        BIGGER: sample.resized(),
+        ONE: sample.first(),
+        EMPTY: sample.without_ids(),
+        STRIDED: sample.strided(),
     }
     refused: set[str] = set()
     for name, call in calls.items():
-        if call is None or (name == _ONE and _BIGGER in refused):  # what is not of the batch could be broadcast
+        if call is None or (name == ONE and BIGGER in refused):  # what is not of the batch could be broadcast
             continue
         try:
             answer = run_model(fresh_copy(model)[0], call)
-            if name == _STRIDED and not _are_close(run_model(fresh_copy(model)[0], sample), answer):
+            if name == STRIDED and not _are_close(run_model(fresh_copy(model)[0], sample), answer):
                 if notes is not None:
                     notes.append(_READS_MEMORY)
                 continue
@@ -129,81 +115,55 @@ def changed_buffer(model: nn.Module, sample: Sample) -> str | None:
     return next((name for name, value in before.items() if not torch.equal(after[name], value)), None)
 
 
-class Comparison:
-    """What a file has to answer.
+def difference_of(call: ModelCall, run: Callable[..., dict[str, torch.Tensor]]) -> float | Diagnostic:
+    """The largest difference between an output of a program and of the model; or why it is not the same program.
 
     Args:
-        call: the call from which the file is made.
-        other_calls: calls with other batches, by name.
-        outputs: what the model answers.
-        served: its collections, by ``id``.
-        notes: what the report says of the calls.
-
-    Attributes:
-        changed_buffer: a buffer of the model that a call changes; None if there is none.
+        call: what the program was made from.
+        run: calls the program, with the tensors and KJTs of the signature.
     """
+    is_exact = not any(error for served in call.served.values() for error in served.errors.values())
+    reference = call.model if is_exact else _around_stored_rows(call)
+    of_sample = _by_name(call, call.outputs)
+    largest = 0.0
+    # One copy for all calls, because a model may change its buffers from call to call, and then so must the file.
+    copy, _ = fresh_copy(reference)
+    samples = {"": call.sample, **call.other_calls}
+    if call.changed_buffer is not None:
+        samples["a second call with the sample"] = call.sample
+    for name, sample in samples.items():
+        batch = f"for {name}, " if name else ""
+        leaves = call.leaves(sample)
+        expected = of_sample
+        try:
+            if name or call.changed_buffer is not None or not is_exact:
+                # The reference may be around the file's own modules, which may be wrong about strides in both.
+                asked = call.sample if name == STRIDED else sample
+                expected = _by_name(call, run_model(copy, call.signature.call_of(call.leaves(asked))))
+        except Exception as error:  # of the user's code
+            return Diagnostic("export_differs", "", f"{batch}the model raises {type(error).__name__}: {error}")
+        try:
+            answer = list(run_model(run, Sample(*leaves)).items())
+        except Exception as error:  # programs raise errors of many types
+            return Diagnostic("export_differs", "", f"{batch}the file raises {type(error).__name__}: {error}")
+        difference = first_difference(expected, answer)
+        if difference is not None:
+            changed = f"; a call of the model changes buffer {call.changed_buffer!r}" if call.changed_buffer else ""
+            return Diagnostic("export_differs", "", f"{batch}the file answers differently: {difference}{changed}")
+        if not name:
+            pairs = zip(of_sample, answer, strict=True)
+            largest = max(largest_difference(output, actual) for (_, output), (_, actual) in pairs)
+    return largest
 
-    def __init__(
-        self,
-        call: ModelCall,
-        other_calls: Mapping[str, Sample],
-        outputs: Any,
-        served: Mapping[int, ServedCollection],
-        notes: list[Diagnostic],
-    ) -> None:
-        self.call = call
-        self.served = served
-        self.notes = notes
-        self._outputs = self._by_name(outputs)
-        self._other_calls = other_calls
-        self.changed_buffer = changed_buffer(call.model, call.sample)
 
-    def largest_difference(self, run: Callable[..., dict[str, torch.Tensor]]) -> float | Diagnostic:
-        """The largest difference between an output of the file and of the model; or why it is not the same program.
+def _by_name(call: ModelCall, outputs: Any) -> _Outputs:
+    return [(name, output.detach().cpu()) for name, output in take_apart(call.returns, outputs).items()]
 
-        Args:
-            run: calls the program, with the tensors and KJTs of the signature.
-        """
-        is_exact = not any(error for served in self.served.values() for error in served.errors.values())
-        reference = self.call.model if is_exact else self._around_stored_rows()
-        largest = 0.0
-        # One copy for all calls, because a model may change its buffers from call to call, and then so must the file.
-        copy, _ = fresh_copy(reference)
-        samples = {"": self.call.sample, **self._other_calls}
-        if self.changed_buffer is not None:
-            samples["a second call with the sample"] = self.call.sample
-        for name, sample in samples.items():
-            batch = f"for {name}, " if name else ""
-            leaves = self.call.leaves(sample)
-            expected = self._outputs
-            try:
-                if name or self.changed_buffer is not None or not is_exact:
-                    # The reference may be around the file's own modules, which may be wrong about strides in both.
-                    asked = self.call.sample if name == _STRIDED else sample
-                    expected = self._by_name(run_model(copy, self.call.signature.call_of(self.call.leaves(asked))))
-            except Exception as error:  # of the user's code
-                message = f"{batch}the model raises {type(error).__name__}: {error}"
-                return Diagnostic("export_differs", "", message)
-            try:
-                answer = list(run_model(run, Sample(*leaves)).items())
-            except Exception as error:  # programs raise errors of many types
-                return Diagnostic("export_differs", "", f"{batch}the file raises {type(error).__name__}: {error}")
-            difference = first_difference(expected, answer)
-            if difference is not None:
-                changed = f"; a call of the model changes buffer {self.changed_buffer!r}" if self.changed_buffer else ""
-                return Diagnostic("export_differs", "", f"{batch}the file answers differently: {difference}{changed}")
-            if not name:
-                pairs = zip(self._outputs, answer, strict=True)
-                largest = max(largest_difference(output, actual) for (_, output), (_, actual) in pairs)
-        return largest
 
-    def _by_name(self, outputs: Any) -> _Outputs:
-        return [(name, output.detach().cpu()) for name, output in take_apart(self.call.returns, outputs).items()]
-
-    def _around_stored_rows(self) -> nn.Module:
-        """The model, hooks and all, which looks up what the file holds."""
-        copy, copies = copy_modules(self.call.model)
-        for collection, served in self.served.items():
-            collection_copy: Any = copies[collection]
-            collection_copy.answer_with(copy_modules(served.graph_module)[0])
-        return copy
+def _around_stored_rows(call: ModelCall) -> nn.Module:
+    """The model, hooks and all, which looks up what the file holds."""
+    copy, copies = copy_modules(call.model)
+    for collection, served in call.served.items():
+        collection_copy: Any = copies[collection]
+        collection_copy.answer_with(copy_modules(served.graph_module)[0])
+    return copy

@@ -25,12 +25,11 @@ from recfx.discovery.sample import Sample
 from recfx.errors import Diagnostic, ExportError, Severity
 from recfx.exporter.arguments import signature_of
 from recfx.exporter.buffers import fill, tables_of
-from recfx.exporter.checkpoint_export import loaded_copy
-from recfx.exporter.compare_outputs import Comparison, other_batches, read_batches, run_model
+from recfx.exporter.compare_outputs import changed_buffer, difference_of, other_batches, read_batches, run_model
 from recfx.exporter.loaded_program import check_reads_pt2
 from recfx.exporter.manifest import make_manifest
 from recfx.exporter.model_call import ModelCall
-from recfx.exporter.model_copies import device_of, fresh_copy, on_host, sample_failed, uncounted
+from recfx.exporter.model_copies import device_of, fresh_copy, loaded_copy, on_host, sample_failed, uncounted
 from recfx.exporter.report import ExportReport, TableSize
 from recfx.exporter.returns import check_alike, return_pattern
 from recfx.exporter.script_artifact import ScriptArtifact, script_artifacts
@@ -199,11 +198,14 @@ def _export(file: _File, converted: nn.Module, sample: Sample) -> ExportReport:
         fillings = [filling for collection in served.values() for filling in collection.fillings]
         with disk_errors(file.target):
             fill(fillings, destination(file.target).parent)
-        graphs = {key: collection.graph_module for key, collection in served.items()}
-        call = ModelCall(converted, graphs, sample, signature, returns)
-        comparison = Comparison(call, other_calls, outputs, served, notes)
+        changed = changed_buffer(converted, sample)
+        call = ModelCall(converted, served, sample, other_calls, outputs, signature, returns, changed)
+        if changed is not None:
+            message = "a call changes this buffer, in the file as well: answers may depend on the calls before."
+            what_to_do = "give each thread that serves the file its own copy, or leave the buffer alone in eval mode."
+            notes.append(Diagnostic("keeps_state", changed, message, what_to_do, Severity.WARNING))
         for artifact in _FORMATS[file.serving.format].make(call):
-            report = _write(file, artifact, comparison)
+            report = _write(file, artifact, call, notes)
             if report is not None:
                 return report
     raise _not_exported(converted, call.failures, file.serving.format)
@@ -267,9 +269,9 @@ def _converted(model: nn.Module, call: Sample) -> nn.Module:
     return converted.python_model if isinstance(converted, WholeGraph) else converted
 
 
-def _write(asked: _File, artifact: _Artifact, comparison: Comparison) -> ExportReport | None:
+def _write(asked: _File, artifact: _Artifact, call: ModelCall, about: list[Diagnostic]) -> ExportReport | None:
     """Write the file, and put it in its place if it answers as the model does; else say why not in ``failures``."""
-    call, served = comparison.call, list(comparison.served.values())
+    served = list(call.served.values())
     own = [name for name in artifact.operators() if name.startswith("recfx::")]
     notes = _of_devices(artifact, own) if asked.serving in FOR_DEVICES else []
     present, left_out = _present(served, artifact)
@@ -283,7 +285,7 @@ def _write(asked: _File, artifact: _Artifact, comparison: Comparison) -> ExportR
         with disk_errors(asked.target):
             file = stack.enter_context(new_file(destination(asked.target)))
             write_file(artifact.save, artifact.size, manifest, file.path)
-        error = comparison.largest_difference(artifact.named)
+        error = difference_of(call, artifact.named)
         if isinstance(error, Diagnostic):
             call.failures.append(error)
             return None
@@ -300,16 +302,8 @@ def _write(asked: _File, artifact: _Artifact, comparison: Comparison) -> ExportR
         passes={collection.path: collection.records for collection in present},
         output_error=error,
         libraries=() if path is None else (path,),
-        notes=(*call.failures, *notes, *comparison.notes, *_keeps_state(comparison)),
+        notes=(*call.failures, *notes, *about),
     )
-
-
-def _keeps_state(comparison: Comparison) -> list[Diagnostic]:
-    if comparison.changed_buffer is None:
-        return []
-    message = "a call changes this buffer, in the file as well: answers may depend on the calls before."
-    what_to_do = "give each thread that serves the file its own copy, or leave the buffer alone in eval mode."
-    return [Diagnostic("keeps_state", comparison.changed_buffer, message, what_to_do, Severity.WARNING)]
 
 
 def _of_devices(artifact: _Artifact, own: list[str]) -> list[Diagnostic]:

@@ -12,27 +12,44 @@ from recfx.discovery.sample import Sample
 from recfx.errors import Diagnostic
 from recfx.exporter.arguments import Signature
 from recfx.exporter.patterns import Pattern
+from recfx.exporter.served_collection import ServedCollection
+
+BIGGER, ONE, EMPTY, STRIDED = (
+    "a bigger batch", "a batch of one", "a batch without ids", "tensors that are not contiguous"
+)  # fmt: skip
+"""The names of the other batches on which a file is compared with the model."""
 
 
 @dataclass(frozen=True)
 class ModelCall:
-    """A converted model, one call of it, and what its program takes and returns.
+    """A converted model, the calls of it on which its file is compared, and what its program takes and returns.
 
     Args:
         model: without wrappers; copies of it run in eval mode.
-        served: the exported graph that takes the place of each collection, by ``id``.
+        served: what takes the place of each collection, by ``id``.
         sample: the call.
+        other_calls: calls with other batches that the model takes, by name.
+        outputs: what the model returns for the sample.
         signature: its arguments; their leaves, one after the other, are those of the program.
-        returns: what it returns.
+        returns: the pattern of what it returns.
+        changed_buffer: a buffer of the model that every call changes; None if there is none.
         failures: collects why ways to a program were given up.
     """
 
     model: nn.Module
-    served: Mapping[int, nn.Module]
+    served: Mapping[int, ServedCollection]
     sample: Sample
+    other_calls: Mapping[str, Sample]
+    outputs: Any
     signature: Signature
     returns: Pattern
+    changed_buffer: str | None = None
     failures: list[Diagnostic] = field(default_factory=list)
+
+    @property
+    def graphs(self) -> dict[int, nn.Module]:
+        """The exported graph of each collection, by its ``id``."""
+        return {key: served.graph_module for key, served in self.served.items()}
 
     def leaves(self, sample: Sample) -> list[Any]:
         """The program's arguments for a call."""

@@ -159,7 +159,7 @@ def _plain_root(call: ModelCall) -> nn.Module:
     if any(pattern.kind != "constant" for pattern in exploded):
         message = f"TorchScript has no type for an argument that is a {exploded[0].kind}"
         raise WayFailed(Diagnostic("not_scriptable", "", message), "compile")
-    return fresh_copy(call.model, call.served)[0]
+    return fresh_copy(call.model, call.graphs)[0]
 
 
 def _passed(signature: Signature) -> str:

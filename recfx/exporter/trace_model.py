@@ -177,12 +177,12 @@ def trace_model(call: ModelCall, ways: Ways) -> fx.GraphModule:
 
 def _around_served(call: ModelCall, entry: nn.Module, graph: fx.Graph) -> fx.GraphModule:
     """The traced graph with exported graphs in the place of the collections."""
-    root, _ = fresh_copy(call.model, call.served)
+    root, _ = fresh_copy(call.model, call.graphs)
     _keep_constants(root, entry, graph)
     for node, leaf in zip(graph.find_nodes(op="placeholder"), call.signature.leaves(), strict=True):
         node.type = _TYPES[leaf.kind]
     graph_module = flat_graph_module(root, graph)
-    _inline(graph_module, call.served)
+    _inline(graph_module, call.graphs)
     _drop_identities(graph_module)
     _type_empty_lists(graph_module)
     return flat_graph_module(graph_module, graph_module.graph)

@@ -31,9 +31,8 @@ from recfx.discovery.shallow_tracer import with_forward
 from recfx.errors import Diagnostic
 from recfx.exporter.arguments import Signature
 from recfx.exporter.buffers import Filling
-from recfx.exporter.compare_outputs import changed_buffer, resized, takes_no_ids
 from recfx.exporter.loaded_program import flat_names, flat_tensors, join_tensors
-from recfx.exporter.model_call import ModelCall
+from recfx.exporter.model_call import BIGGER, EMPTY, ModelCall
 from recfx.exporter.model_copies import detach_parameters, fresh_copy
 from recfx.exporter.patterns import Pattern
 from recfx.exporter.returns import is_typed, take_apart
@@ -92,9 +91,8 @@ def traced_artifacts(call: ModelCall) -> Iterator[TracedArtifact]:
     That graph has the hooks of collections, no code that reads their attributes, and no names that are keywords.
     """
     call = warmed(call)
-    changed = changed_buffer(call.model, call.sample)
-    if changed is not None:
-        path, _, name = changed.rpartition(".")
+    if call.changed_buffer is not None:
+        path, _, name = call.changed_buffer.rpartition(".")
         message = f"its forward changes buffer {name!r}, which a program of torch.export would forget"
         call.failures.append(Diagnostic("not_exportable", path, message))
         return
@@ -105,7 +103,7 @@ def traced_artifacts(call: ModelCall) -> Iterator[TracedArtifact]:
             call.failures.append(Diagnostic("not_exportable", "", message))
             return
     if not any(has_forward_hooks(module) for module in call.model.modules() if id(module) in call.served):
-        root = fresh_copy(call.model, call.served)[0]
+        root = fresh_copy(call.model, call.graphs)[0]
 
         def call_whole(leaves: list[Any]) -> dict[str, torch.Tensor]:
             made = call.signature.call_of(leaves)
@@ -126,12 +124,12 @@ def _exported(root: nn.Module, run: Run, call: ModelCall, examples: Examples) ->
         with torch.no_grad(), _quiet():
             entry = _entry(root, run, call.signature)
             exported = torch.export.export(entry, tuple(tensors), dynamic_shapes=tuple(symbols))
-            if (fixed := _fixed(exported, symbols)) and resized(call.model, call.sample) is not None:
+            if (fixed := _fixed(exported, symbols)) and BIGGER in call.other_calls:
                 exported = torch.export.export(entry, tuple(tensors), dynamic_shapes=fixed)
     except Exception as error:  # user code under a tracer can raise anything; the reason is part of the error
         call.failures.append(_why_not(error, root))
         return
-    if takes_no_ids(call.model, call.sample):
+    if EMPTY in call.other_calls:
         _without_checks_for_ids(exported.graph)
     exported.example_inputs = None  # not part of the file
     for module in exported.graph_module.modules():  # torch 2.11 and older record stacks in spite of `_quiet`
@@ -169,7 +167,7 @@ def _examples(call: ModelCall) -> Examples:
 
     A size of 0 or 1 would become a constant of the program, so the batch is made bigger, if its size is known.
     """
-    bigger = resized(call.model, call.sample)
+    bigger = call.other_calls.get(BIGGER)
     biggest = None if bigger is None else bigger.resized()
     shapes, used = _shapes(call, call.sample), _shapes(call, biggest or call.sample)
     changed = shapes if bigger is None else _shapes(call, bigger)

@@ -514,7 +514,7 @@ def test_a_graph_with_an_argument_of_none_survives_pickling_and_takes_no_other(w
     graph = recfx.convert(model, (BATCH,), whole_graph=True) if whole_graph else recfx.trace(model, (BATCH,))
     for duplicate in (graph, copy.deepcopy(graph), pickle.loads(pickle.dumps(graph))):
         assert torch.equal(duplicate(BATCH), model(BATCH))
-        with refused("wrong_argument", error=recfx.InputError, match="temperature is given"):
+        with refused("wrong_argument", error=recfx.InputError, match="temperature is"):
             duplicate(BATCH, torch.ones(1))
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from torchrec import KeyedJaggedTensor
 
 import recfx
-from recfx.exporter.compare_outputs import other_batches, resized
+from recfx.exporter.compare_outputs import other_batches
 from tests.builders.batches import batch
 from tests.builders.collections import collection
 
@@ -26,7 +26,6 @@ def test_a_batch_of_one_is_not_compared_where_a_bigger_one_is_refused() -> None:
     """What is added is not of the batch: the answer to one sample has four."""
     model, sample = AddsOnesOfFourSamples(), recfx.Sample(torch.zeros(4, 2))
     assert [name for name, _, _ in other_batches(model, sample)] == ["tensors that are not contiguous"]
-    assert resized(model, sample) is None
 
 
 def test_the_batches_that_a_model_takes_are_compared() -> None:
