@@ -29,9 +29,6 @@ from recfx.printing.grid import Grid
 from recfx.printing.shown import Shown
 from recfx.versions.differences import let_files_take_batches
 
-_LONGEST_MANIFEST = 2**26
-"""The limit in bytes: a file of no more than some megabytes may claim to hold gigabytes."""
-
 _COLUMNS: dict[str, Callable[[tuple[str, dict[str, Any]]], str]] = {
     "table": lambda of: ".".join(filter(None, (of[0], of[1]["table"]))),
     "features": lambda of: few(of[1]["features"], 3),
@@ -143,7 +140,7 @@ def _checked_manifest(file: ModelFile) -> dict[str, Any]:
         if broken is not None:
             raise file.damaged(f"its record {broken} is damaged")
         manifests = [record for record in archive.infolist() if record.filename.endswith(MANIFEST_RECORD)]
-        if len(manifests) == 1 and manifests[0].file_size <= _LONGEST_MANIFEST:
+        if len(manifests) == 1:
             text = archive.read(manifests[0]).decode()
         manifest = read_manifest(text, file.path)
         if not _is_of_format_1(manifest):

@@ -86,9 +86,9 @@ def _keyed(leaf: Pattern, value: KeyedJaggedTensor) -> list[torch.Tensor]:
     if lengths.numel() % max(1, len(keys)):
         raise RuntimeError(f"{leaf.name}: {lengths.numel()} lengths do not fit {len(keys)} features [bad_lengths]")
     batch_size = lengths.numel() // max(1, len(keys))
+    checked = _jagged(leaf, value.values(), lengths, weights, (len(keys), batch_size))
     if tuple(keys) == leaf.keys:
-        return _jagged(leaf, value.values(), lengths, weights, (len(keys), batch_size))
-    _jagged(leaf, value.values(), lengths, weights, (len(keys), batch_size))  # before kernels that check nothing
+        return checked
     place = {key: number for number, key in enumerate(keys)}  # of two equal keys, the later one counts
     selected = permute_features(value, [place[key] for key in leaf.keys], list(leaf.keys))
     return _jagged(

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 import recfx
-from recfx.exporter import load
 from tests.exporter.changed_records import forge, rewrite
 from tests.exporter.changed_records import with_manifest as with_fields
 
@@ -56,16 +55,6 @@ def test_a_hash_of_another_type(hash_version: Any, file: Path, tmp_path: Path) -
 )
 def test_what_is_no_manifest(text: str, file: Path, tmp_path: Path) -> None:
     assert "has no manifest of recfx" in refused(with_manifest(file, tmp_path / "crafted.pt", text), "not_exported")
-
-
-def test_a_manifest_that_unpacks_to_more_than_any_has(
-    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(load, "_LONGEST_MANIFEST", 2**16)
-    with zipfile.ZipFile(tmp_path / "bomb.pt", "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("model/extra/recfx.json", " " * 2**17)
-    refused(tmp_path / "bomb.pt", "not_exported")
-    recfx.load(file)
 
 
 @pytest.mark.parametrize(

@@ -101,26 +101,6 @@ def test_a_file_that_is_written_to_while_it_is_loaded(
         refused(path, "changed_file")
 
 
-def test_torch_reads_what_was_checked_and_makes_no_copy_first(
-    versions: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if recfx.load(versions[0]).manifest["format"] != "torchscript":
-        pytest.skip("torch.export reads an open file in pieces")
-    expected, read, passed = recfx.load(versions[0])(*BATCH.args), torch.jit.load, []
-
-    def note(file: Any, **options: Any) -> Any:
-        passed.append(file)
-        return read(file, **options)
-
-    monkeypatch.setattr(torch.jit, "load", note)
-    assert torch.equal(recfx.load(versions[0])(*BATCH.args), expected)
-    exists = os.path.exists
-    monkeypatch.setattr(os.path, "exists", lambda path: not str(path).startswith("/proc") and exists(path))
-    assert torch.equal(recfx.load(versions[0])(*BATCH.args), expected)
-    assert [type(file) for file in passed[:1]] == [str]
-    assert not isinstance(passed[1], str)
-
-
 # What a host may lack
 
 

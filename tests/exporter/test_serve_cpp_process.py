@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import re
 import resource
@@ -159,13 +158,6 @@ def test_a_file_is_optimized_before_it_answers(
     assert [any("graph(%self" in line for line in lines) for lines in said] == [True, True, False]
 
 
-def test_a_pipe_is_no_file(program: Path, tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    done = run(program, "--check", tmp_path / "pipe")
-    assert done.returncode == 1
-    assert "it is not a regular file [no_file]" in done.stdout
-
-
 def test_a_library_in_the_current_directory(program: Path, tmp_path: Path) -> None:
     report = recfx.export(trained(), tmp_path / "model.pt", call(6), portable=False)
     (tmp_path / "ops.so").symlink_to(report.libraries[0])
@@ -228,17 +220,6 @@ def test_answers_that_nobody_reads_end_the_server_with_an_error(
     assert server.process.wait(60) == 1
 
 
-def test_output_that_is_cut_off(program: Path, files: list[Path]) -> None:
-    """What a server that was killed has printed is read, and the rest is an error."""
-    output = run(program, files[0], text="".join(request_text(id, GOOD) for id in "12")).stdout
-    second = output.index("answer\t2")
-    for end in (second + 4, second + 10, len(output) - 20, len(output) - 4, len(output) - 1):
-        answers = parse_answers(io.StringIO(output[:end]))
-        assert next(answers).id == "1"
-        with pytest.raises(EOFError):
-            next(answers)
-
-
 def test_requests_that_cannot_be_read(program: Path, files: list[Path], tmp_path: Path) -> None:
     for path, why in ((tmp_path, "Is a directory"), (tmp_path / "nowhere", "No such file or directory")):
         done = run(program, files[0], "--requests", path)
@@ -274,13 +255,3 @@ def test_help(program: Path) -> None:
         done = run(program, option)
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.startswith("usage: recfx_serve MODEL")
-
-
-@without_sanitizers
-def test_threads_that_cannot_be_started_are_an_error(program: Path, files: list[Path]) -> None:
-    def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_AS, (2**32, 2**32))
-
-    done = run(program, files[0], "--threads", "1024", preexec_fn=limit)
-    assert done.returncode == 1, done.stderr
-    assert re.search(r"error\tthread \d+ of 1024 cannot be started: .* \[no_threads\]", done.stderr)
