@@ -23,13 +23,12 @@ from recfx.discovery.sample import Sample
 from recfx.discovery.shallow_tracer import ShallowTracer, rollback_of, trace_graph, with_forward
 from recfx.errors import Diagnostic
 from recfx.exporter.batch_proxies import BatchProxy, CopiedProxy, Features, check_read_features, features_made_by
-from recfx.exporter.compare_outputs import first_difference, run_model
+from recfx.exporter.compare_outputs import run_model
 from recfx.exporter.model_call import ModelCall
 from recfx.exporter.model_copies import fresh_copy, restore_buffers
 from recfx.exporter.patterns import identifier
 from recfx.exporter.returns import is_typed, take_apart
 from recfx.runtime.hooks import has_forward_hooks
-from recfx.verification.compare_models import Difference
 
 _Made = TypeVar("_Made")
 
@@ -63,7 +62,7 @@ def each_way(make: Callable[[Ways], _Made], failures: list[Diagnostic]) -> Itera
             failures.append(failed.diagnostic)
             ways.learn(failed)
         else:
-            ways.learn(WayFailed(Diagnostic("export_differs", "", ""), "compile"))
+            ways.learn_of_difference()
 
 
 class WayFailed(Exception):
@@ -71,15 +70,13 @@ class WayFailed(Exception):
 
     Args:
         diagnostic: why.
-        stage: what failed: ``"trace"``, ``"differs"``, ``"leaf"`` or ``"compile"``.
-        entered: paths of the modules that the trace has entered.
+        stage: what failed: ``"trace"``, ``"leaf"`` or ``"compile"``.
     """
 
-    def __init__(self, diagnostic: Diagnostic, stage: str, entered: frozenset[str] = frozenset()) -> None:
+    def __init__(self, diagnostic: Diagnostic, stage: str) -> None:
         super().__init__(str(diagnostic))
         self.diagnostic = diagnostic
         self.stage = stage
-        self.entered = entered
 
 
 @dataclass
@@ -91,21 +88,32 @@ class Ways:
         inside: paths of modules without collections that it enters.
         deep: whether it enters every module that is not torch's own.
         exhausted: whether there is nothing left to try.
+        entered: paths of the modules that the last trace has entered.
     """
 
     opaque: frozenset[str] = frozenset()
     inside: frozenset[str] = frozenset()
     deep: bool = False
     exhausted: bool = False
+    entered: frozenset[str] = frozenset()
 
     def learn(self, failed: WayFailed) -> None:
         """Change one thing because of a failure."""
         path = failed.diagnostic.path
         if failed.stage == "leaf" and path not in self.inside and path not in self.opaque:
             self.inside |= {path}
-        elif failed.stage == "differs" and failed.entered - self.opaque:
-            self.opaque |= failed.entered
-        elif not self.deep:
+        else:
+            self._go_deeper()
+
+    def learn_of_difference(self) -> None:
+        """Change one thing because the program was not good enough, although it was compiled."""
+        if self.entered - self.opaque:
+            self.opaque |= self.entered
+        else:
+            self._go_deeper()
+
+    def _go_deeper(self) -> None:
+        if not self.deep:
             self.opaque, self.inside, self.deep = frozenset(), frozenset(), True
         else:
             self.exhausted = True
@@ -150,7 +158,7 @@ def trace_model(call: ModelCall, ways: Ways) -> fx.GraphModule:
     If ``is_typed`` is False for what the model returns, the graph returns tensors by name.
 
     Raises:
-        WayFailed: it cannot be traced, or computes something else when traced.
+        WayFailed: it cannot be traced.
     """
     live, copies = fresh_copy(call.model)
     batches = [leaf for leaf in call.signature.leaves() if leaf.kind == "kjt"]
@@ -161,13 +169,9 @@ def trace_model(call: ModelCall, ways: Ways) -> fx.GraphModule:
         graph = trace_graph(entry, Sample(*call.leaves(call.sample)), tracer, inference=True)
         graph._tracer_cls = None
         check_read_features(graph, tracer.reads, features)
-        traced = _runnable(call.model, entry, graph)
     except Exception as error:  # user code on proxies can raise anything; the reason is part of the error
         raise WayFailed(rollback_of("", error), "trace") from error
-    difference = _difference(call, traced)
-    if difference is not None:
-        differs = Diagnostic("graph_differs", "", f"the traced graph differs: {difference}")
-        raise WayFailed(differs, "differs", frozenset(tracer.entered))
+    ways.entered = frozenset(tracer.entered)
     paths = {identifier(str(node.target), ()): str(node.target) for node in graph.find_nodes(op="call_module")}
     graph_module = _around_served(call, entry, graph)
     graph_module.meta[PATHS] = paths
@@ -186,15 +190,6 @@ def _around_served(call: ModelCall, entry: nn.Module, graph: fx.Graph) -> fx.Gra
     _drop_identities(graph_module)
     _type_empty_lists(graph_module)
     return flat_graph_module(graph_module, graph_module.graph)
-
-
-def _runnable(model: nn.Module, entry: nn.Module, graph: fx.Graph) -> fx.GraphModule:
-    """A copy of the graph that runs on what ``model`` has; buffers that the trace has seen change are proxies now."""
-    copied = fx.Graph()
-    copied.output(copied.graph_copy(graph, {}))
-    root, _ = fresh_copy(model)
-    _keep_constants(root, entry, copied)
-    return flat_graph_module(root, copied)
 
 
 def _keep_constants(root: nn.Module, entry: nn.Module, graph: fx.Graph) -> None:
@@ -288,30 +283,6 @@ def _with_leaves(root: nn.Module, of: ModelCall) -> nn.Module:
         return returned if is_typed(of.returns) else take_apart(of.returns, returned)
 
     return with_forward(root, [leaf.name for leaf in of.signature.leaves()], call)
-
-
-def _difference(call: ModelCall, traced: nn.Module) -> Difference | str | None:
-    def answer_of_model(sample: Sample) -> list[tuple[str, torch.Tensor]]:
-        return list(take_apart(call.returns, run_model(fresh_copy(call.model)[0], sample)).items())
-
-    for sample in (call.sample, call.sample.resized()):
-        if sample is None:
-            continue
-        try:
-            expected = answer_of_model(sample)
-        except Exception:  # the model itself fails, for example on another batch size
-            if sample is call.sample:
-                raise
-            continue
-        try:
-            answer = run_model(fresh_copy(traced)[0], Sample(*call.leaves(sample)))
-            actual = list(take_apart(call.returns, answer).items() if is_typed(call.returns) else answer.items())
-        except Exception as error:  # anything that the user's code can raise
-            return f"it raises {type(error).__name__}: {error}"
-        difference = first_difference(expected, actual)
-        if difference is not None and first_difference(expected, answer_of_model(sample)) is None:
-            return difference
-    return None
 
 
 def flat_graph_module(root: nn.Module, graph: fx.Graph) -> fx.GraphModule:
