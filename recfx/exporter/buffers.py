@@ -123,7 +123,7 @@ def fill(fillings: list[Filling], directory: Path) -> None:
                 raise AssertionError(f"a buffer has {buffer.nbytes} bytes, not {size}")
             file.seek(-begin - size & 63, os.SEEK_CUR)  # tensors begin where their elements may
             file.flush()
-            content = torch.from_numpy(numpy.memmap(file, mode="r+", offset=begin, shape=(size,)))
+            content = torch.from_numpy(numpy.memmap(file, mode="c", offset=begin, shape=(size,)))
             buffer.set_(content.view(buffer.dtype).view(buffer.shape))  # type: ignore[call-overload]
 
 

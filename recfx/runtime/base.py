@@ -23,7 +23,7 @@ class FxLeaf(nn.Module):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module as usual; if a torch.fx tracer calls it, it becomes one node of the graph."""
-        if torch.compiler.is_dynamo_compiling():
+        if torch.compiler.is_dynamo_compiling() or not is_fx_symbolic_tracing():
             return super().__call__(*args, **kwargs)
         tracer = tracer_of_call(self, args, kwargs)
         if tracer is None:
