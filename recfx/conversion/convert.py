@@ -16,7 +16,8 @@ from recfx.collections.copy_modules import copy_modules, replace_in_place
 from recfx.collections.devices import usable_device
 from recfx.collections.first_use import first_use
 from recfx.collections.replaced import catch_calls, refuse_calls
-from recfx.collections.sharding.collection import leave_to_collections, sharded_collections
+from recfx.collections.sharding.collection import sharded_collections
+from recfx.collections.sharding.shard import leave_to_collections
 from recfx.collections.whole_graph import WholeGraph
 from recfx.collections.wrappers import unwrap
 from recfx.conversion.decide import decide

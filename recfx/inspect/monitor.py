@@ -18,8 +18,9 @@ from torch import nn
 from recfx.argument_types import typed
 from recfx.collections.converted_collection import ConvertedCollection, converted_collections
 from recfx.collections.kinds import kind_of
-from recfx.collections.sharding.collection import INDEXES_BEFORE_SHARDING, ShardedCollection
+from recfx.collections.sharding.collection import ShardedCollection
 from recfx.collections.sharding.ranks_agree import on_all_ranks
+from recfx.collections.sharding.shard import INDEXES_BEFORE_SHARDING
 from recfx.collections.wrappers import users_path
 from recfx.errors import ConversionError, RecfxError, plural, type_of
 from recfx.hashing import HashIndex

@@ -12,9 +12,8 @@ from torch import fx, nn
 from torchrec.distributed.types import ShardedModule
 
 from recfx.collections.collection import UnshardedCollection, unsharded_collections
-from recfx.collections.sharding.awaitables import Result
 from recfx.collections.sharding.collection import ShardedCollection
-from recfx.collections.sharding.pipeline_stages import StagedGraph, Stages
+from recfx.collections.sharding.pipeline_stages import Result, StagedGraph, Stages
 from recfx.errors import InputError, OutOfStepError
 from recfx.pipeline.background import Streams, Worker
 from recfx.pipeline.batch_paths import Path, follow, path_in

@@ -31,8 +31,8 @@ from recfx.collections.collection import UnshardedCollection
 from recfx.collections.converted_classes import all_converted_classes
 from recfx.collections.kinds import KINDS, kind_of
 from recfx.collections.pooled import HashEmbeddingBagCollection
-from recfx.collections.sharding.collection import shard_collection
 from recfx.collections.sharding.plan import KERNELS
+from recfx.collections.sharding.shard import shard_collection
 from recfx.collections.sharding.types import SHARDING_TYPES, type_named, type_names
 from recfx.errors import ConversionError, type_of
 from recfx.optim.fused_params import fused_optimizer_from_params

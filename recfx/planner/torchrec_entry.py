@@ -34,8 +34,9 @@ from recfx.collections.converted_collection import converted_collections
 from recfx.collections.fit_table import STRICT
 from recfx.collections.kinds import KINDS, kind_of
 from recfx.collections.raw_ids import refuse_returned_rows
-from recfx.collections.sharding.collection import hook_refused, leave_to_collections
+from recfx.collections.sharding.collection import hook_refused
 from recfx.collections.sharding.plan import on_all_ranks_with_plan
+from recfx.collections.sharding.shard import leave_to_collections
 from recfx.collections.whole_graph import refuse_graph
 from recfx.collections.wrap_once import wrap_once
 from recfx.errors import CheckpointError, ConversionError, RecfxError

@@ -27,9 +27,9 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recfx.kernels.route.bucketize import Routes, bucketize
 from recfx.kernels.route.from_zero import from_zero
 from recfx.runtime import marks
-from recfx.runtime.backwards import Backwards
 from recfx.runtime.bags import FBGEMM_PERMUTES_ON, as_sent, permute_features, select_bags, without_weights
 from recfx.runtime.base import NodeModule
+from recfx.runtime.marks import Backwards
 from recfx.versions.differences import KJTAllToAllForward
 
 

@@ -2,7 +2,7 @@
 
 Collectives are matched only by their order, so ranks would not notice if one of them sent the ids of a different call,
 or had none to send. The mark travels with the sizes, before any ids, and says which call this is, in which mode it is
-made, whether the rank has ids for it, and which backwards have run since the call before it (see ``backwards``). All
+made, whether the rank has ids for it, and which backwards have run since the call before it (see ``Backwards``). All
 ranks read the same marks, so all of them reach the same verdict about the call and stay in step.
 """
 
@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from typing import ClassVar
 
 import torch
 
 from recfx.errors import InputError, OutOfStepError, RecfxError
-from recfx.runtime.backwards import Backwards
 
 REFUSED = 1  # this rank's batch does not fit the collection: it sends no ids
 LAST = 2  # this rank has no batch after this one
@@ -29,6 +29,37 @@ _BITS = _RUN_AT + RUN_BITS
 _MODE = TRAINS | EVALUATES | NO_GRADIENTS
 _OF_RANK = REFUSED | LAST | LACKS | _RUN
 _OF_BATCH = LAST | AHEAD  # the same for all calls of a batch
+
+
+class Backwards:
+    """Which backwards of a sharded collection have run: with each call, ranks tell each other of those since the last.
+
+    A rank whose loss leaves a collection out takes no part in its backward. Collectives are matched only by their
+    order, so the other ranks wait for it, or exchange their gradients for its gradients of another call.
+
+    Args:
+        collection: its fully qualified name.
+
+    Attributes:
+        errors: how often ranks have learned that they were not in step, after which all of them begin anew.
+    """
+
+    errors: ClassVar[int] = 0
+
+    def __init__(self, collection: str) -> None:
+        self.collection = collection
+        self._calls, self._run, self._seen_errors = 0, 0, self.errors
+
+    def begin_call(self) -> tuple[int, int]:
+        """The number of the call that begins, and what its mark says of the backwards since the call before it."""
+        if self._seen_errors != self.errors:
+            self._calls, self._run, self._seen_errors = 0, 0, self.errors
+        self._calls, run, self._run = self._calls + 1, self._run, 0
+        return self._calls, run << 1 | bool(run)
+
+    def run(self, call: int) -> None:
+        """Note that ranks exchange the gradients of a call."""
+        self._run += 1 + (call * 2_654_435_761 >> 12 & 0xFFFFF)  # a sum tells which calls it is of
 
 
 _names: dict[int, str] = {}  # names of collections by their part of the mark, for messages

@@ -29,7 +29,7 @@ from torchrec.distributed.types import ShardingEnv
 from torchrec.streamable import Pipelineable
 
 import recfx
-from recfx.collections.sharding.collection import shard_collection
+from recfx.collections.sharding.shard import shard_collection
 from recfx.kernels.index.mix64 import mix64
 from recfx.planner.sharder import HashEmbeddingBagCollectionSharder
 from tests.bench.harness import Contestant, Result, Times, compare, take_turns

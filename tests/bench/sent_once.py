@@ -18,7 +18,8 @@ from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.types import ShardingEnv
 
 import recfx
-from recfx.collections.sharding.collection import ShardedCollection, shard_collection
+from recfx.collections.sharding.collection import ShardedCollection
+from recfx.collections.sharding.shard import shard_collection
 from recfx.ir.dedup import different
 from tests.bench.harness import Contestant, Result, compare_all
 from tests.bench.own_process import cases_on_ranks

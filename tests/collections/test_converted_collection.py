@@ -19,10 +19,8 @@ from recfx.collections.converted_collection import (
     index_of,
 )
 from recfx.collections.pooled import HashEmbeddingBagCollection
-from recfx.collections.sharding.collection import (
-    shard_collection,
-    sharded_collections,
-)
+from recfx.collections.sharding.collection import sharded_collections
+from recfx.collections.sharding.shard import shard_collection
 from tests.sharding.ranks import ranks
 
 PRODUCT = Path(recfx.__file__).parent

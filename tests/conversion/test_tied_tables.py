@@ -10,7 +10,7 @@ from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingCollection, KeyedJaggedTensor
 
 import recfx
-from recfx.collections.sharding.collection import shard_collection
+from recfx.collections.sharding.shard import shard_collection
 from tests.builders.collections import sequence_table, table
 from tests.builders.optimizers import attach
 from tests.support.refusals import refused

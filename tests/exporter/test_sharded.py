@@ -18,7 +18,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 import recfx
-from recfx.collections.sharding.collection import shard_collection
+from recfx.collections.sharding.shard import shard_collection
 from recfx.exporter import buffers
 from recfx.exporter.report import ExportReport
 from recfx.runtime.wire import wires_of

@@ -18,7 +18,7 @@ from torchrec.distributed.model_parallel import DMPCollection
 from torchrec.distributed.types import ShardingEnv
 
 import recfx
-from recfx.collections.sharding.collection import shard_collection
+from recfx.collections.sharding.shard import shard_collection
 from tests.sharding.cases import Case, Model, Table, as_sequence, build, plan_of
 from tests.sharding.pipelined import CPU, PIPELINES, batches_of_rank, collections, dense_optimizer, sharded_model
 from tests.sharding.pipelined import what_is_left as _what_is_left

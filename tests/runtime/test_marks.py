@@ -7,8 +7,7 @@ import torch
 
 from recfx.errors import OutOfStepError
 from recfx.runtime import marks
-from recfx.runtime.backwards import Backwards
-from recfx.runtime.marks import AHEAD, EVALUATES, LACKS, LAST, NO_GRADIENTS, REFUSED, TRAINS
+from recfx.runtime.marks import AHEAD, EVALUATES, LACKS, LAST, NO_GRADIENTS, REFUSED, TRAINS, Backwards
 
 USER = marks.identity("user", ["f1"], [1, 0])
 ITEM = marks.identity("item", ["f2"], [0, 1])

@@ -39,7 +39,8 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 import recfx
 from recfx.collections.collection import UnshardedCollection
 from recfx.collections.kinds import SEQUENCE, kind_of
-from recfx.collections.sharding.collection import ShardedCollection, shard_collection
+from recfx.collections.sharding.collection import ShardedCollection
+from recfx.collections.sharding.shard import shard_collection
 from recfx.optim.rules.rowwise_adagrad_decoupled import DecoupledRowWiseAdagrad
 from recfx.planner.sharder import HashEmbeddingBagCollectionSharder
 from recfx.runtime.wire import wires_of

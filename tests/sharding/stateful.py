@@ -15,8 +15,9 @@ from torchrec.distributed.types import ShardingEnv
 import recfx
 from recfx.collections.collection import UnshardedCollection
 from recfx.collections.converted_collection import ConvertedCollection, collections_of
-from recfx.collections.sharding.collection import ShardedCollection, shard_collection
+from recfx.collections.sharding.collection import ShardedCollection
 from recfx.collections.sharding.gather import gather_tables
+from recfx.collections.sharding.shard import shard_collection
 from tests.sharding.cases import (
     Case,
     Model,

@@ -12,8 +12,7 @@ from torchrec.streamable import Multistreamable
 
 import recfx
 from recfx.collections.sharding import pipeline_stages
-from recfx.collections.sharding.awaitables import BatchContext
-from recfx.collections.sharding.pipeline_stages import Prefetching
+from recfx.collections.sharding.pipeline_stages import BatchContext, Prefetching
 from recfx.errors import OutOfStepError
 from recfx.ir.operator_graph import OperatorGraph
 from recfx.passes import PassResult, Rewrite

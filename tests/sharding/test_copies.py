@@ -16,11 +16,8 @@ from torchrec import KeyedJaggedTensor
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 import recfx
-from recfx.collections.sharding.collection import (
-    ShardedHashEmbeddingBagCollection,
-    leave_to_collections,
-    shard_collection,
-)
+from recfx.collections.sharding.collection import ShardedHashEmbeddingBagCollection
+from recfx.collections.sharding.shard import leave_to_collections, shard_collection
 from recfx.runtime import InputDistStart, Lookup, OutputDistStart
 from tests.sharding.cases import Case, Table, batches, build, model_and_plan, model_parallel, plan_of, with_optimizer
 from tests.sharding.ranks import ranks

@@ -11,7 +11,7 @@ from torchrec import EmbeddingBagCollection, EmbeddingCollection, KeyedJaggedTen
 from torchrec.distributed.types import ShardingEnv
 
 import recfx
-from recfx.collections.sharding.collection import shard_collection
+from recfx.collections.sharding.shard import shard_collection
 from tests.builders.optimizers import attach
 from tests.sharding.cases import Case, Table, as_sequence, plan_of
 from tests.sharding.ranks import ranks

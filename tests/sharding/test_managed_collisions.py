@@ -12,7 +12,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardingEnv
 
 import recfx
-from recfx.collections.sharding.collection import shard_collection
+from recfx.collections.sharding.shard import shard_collection
 from tests.builders.managed_collisions import (
     DIM,
     FEATURES,

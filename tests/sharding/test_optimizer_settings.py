@@ -22,7 +22,8 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 import recfx
-from recfx.collections.sharding.collection import ShardedHashEmbeddingBagCollection, shard_collection
+from recfx.collections.sharding.collection import ShardedHashEmbeddingBagCollection
+from recfx.collections.sharding.shard import shard_collection
 from tests.builders.optimizers import attach
 from tests.sharding.cases import Case, Table, plan_of, with_optimizer
 from tests.sharding.ranks import ranks

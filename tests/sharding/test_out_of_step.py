@@ -18,12 +18,9 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingEnv, ShardingPlan
 
 import recfx
-from recfx.collections.sharding.collection import (
-    ShardedHashEmbeddingBagCollection,
-    shard_collection,
-    sharded_collections,
-)
+from recfx.collections.sharding.collection import ShardedHashEmbeddingBagCollection, sharded_collections
 from recfx.collections.sharding.ranks_agree import begin_on_all_ranks
+from recfx.collections.sharding.shard import shard_collection
 from tests.sharding.cases import FORMS, Case, Table, build, plan_of, values_of
 from tests.sharding.pipelined import (
     CPU,

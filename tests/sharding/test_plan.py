@@ -32,8 +32,8 @@ from torchrec.distributed.types import (
 from torchrec.modules.embedding_configs import DataType
 
 import recfx
-from recfx.collections.sharding.collection import shard_collection
 from recfx.collections.sharding.plan import read_plan
+from recfx.collections.sharding.shard import shard_collection
 from recfx.ir.shards import ShardedTable
 from recfx.planner.sharder import HashEmbeddingBagCollectionSharder
 from tests.builders.optimizers import attach

@@ -14,7 +14,8 @@ from torchrec import EmbeddingCollection, KeyedJaggedTensor
 from torchrec.distributed.types import LazyAwaitable, ShardingEnv
 
 import recfx
-from recfx.collections.sharding.collection import ShardedCollection, shard_collection
+from recfx.collections.sharding.collection import ShardedCollection
+from recfx.collections.sharding.shard import shard_collection
 from tests.sharding.cases import (
     Case,
     as_sequence,

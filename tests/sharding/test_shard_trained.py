@@ -13,7 +13,8 @@ from torchrec.distributed.types import ShardingEnv
 from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig
 
 import recfx
-from recfx.collections.sharding.collection import ShardedHashEmbeddingBagCollection, shard_collection
+from recfx.collections.sharding.collection import ShardedHashEmbeddingBagCollection
+from recfx.collections.sharding.shard import shard_collection
 from tests.builders.optimizers import attach
 from tests.sharding.cases import Case, Model, Table, batches, build, plan_of, with_optimizer
 from tests.sharding.ranks import ranks

@@ -14,8 +14,8 @@ from torchrec.distributed.types import EnumerableShardingSpec, ParameterSharding
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import recfx
-from recfx.collections.sharding.collection import shard_collection
 from recfx.collections.sharding.gather import gather_tables
+from recfx.collections.sharding.shard import shard_collection
 from recfx.conversion.load_guard import guard_loading
 from recfx.errors import CheckpointError
 from recfx.kernels.index.index_buffers import FREED

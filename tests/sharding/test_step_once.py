@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torchrec.distributed.types import ShardingEnv
 
 import recfx
-from recfx.collections.sharding.collection import shard_collection
+from recfx.collections.sharding.shard import shard_collection
 from tests.builders.optimizers import attach
 from tests.sharding.cases import (
     Case,

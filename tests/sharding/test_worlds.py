@@ -13,8 +13,8 @@ from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 from torchrec.distributed.types import ShardingEnv
 
 import recfx
-from recfx.collections.sharding.collection import shard_collection
 from recfx.collections.sharding.gather import gather_tables
+from recfx.collections.sharding.shard import shard_collection
 from tests.builders.optimizers import attach
 from tests.sharding.cases import Case, Table, check, plan_of, train_sharded
 from tests.sharding.ranks import ranks

@@ -245,7 +245,7 @@ def sharded(is_weighted: bool, hashing: recfx.HashConfig | None, world_size: int
     from torchrec.distributed import sharding_plan as stock
     from torchrec.distributed.types import ShardingEnv
 
-    from recfx.collections.sharding.collection import shard_collection
+    from recfx.collections.sharding.shard import shard_collection
     from recfx.planner.sharder import HashEmbeddingBagCollectionSharder
 
     converted = with_sgd(recfx.convert(standard(is_weighted), hashing=hashing))

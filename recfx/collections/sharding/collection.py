@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NoReturn
-from weakref import WeakSet
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-from torchrec.distributed.embedding import get_ec_index_dedup
-from torchrec.distributed.types import ParameterSharding, ShardingEnv
+from torchrec.distributed.embedding_sharding import KJTSplitsAllToAllMeta
+from torchrec.distributed.embedding_types import KJTList
+from torchrec.distributed.types import Awaitable, LazyAwaitable, ShardedModule
 from torchrec.optim.fused import FusedOptimizerModule
 from torchrec.optim.keyed import KeyedOptimizer
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recfx.collections.collection import UnshardedCollection
 from recfx.collections.compile_graph import compile_graph, context_of, refuse_raw_ids
@@ -23,23 +23,24 @@ from recfx.collections.converted_collection import collections_of
 from recfx.collections.kinds import POOLED, SEQUENCE, CollectionKind, kind_of
 from recfx.collections.pooled import PooledCollection
 from recfx.collections.sequence import SequenceCollection
-from recfx.collections.sharding.batch_steps import BatchSteps
 from recfx.collections.sharding.load_state import LocalState, drop_shard_names, load_local_state
 from recfx.collections.sharding.optimizer import ShardedFusedOptimizer
-from recfx.collections.sharding.optimizer_settings import OptimizerSettings, check_optimizers, optimizer_settings
-from recfx.collections.sharding.plan import agreed_sharding, read_plan
-from recfx.collections.sharding.same_settings import settings_of
+from recfx.collections.sharding.optimizer_settings import OptimizerSettings
+from recfx.collections.sharding.pipeline_stages import BatchContext, Result, Sending, Stage, StagedGraph
+from recfx.collections.sharding.sharded_tables import ShardedTables
 from recfx.collections.sharding.state import save_sharded_state
-from recfx.errors import CheckpointError, ConversionError
+from recfx.errors import CheckpointError, ConversionError, OutOfStepError
 from recfx.ir.operator_graph import OperatorGraph
 from recfx.ir.shards import CollectionSharding
 from recfx.ir.snapshot import PASSES_KEY
-from recfx.ir.tables import TableSpec
-from recfx.ir.ways_back import Wires
 from recfx.lowering.targets import TargetsHere
-from recfx.runtime.bags import FBGEMM_PERMUTES_ON
-from recfx.runtime.dist_groups import DistGroups, sent_on
+from recfx.optim.in_backward import positions_with_hooks
+from recfx.runtime import InputDistStart, Lookup, OutputDistStart, marks
+from recfx.runtime.dist_groups import DistGroups
+from recfx.runtime.in_flight import BATCHES_IN_FLIGHT
+from recfx.runtime.input_dist import DistContext, Outgoing, Together
 from recfx.runtime.lower_graph import Runtime
+from recfx.runtime.out_of_step import InStep
 
 
 def hook_refused(what: str, path: str) -> ConversionError:
@@ -68,7 +69,11 @@ def _refused_tracker(register: str) -> property:
     return property(lambda self: None, refuse, doc="None. Setting anything else raises an error, as registering does.")
 
 
-class ShardedCollection(BatchSteps, FusedOptimizerModule):
+# Outputs of input_dist_start; the second inside TorchRec's pipelines, which start all collections' exchanges at once.
+_STARTED = (Awaitable, KJTSplitsAllToAllMeta)
+
+
+class ShardedCollection(ShardedTables, ShardedModule[KJTList, dict[str, Any], Any, BatchContext], FusedOptimizerModule):
     """A collection on several ranks; base of the class of each kind.
 
     Input and output are those of the unsharded collection, for this rank's batch; ``forward`` returns a
@@ -80,6 +85,12 @@ class ShardedCollection(BatchSteps, FusedOptimizerModule):
 
     Attributes are those of ``ConvertedCollection`` and ``ShardedTables``; ``graph_module`` is this rank's graph.
     """
+
+    in_step: InStep
+    """The context of what other ranks wait for."""
+
+    _checked: Any = None  # what ``TableStore.look`` returned when the tables were last found to be as they must be
+    _computed: Any = None  # and when all lookups last ran
 
     def __init__(
         self,
@@ -140,6 +151,184 @@ class ShardedCollection(BatchSteps, FusedOptimizerModule):
     post_lookup_tracker_fn = _refused_tracker("register_post_lookup_tracker_fn")
     post_odist_tracker_fn = _refused_tracker("register_post_odist_tracker_fn")
 
+    # The steps of a batch, which TorchRec's and recfx's pipelines call one by one
+
+    def _cut_into_steps(self) -> None:
+        self.in_step = InStep(self.groups.pooled, self.collection)
+        self._staged_graph = StagedGraph(self.graph_module, self._runtime)
+        # Attributes that TorchRec's pipelines, and its introduction, use.
+        modules = list(self.graph_module.modules())
+        self._input_dists = [module for module in modules if isinstance(module, InputDistStart)]
+        self._lookups = [module for module in modules if isinstance(module, Lookup)]
+        self._output_dists = [module for module in modules if isinstance(module, OutputDistStart)]
+        self._has_uninitialized_input_dist = False
+        self._take_depth()
+
+    def _take_depth(self) -> None:
+        depth = self.batches_in_flight
+        for start in self._input_dists:
+            start.agree_on("" if depth == BATCHES_IN_FLIGHT else f"batches_in_flight={depth}")
+
+    @property
+    def _staged(self) -> StagedGraph:
+        """The stages of this graph: a copy around the same tables has its own modules, with their own modes."""
+        if self._staged_graph.graph_module is not self.graph_module:
+            self._staged_graph = StagedGraph(self.graph_module, self._runtime)
+        return self._staged_graph
+
+    def forward(self, *arguments: Any, **keywords: Any) -> LazyAwaitable[Any]:
+        """Return an awaitable as TorchRec's sharded collections do; under torch.compile, the awaited output itself.
+
+        It then stays outside the compiled graphs: graphs with TorchRec's awaitables would keep the sizes of one batch.
+        """
+        result: LazyAwaitable[Any] = self._enter(super().forward, self._run_awaited, *arguments, **keywords)
+        return result
+
+    def _run_awaited(self, *arguments: Any, **keywords: Any) -> Any:
+        return super().forward(*arguments, **keywords).wait()
+
+    def create_context(self) -> BatchContext:
+        return BatchContext()
+
+    def input_dist(self, ctx: BatchContext, features: KeyedJaggedTensor) -> Awaitable[Awaitable[KJTList]]:
+        """Start sending ids: the graph up to ``input_dist_start``.
+
+        A batch that does not fit the collection takes part without ids, so that all ranks learn of it; its error is
+        raised by ``compute``.
+
+        Raises:
+            OutOfStepError: an earlier step failed here when others had begun it.
+        """
+        self._may_start()
+        values, stages = ctx.values, self._staged.in_turn
+        values["features"], ctx.stages = features, stages
+        (selected,) = stages.send.inputs
+        try:
+            self._check_tables()
+            stages.select.run(values)
+        except Exception as error:
+            ctx.refused = error
+        del values["features"]
+        return self._send(ctx, stages.send, values.get(selected))
+
+    @contextmanager
+    def sent_by(self, exchange: Together | None) -> Iterator[None]:
+        """Within this context, ids are added to ``exchange`` instead of being sent, if there is one."""
+        for start in self._input_dists:
+            start.together = exchange
+        try:
+            yield
+        finally:
+            for start in self._input_dists:
+                start.together = None
+
+    def refuse(self, ctx: BatchContext, error: Exception) -> Awaitable[Awaitable[KJTList]]:
+        """Take part without a batch: ``compute`` raises ``error`` on this rank, and the other ranks refuse theirs."""
+        self._may_start()
+        ctx.refused, ctx.stages = error, self._staged.in_turn
+        return self._send(ctx, ctx.stages.send, None)
+
+    def _may_start(self) -> None:
+        self.in_step.refuse_if_failed()
+        if self._row_moves:
+            self._forget_row_moves()
+
+    def _send(
+        self, ctx: BatchContext, send: Stage, selected: KeyedJaggedTensor | None
+    ) -> Awaitable[Awaitable[KJTList]]:
+        values = ctx.values
+        (name,) = send.inputs
+        outgoing = {name: Outgoing(selected, ctx.says | (marks.REFUSED if ctx.refused is not None else 0))}
+        with self.in_step:
+            send.run(outgoing)
+        values.update({name: outgoing[name] for name in send.outputs})
+        started = [name for name in send.outputs if isinstance(values[name], _STARTED)]
+        ctx.sharding_contexts = [values[name] for name in send.outputs if isinstance(values[name], DistContext)]
+        return Sending([values.pop(name) for name in started], ctx, self.in_step)
+
+    def _check_tables(self) -> None:
+        """Refuse what some ranks may have done to their tables since the last batch, before ids are sent."""
+        tables = self._store.look()
+        if tables != self._checked:
+            self._refuse_gradient_hooks()
+            self.refuse_moved()
+            self._checked = tables
+
+    def _refuse_gradient_hooks(self) -> None:
+        """Refuse gradient hooks: a fused shard has no gradient for a hook, and no dense optimizer to fall back on."""
+        fused = [self._store.weight(shard) for shard in self._store.optimizers]
+        for position in positions_with_hooks(fused):
+            table = list(self._store.optimizers)[position]
+            raise ConversionError(
+                f"a gradient hook is registered on the weight of table {table!r}, whose fused optimizer steps inside "
+                "the backward, without a gradient of the weight: the hook would never run.",
+                reason="gradient_hook",
+                module_path=self.collection,
+                what_to_do="remove the hook; a hook on the collection's output sees the pooled gradient.",
+            )
+
+    def compute(self, ctx: BatchContext, dist_input: KJTList) -> dict[str, Any]:
+        """Hash and look up what has arrived, and start sending pooled rows: up to ``output_dist_start``.
+
+        Raises:
+            InputError: the batch does not fit the collection, here or on another rank. All ranks raise it for this
+                batch, and nothing was looked up.
+            ConversionError: ``gradient_hook``, also on all ranks.
+            OutOfStepError: an earlier step failed here when others had begun it; this batch's ids were sent before.
+        """
+        assert ctx.stages is not None  # since its ids were sent
+        self.in_step.refuse_if_failed()
+        wrong: Exception | None = marks.verdict(ctx.marks, self.collection)
+        if ctx.refused is not None and not isinstance(wrong, OutOfStepError):
+            wrong = ctx.refused
+        if wrong is not None:
+            raise wrong
+        with self.in_step:
+            if not ctx.arrives_ahead:
+                self._arrive(ctx, dist_input)
+            tables = self._store.look()
+            self._store.graph_fits = tables == self._computed
+            try:
+                ctx.stages.compute.run(ctx.values)
+            finally:
+                self._store.graph_fits = False
+            if torch.is_grad_enabled():  # otherwise, lookups do not ask whose tensors they read
+                self._computed = tables
+        return ctx.values
+
+    def _arrive(self, ctx: BatchContext, dist_input: KJTList) -> None:
+        """Run the stage that begins with the ids that have arrived."""
+        assert ctx.stages is not None
+        values, arrive = ctx.values, ctx.stages.arrive
+        values.update(zip([name for name in arrive.inputs if name not in values], dist_input, strict=True))
+        arrive.run(values)
+
+    def output_dist(self, ctx: BatchContext, output: dict[str, Any]) -> LazyAwaitable[Any]:
+        """The rest of the graph, run when the result is needed."""
+        assert ctx.stages is not None  # since compute
+        return Result(ctx.stages.collect, output, self.in_step)
+
+    @property
+    def pipeline(self) -> object | None:
+        """The object with which a pipeline of TorchRec sends ids in place of this collection; None if none does."""
+        return self._input_dists[0].pipeline
+
+    # Steps that recfx.TrainPipeline runs ahead
+
+    def prefetcher(self, ctx: BatchContext) -> Callable[[KJTList], None] | None:
+        """A function that finds the rows of ids that have arrived; None if rows must be found in the batch's own step.
+
+        Call this on the thread that owns the indexes; the function may run on any thread, once, before ``compute``.
+        """
+        prefetching = self._staged.prefetching
+        if not prefetching.is_of_use:
+            return None
+        ctx.stages, ctx.arrives_ahead = prefetching.stages, True
+        ctx.stages.snapshot.run(ctx.values)
+        return lambda arrived: self._arrive(ctx, arrived)
+
+    # Copies
+
     def own_names(self) -> frozenset[str]:
         """All attributes: what users put on a collection stays with the unsharded one."""
         return frozenset(self.__dict__)
@@ -184,110 +373,6 @@ SHARDED: dict[CollectionKind, type[ShardedCollection]] = {
 """The class of sharded collections of each kind, one line per kind."""
 
 
-INDEXES_BEFORE_SHARDING: WeakSet[nn.Module] = WeakSet()
-"""The indexes of collections of which there is a sharded form, which has indexes of its own."""
-
-
 def sharded_collections(model: nn.Module) -> dict[str, ShardedCollection]:
     """The sharded collections of ``model``, by fully qualified name."""
     return collections_of(model, ShardedCollection)
-
-
-def _asked_by_sharder(table: TableSpec) -> TableSpec:
-    """The table of a sharder that lets tables send each different id once, unless the conversion was told otherwise."""
-    if table.dedup.asked is not None or table.is_pooled:
-        return table
-    return replace(table, dedup=replace(table.dedup, asked=True))
-
-
-def leave_to_collections(model: nn.Module) -> None:
-    """Let a ``DistributedDataParallel`` around ``model``, or any part of it, leave sharded tables alone."""
-    for parent in model.modules():
-        ignored = {
-            name
-            for path, module in sharded_collections(parent).items()
-            for name, _ in [*module.named_parameters(path), *module.named_buffers(path)]
-        }
-        if ignored:
-            ignored.update(getattr(parent, "_ddp_params_and_buffers_to_ignore", ()))
-            DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(parent, sorted(ignored))
-
-
-def shard_collection(
-    module: UnshardedCollection,
-    plan: Mapping[str, ParameterSharding],
-    env: ShardingEnv,
-    device: torch.device | None = None,
-    *,
-    fused_params: Mapping[str, Any] | None = None,
-    host_group: torch.distributed.ProcessGroup | None = None,
-    dense_as_torchrec: bool = False,
-    dedup: bool = False,
-    wires: Wires | None = None,
-    path: str = "",
-) -> ShardedCollection:
-    """Shard a converted collection; every rank calls it with the same plan.
-
-    Weights, ids and the state of fused optimizers stay: each rank keeps its shards of what its own ``module`` holds,
-    and replicas of data-parallel tables become those of rank 0. ``module`` itself is not changed.
-
-    Args:
-        module: the collection; tables on meta are allocated on ``device`` and initialised.
-        plan: the sharding of each table.
-        env: an environment with a process group.
-        device: device of the shards; None for that of the tables (the CPU if they are on ``meta``).
-        fused_params: settings of fused optimizers that the tables do not have themselves, in the format of TorchRec's
-            sharders. On compute kernel ``fused`` a table always has a fused optimizer: FBGEMM's SGD if nothing else.
-        dense_as_torchrec: on compute kernel ``dense`` a table has no fused optimizer, whatever is attached to it.
-        dedup: whether tables whose rows are not pooled send each different id once, unless the conversion was told
-            otherwise. Also if ``torchrec.distributed.embedding.set_ec_index_dedup(True)`` was called.
-        wires: in which precision rows and gradients are sent; None for that of the rows.
-        host_group: the process group for ids, if it is not that of ``env``.
-        path: fully qualified name of the collection in the model.
-
-    Raises:
-        ConversionError: the same as ``read_plan``; ``traced_graph``, ``tied_tables``, ``ranks_have_different_plans``,
-            ``ranks_have_different_settings``, ``unsupported_fused_param``, ``no_process_group``; an optimizer in
-            backward that has no fused form.
-    """
-    path = path or module.collection
-    if module.graph_is_inlined:
-        raise ConversionError(
-            "the graph of a whole model calls what is inside the collection, and would go on with unsharded tables.",
-            reason="traced_graph",
-            module_path=path,
-            what_to_do="shard the model first, as recfx.convert(model, sample, plan=..., whole_graph=True) does.",
-        )
-    for table, others in module.store.shared_weights.items():
-        raise ConversionError(
-            f"the weight of table {table!r} is also {', '.join(others)}, and shards do not share any: from then on, "
-            "each would be trained by itself.",
-            reason="tied_tables",
-            module_path=path,
-            what_to_do="use one table for both features, or do without sharding.",
-        )
-    tables = module.tables
-    if dedup or get_ec_index_dedup():
-        tables = tuple(map(_asked_by_sharder, tables))
-
-    def read() -> CollectionSharding:
-        of_tables = read_plan(tables, plan, env.rank, env.world_size, path)
-        check_optimizers(module)
-        return of_tables
-
-    wires = wires or {}
-    options: dict[str, Any] = {"dense_as_torchrec": dense_as_torchrec, "host_group": host_group is not None}
-    options |= {f"qcomm_codecs_registry[{name!r}]": str(wire) for name, wire in wires.items()}
-    sharding = agreed_sharding(
-        env.process_group, lambda: settings_of(module, tables, options, fused_params), read, path
-    )
-    groups = DistGroups.of(env, sharding.local_size, host_group)
-    if sent_on(groups.ids).type not in FBGEMM_PERMUTES_ON:
-        tables = tuple(replace(table, dedup=replace(table.dedup, on_device=True)) for table in tables)
-        sharding = read_plan(tables, plan, env.rank, env.world_size, path)
-    sharding = replace(sharding, wires=wires)
-    settings = optimizer_settings(module, sharding, fused_params, dense_as_torchrec=dense_as_torchrec)
-    sharded = SHARDED[kind_of(module)](module, sharding, groups, device, settings)
-    for index in module.hash_indexes.values():
-        INDEXES_BEFORE_SHARDING.add(index)
-    return sharded

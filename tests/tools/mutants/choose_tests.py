@@ -90,8 +90,6 @@ BESIDE = {
 """Folders and files below ``tests/`` for packages and files; other packages have the folder of their name."""
 
 _SHARDING = {
-    "awaitables": ["test_batch_steps", "test_stock_pipeline", "test_types"],
-    "batch_steps": ["test_batch_steps", "test_stock_pipeline", "test_step_once"],
     "collection": ["test_copies", "test_state", "test_explain", "test_ddp", "test_plan", "test_optimizer_settings"],
     "gather": ["test_unconvert", "test_uneven_columns", "test_dist_groups"],
     "load_state": ["test_state", "test_refusals", "test_dist_groups"],
@@ -100,13 +98,14 @@ _SHARDING = {
     "pipeline_stages": ["test_batch_steps", "test_types", "test_stock_pipeline"],
     "plan": ["test_plan"],
     "ranks_agree": ["test_ranks_agree"],
+    "shard": ["test_plan", "test_optimizer_settings", "test_copies"],
     "sharded_tables": ["test_state", "test_explain", "test_shard_trained", "test_optimizer_state", "test_step_once"],
     "state": ["test_pieces", "test_state", "test_dist_groups"],
     "whole_plan": ["test_plan"],
     **{f"types/{stem}": ["test_plan", "test_types"] for stem in ("by_columns", "by_rows", "data_parallel", "_planned")},
 }
 _SHARDING_ELSEWHERE = {
-    **dict.fromkeys(("awaitables", "batch_steps", "pipeline_stages"), "pipeline/test_train_pipeline.py"),
+    "pipeline_stages": "pipeline/test_train_pipeline.py",
     "sharded_tables": f"{_ON_NPU}/test_sharded.py",
 }
 _LOADING = ["collections/test_new_ids", "collections/test_state", "sharding/test_state"]
