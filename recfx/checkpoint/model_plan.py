@@ -1,7 +1,7 @@
 """Loads a checkpoint into a model: checks and plans first, then carries out the plan.
 
 Indexes, and what is not a tensor of the model itself, are read into separate memory and checked. Parameters would not
-fit into memory twice: they are read in place, once everything else is known to be right.
+all fit into memory twice: they are read in place, one by one, once everything else is known to be right.
 """
 
 from __future__ import annotations

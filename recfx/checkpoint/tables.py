@@ -2,7 +2,7 @@
 
 They are saved as parts of whole tensors, under the names of an unsharded model. An unsharded table is one shard, which
 every rank has and the first one saves. If a table has more rows than it was saved with, every rank reads its whole
-index, because ids move. No rank ever holds whole weights or optimizer state of a sharded table.
+index, because ids move. No rank ever holds whole weights or optimizer state of a table that was saved in shards.
 """
 
 from __future__ import annotations
