@@ -6,6 +6,7 @@ Also what one step of a rule makes of a batch, row by row.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from itertools import accumulate, chain
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from recfx.kernels.index.index_buffers import IndexView
 from recfx.kernels.index.slot_table import insert_into_slots, slot_count
 from recfx.kernels.lookup.quantized_rows import BITS, quantize_rows
 from recfx.kernels.route.bucketize import WHOLE, Routes
+from recfx.kernels.step.fused_step import step_touched_rows
 from recfx.kernels.step.row_initialization import initialization_key
 from recfx.optim.rules.rule import Rule
 
@@ -93,26 +95,23 @@ def stepped(
         group: the settings of the optimizer.
     """
     new_weights, new_states = [weight.clone() for weight in weights], [[state.clone() for state in of] for of in states]
-    sums = [torch.zeros(weight.shape) for weight in weights]
-    touched = [torch.zeros(weight.shape[0], dtype=torch.bool) for weight in weights]
     lengths, batch_size, column = offsets.diff(), gradients.shape[0], 0
     bags = torch.repeat_interleave(torch.arange(lengths.numel()), lengths)
+    parts: list[list[tuple[Tensor, Tensor]]] = [[] for _ in weights]
     for feature, table in enumerate(table_of_feature):
         own, dim = (bags // batch_size == feature) & (rows >= 0), weights[table].shape[1]
         by_row = gradients[bags[own] % batch_size, column : column + dim]
-        if mean:
-            by_row = by_row / lengths[bags[own], None]
-        sums[table].index_add_(0, rows[own], by_row)
-        touched[table][rows[own]] = True
+        parts[table].append((rows[own], by_row / lengths[bags[own], None] if mean else by_row))
         column += dim
     for table in (table for table, is_one in enumerate(is_stepped) if is_one):
-        own_rows = touched[table].nonzero().squeeze(1)
-        own_states = {state.name: of[table][own_rows] for state, of in zip(rule.states, new_states, strict=True)}
-        values = rule.update(weights[table][own_rows].float(), sums[table][own_rows], own_states, STEPS, group)
-        new_weights[table][own_rows] = values.to(weights[table].dtype)
-        for state, of in zip(rule.states, new_states, strict=True):
-            of[table][own_rows] = own_states[state.name]
+        own_rows, by_row = map(torch.cat, zip(*parts[table], strict=True))
+        state = {kind.name: of[table] for kind, of in zip(rule.states, new_states, strict=True)}
+        step_touched_rows(partial(_update, rule, group), new_weights[table], own_rows, by_row, state)
     return new_weights, new_states
+
+
+def _update(rule: Rule, group: Mapping[str, Any], values: Tensor, gradient: Tensor, state: dict[str, Tensor]) -> Tensor:
+    return rule.update(values, gradient, state, STEPS, group)
 
 
 def lookups(quick: bool) -> Iterator[tuple[str, LookupCase]]:
