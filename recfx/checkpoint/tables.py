@@ -18,13 +18,13 @@ from torch import Tensor, nn
 
 from recfx.checkpoint.contents import OPTIMIZER, check_has_elements, check_saved_as
 from recfx.checkpoint.storage import Parts, SavedFolder
+from recfx.collections.collection import UnshardedCollection
 from recfx.collections.converted_collection import collections_by_prefix
 from recfx.collections.fit_table import check_weight, saved_shape
 from recfx.collections.kinds import kind_of
 from recfx.collections.sharding.collection import ShardedCollection
 from recfx.collections.sharding.load_state import fit_slices, fit_whole_index
 from recfx.collections.sharding.state import whole_index
-from recfx.collections.whole_tables import WholeTables
 from recfx.hashing.identity import IDENTITY, check_identity
 from recfx.hashing.index import HashIndex
 from recfx.hashing.row_move import RowMove, row_aligned_names, saved_names
@@ -50,7 +50,7 @@ class Table:
     """
 
     prefix: str
-    module: ShardedCollection | WholeTables
+    module: ShardedCollection | UnshardedCollection
     spec: TableSpec
     shards: tuple[Shard, ...]
     saved: tuple[Shard, ...]
@@ -121,7 +121,7 @@ def tables_of(model: nn.Module) -> list[Table]:
     """Every table of a converted collection under every name: a state has the keys of a shared module once per name."""
     tables: list[Table] = []
     seen: set[int] = set()
-    kinds: tuple[type[Any], ...] = (WholeTables, ShardedCollection)
+    kinds: tuple[type[Any], ...] = (UnshardedCollection, ShardedCollection)
     for kind in kinds:
         for prefix, module in collections_by_prefix(model, kind):
             for spec in module.tables:

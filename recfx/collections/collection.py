@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import torch
 from torch import fx, nn
+from torchrec.optim.keyed import KeyedOptimizer
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recfx.collections.compile_graph import (
@@ -20,12 +21,14 @@ from recfx.collections.compile_graph import (
     make_eval_graph,
     refuse_raw_ids,
 )
-from recfx.collections.converted_collection import collections_of
+from recfx.collections.converted_collection import ConvertedCollection, collections_of
+from recfx.collections.fit_table import say_what_is_lost_together
 from recfx.collections.follow_optimizers import OptimizerFollower
 from recfx.collections.kinds import kind_of
+from recfx.collections.subclasses import new_instance
 from recfx.collections.table_holder import all_held, hold
 from recfx.collections.table_specs import allocate_tables, check_config, describe_tables, physical_configs
-from recfx.collections.whole_tables import WholeTables
+from recfx.collections.whole_tables import fit_state, fit_weights
 from recfx.errors import ConversionError
 from recfx.hashing import HashConfig, HashIndex
 from recfx.ir.meta import SourceLocation
@@ -34,65 +37,24 @@ from recfx.ir.snapshot import PASSES_KEY, Rewriting
 from recfx.ir.tables import TableSpec
 from recfx.lowering.targets import TargetsHere
 from recfx.optim.fused_optimizer import FusedOptimizer
+from recfx.optim.keyed_optimizer import FusedKeyedOptimizer
 from recfx.passes import Pass
 from recfx.runtime import FindRows, TableStore
+from recfx.runtime.hooks import load_hooks, without_load_hooks
 from recfx.runtime.in_flight import BATCHES_IN_FLIGHT
 from recfx.runtime.lower_graph import Runtime
 from recfx.runtime.training_checks import refuse_fused_replicas
 
-Replacement = TypeVar("Replacement")
 
-_classes: dict[tuple[type[Any], type[Any]], type[Any]] = {}
-
-
-def class_for(replacement: type[Any], standard: type[nn.Module]) -> type[Any]:
-    """``replacement`` itself for the standard collection; for a subclass of it, a class that has its methods too.
-
-    Public methods that the subclass overrides win over those of ``replacement``. ``forward`` is never one of them,
-    because a subclass with its own forward is not converted.
-    """
-    of_torchrec = replacement._kind.standard
-    if standard is of_torchrec:
-        return replacement
-    if (replacement, standard) in _classes:  # one class per pair, or copies would be of a different class
-        return _classes[replacement, standard]
-    overrides: dict[str, Any] = {"_standard": standard, "_replacement": replacement}
-    for base in reversed(standard.__mro__[: standard.__mro__.index(of_torchrec)]):
-        for name, value in base.__dict__.items():
-            if hasattr(replacement, name) and not name.startswith("_"):
-                overrides[name] = value
-    _classes[replacement, standard] = type(standard.__name__, (replacement, standard), overrides)
-    return _classes[replacement, standard]
-
-
-def names_taken(replacement: type[Any], standard: type[nn.Module], instance_names: Iterable[str]) -> list[str]:
-    """What a subclass of the standard collection defines although ``replacement`` uses the name for its own."""
-    of_torchrec, own = replacement._kind.standard, set(instance_names)
-    bases = standard.__mro__[: standard.__mro__.index(of_torchrec)]
-    defined = {
-        name for base in bases for name in vars(base) if not (name.startswith("__") or hasattr(of_torchrec, name))
-    }
-    return sorted(name for name in defined if name in own or hasattr(replacement, name))
-
-
-def classes_made_for(replacement: type[Any]) -> list[type[Any]]:
-    """The classes that stand for subclasses of the standard collection, made so far in this process."""
-    return [subclass for (kind, _), subclass in _classes.items() if kind is replacement]
-
-
-def new_instance(replacement: type[Replacement], standard: type[nn.Module]) -> Replacement:
-    """An instance without state, from which pickles and copies start: the class cannot be found by its name."""
-    kind: type[Replacement] = class_for(replacement, standard)
-    return kind.__new__(kind)
-
-
-class UnshardedCollection(WholeTables):
+class UnshardedCollection(ConvertedCollection):
     """A converted collection whose tables a rank has as a whole; base of the class of each kind.
 
     Owns ``graph_module``, a ``torch.fx.GraphModule`` of explicit nodes, which may be another one in eval mode. Graphs
     are made again when what they were made for is no longer so: another optimizer is attached, or a table has changed
     its dtype, its device or its layout. If the nodes are part of a ``WholeGraph``, each lookup chooses its kernel anew.
     """
+
+    is_sharded = False
 
     _replacement: ClassVar[type[UnshardedCollection]]  # of the classes that stand for subclasses of the user's
 
@@ -330,6 +292,35 @@ class UnshardedCollection(WholeTables):
         self._follow()
         return self._store.optimizers
 
+    @property
+    def process_group(self) -> None:
+        """None, because every rank has the tables as a whole."""
+        return None
+
+    @property
+    def fused_optimizer(self) -> KeyedOptimizer:
+        """State and settings of the fused optimizers, under TorchRec's names (``<table>.momentum1``).
+
+        Example:
+            >>> from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+            >>> model = recfx.convert(Model())
+            >>> apply_optimizer_in_backward(torch.optim.Adagrad, model.ebc.parameters(), {"lr": 0.1})
+            >>> list(model.ebc.fused_optimizer.state_dict()["state"])
+            ['embedding_bags.users.weight']
+        """
+        parameters, optimizers, groups, starts = {}, {}, [], {}
+        kind = kind_of(self)
+        for name, optimizer in self.fused_optimizers().items():
+            weight, key = self._store.weight(name), kind.weight_name("", name)
+            optimizer.prepare(weight)
+            parameters[key] = weight
+            starts[key] = {f"{name}.{saved_as}": value for saved_as, value in optimizer.starts().items()}
+            optimizers[key] = name, optimizer
+            optimizer.group["params"] = [weight]  # pickles lack it, and emptied copies have others
+            groups.append(optimizer.group)
+        moves = {kind.weight_name("", table): move for table, move in self._row_moves.items()}
+        return FusedKeyedOptimizer(parameters, optimizers, groups, moves, starts)
+
     def take_over_optimizers(self) -> dict[str, FusedOptimizer]:
         """``fused_optimizers`` without the graph that is made for them: sharding makes another one."""
         if not self._graph_is_current():
@@ -365,6 +356,28 @@ class UnshardedCollection(WholeTables):
         with contextlib.suppress(ConversionError):
             self._follow()
         return self
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Load a state, which may have fewer rows: ids then move to their bucket's rows, and their weights with them.
+
+        Raises:
+            CheckpointError: an index is damaged or belongs to something else. Nothing of this collection has changed.
+        """
+        for hook in load_hooks(self).values():  # before the keys are read, because they may rename them
+            hook(state_dict, prefix, *args)
+        fitted, moves = fit_state(self, state_dict, prefix)
+        fitted.update(fit_weights(self, state_dict, prefix, moves))
+        indexes = {f"{prefix}hash_indexes.{table}.": self.index(table) for table in self.hash_indexes}
+        say_what_is_lost_together(fitted, indexes)
+        state_dict.update(fitted)
+        for table in self.hash_indexes:
+            self.index(table).expect_load()
+        with without_load_hooks(self):
+            super()._load_from_state_dict(state_dict, prefix, *args)
+        self.note_row_moves(moves)
+
+    def check_state(self, saved: Mapping[str, Any], prefix: str) -> None:
+        fit_state(self, saved, prefix)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         standard = getattr(type(self), "_standard", None)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from recfx.collections.collection import UnshardedCollection, classes_made_for
+from recfx.collections.collection import UnshardedCollection
 from recfx.collections.kinds import POOLED, SEQUENCE, CollectionKind
 from recfx.collections.pooled import HashEmbeddingBagCollection
 from recfx.collections.sequence import HashEmbeddingCollection
+from recfx.collections.subclasses import classes_made_for
 
 CONVERTED_CLASSES: dict[CollectionKind, type[UnshardedCollection]] = {
     POOLED: HashEmbeddingBagCollection,

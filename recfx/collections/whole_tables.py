@@ -1,13 +1,10 @@
-"""The state of tables that a rank has as a whole: what they take from a saved state, and their optimizer."""
+"""What the tables of an unsharded collection take from a saved state."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any
 
 from torch import Tensor
-from torchrec.optim.keyed import KeyedOptimizer
 
 from recfx.collections.converted_collection import ConvertedCollection
 from recfx.collections.fit_table import (
@@ -15,7 +12,6 @@ from recfx.collections.fit_table import (
     first_rows,
     fit_index,
     saved_shape,
-    say_what_is_lost_together,
     without_index,
     without_weight,
 )
@@ -23,9 +19,7 @@ from recfx.collections.kinds import kind_of
 from recfx.errors import CheckpointError
 from recfx.hashing import state
 from recfx.hashing.row_move import RowMove, saved_names
-from recfx.optim.fused_optimizer import FusedOptimizer
-from recfx.optim.keyed_optimizer import FusedKeyedOptimizer
-from recfx.runtime.hooks import load_hooks, without_load_hooks
+from recfx.runtime.hooks import load_hooks
 
 
 def fit_state(
@@ -110,64 +104,3 @@ def _weight_may_be_renamed(collection: ConvertedCollection, table: str) -> bool:
     """Whether a user's hook may find the weight under another name."""
     tables = kind_of(collection).tables_of(collection)
     return bool(load_hooks(tables[table]) or load_hooks(tables))
-
-
-class WholeTables(ConvertedCollection):
-    """The tables of an unsharded collection; base of ``UnshardedCollection``."""
-
-    is_sharded = False
-
-    @property
-    def process_group(self) -> None:
-        """None, because every rank has the tables as a whole."""
-        return None
-
-    @abstractmethod
-    def fused_optimizers(self) -> dict[str, FusedOptimizer]:
-        """The optimizer of every table that is updated in the lookup's backward, by table name."""
-
-    @property
-    def fused_optimizer(self) -> KeyedOptimizer:
-        """State and settings of the fused optimizers, under TorchRec's names (``<table>.momentum1``).
-
-        Example:
-            >>> from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
-            >>> model = recfx.convert(Model())
-            >>> apply_optimizer_in_backward(torch.optim.Adagrad, model.ebc.parameters(), {"lr": 0.1})
-            >>> list(model.ebc.fused_optimizer.state_dict()["state"])
-            ['embedding_bags.users.weight']
-        """
-        parameters, optimizers, groups, starts = {}, {}, [], {}
-        kind = kind_of(self)
-        for name, optimizer in self.fused_optimizers().items():
-            weight, key = self._store.weight(name), kind.weight_name("", name)
-            optimizer.prepare(weight)
-            parameters[key] = weight
-            starts[key] = {f"{name}.{saved_as}": value for saved_as, value in optimizer.starts().items()}
-            optimizers[key] = name, optimizer
-            optimizer.group["params"] = [weight]  # pickles lack it, and emptied copies have others
-            groups.append(optimizer.group)
-        moves = {kind.weight_name("", table): move for table, move in self._row_moves.items()}
-        return FusedKeyedOptimizer(parameters, optimizers, groups, moves, starts)
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Load a state, which may have fewer rows: ids then move to their bucket's rows, and their weights with them.
-
-        Raises:
-            CheckpointError: an index is damaged or belongs to something else. Nothing of this collection has changed.
-        """
-        for hook in load_hooks(self).values():  # before the keys are read, because they may rename them
-            hook(state_dict, prefix, *args)
-        fitted, moves = fit_state(self, state_dict, prefix)
-        fitted.update(fit_weights(self, state_dict, prefix, moves))
-        indexes = {f"{prefix}hash_indexes.{table}.": self.index(table) for table in self.hash_indexes}
-        say_what_is_lost_together(fitted, indexes)
-        state_dict.update(fitted)
-        for table in self.hash_indexes:
-            self.index(table).expect_load()
-        with without_load_hooks(self):
-            super()._load_from_state_dict(state_dict, prefix, *args)
-        self.note_row_moves(moves)
-
-    def check_state(self, saved: Mapping[str, Any], prefix: str) -> None:
-        fit_state(self, saved, prefix)

@@ -11,11 +11,12 @@ from typing import Any
 
 from torch import nn
 
-from recfx.collections.collection import OWN_NAMES, UnshardedCollection, names_taken
+from recfx.collections.collection import OWN_NAMES, UnshardedCollection
 from recfx.collections.converted_classes import converted_class
 from recfx.collections.converted_collection import ConvertedCollection
 from recfx.collections.copy_modules import attributes, carry_hooks, carry_over, copy_modules
 from recfx.collections.kinds import kind_of
+from recfx.collections.subclasses import names_taken
 from recfx.collections.table_specs import describe_tables
 from recfx.discovery.classify import CONVERTED, CONVERTIBLE, Finding
 from recfx.discovery.discover import Discovery, discover
