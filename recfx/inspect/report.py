@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields, is_dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, RenderResult
 
@@ -12,14 +11,8 @@ from recfx.inspect.html import render_fragment, render_html
 from recfx.inspect.report_data import ReportData
 from recfx.inspect.sections import headline
 from recfx.inspect.text import render
+from recfx.planner.pricing.cost_text import plain
 from recfx.printing.text import plain_text
-
-
-def plain(value: Any) -> Any:
-    """The report, or a part of it, as dicts, lists and scalars; symbolic sizes stay."""
-    if is_dataclass(value):
-        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
-    return [plain(item) for item in value] if isinstance(value, tuple) else value
 
 
 @dataclass(frozen=True, repr=False)
@@ -59,7 +52,7 @@ class Report(ReportData):
             >>> json.loads(recfx.explain(Model()).to_json())["ok"]
             True
         """
-        return json.dumps(plain(self), indent=2, default=str)
+        return json.dumps(plain(self), indent=2)
 
     def to_html(self, picture: str = "") -> str:
         """A single page that needs no other file.
