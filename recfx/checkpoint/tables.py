@@ -24,11 +24,11 @@ from recfx.collections.fit_table import check_weight, saved_shape
 from recfx.collections.kinds import kind_of
 from recfx.collections.sharding.collection import ShardedCollection
 from recfx.collections.sharding.load_state import fit_slices, fit_whole_index
-from recfx.collections.sharding.state import whole_index
 from recfx.hashing.identity import IDENTITY, check_identity
 from recfx.hashing.index import HashIndex
-from recfx.hashing.row_move import RowMove, row_aligned_names, saved_names
+from recfx.hashing.row_move import RowMove
 from recfx.hashing.slices import COUNTS, SLICE_COUNTS, STATISTICS, part_count, parts_between, slice_state
+from recfx.hashing.state import NOT_BY_ROW, state_names
 from recfx.ir.shard import Shard
 from recfx.ir.tables import TableSpec
 from recfx.optim.fused_optimizer import FusedOptimizer
@@ -88,7 +88,7 @@ class Table:
     @cached_property
     def index_keys(self) -> dict[str, str]:
         """Names of its index's state in the model, by buffer name; empty if it has no index."""
-        names = saved_names(whole_index(self.spec)) if self.spec.has_index else ()
+        names = state_names(self.spec.hashing) if self.spec.hashing is not None and self.spec.has_index else ()
         return {name: f"{self.prefix}hash_indexes.{self.name}.{name}" for name in names}
 
     @property
@@ -261,7 +261,7 @@ def plan_tables(model: nn.Module, folder: SavedFolder, saved: Mapping[str, Tenso
 
 def _plan_index(plan: TablePlan, folder: SavedFolder, saved: Mapping[str, Tensor], start: str) -> None:
     table, module = plan.table, plan.table.module
-    spec, whole = table.spec, whole_index(table.spec)
+    spec = table.spec
     assert spec.hashing is not None
     keys = {name: key for name, key in table.index_keys.items() if key in saved}
     weight = saved[table.weight]
@@ -271,9 +271,7 @@ def _plan_index(plan: TablePlan, folder: SavedFolder, saved: Mapping[str, Tensor
         tensors = folder.read([start + keys[name] for name in names])
         return {name: tensors[start + keys[name]] for name in names}
 
-    sizes: dict[str, tuple[int, ...]] = {
-        name: (spec.num_embeddings,) for name in row_aligned_names(whole) if name in keys
-    }
+    sizes: dict[str, tuple[int, ...]] = {name: (spec.num_embeddings,) for name in keys if name not in NOT_BY_ROW}
     if SLICE_COUNTS in keys:
         sizes[SLICE_COUNTS] = (part_count(spec.hashing), len(STATISTICS))
     if any(saved[keys[name]].shape != size for name, size in sizes.items()):
