@@ -136,7 +136,7 @@ def _trace_and_compile(call: ModelCall, ways: Ways) -> ScriptArtifact:
         rollback = graph_module.meta[ROLLBACKS].get(path)
         untraced = "" if rollback is None else f"it cannot be traced ({rollback}), nor compiled: "
         named = dataclasses.replace(why, path=path, message=f"{untraced}{why.message}")
-        raise WayFailed(named, failed.stage) from failed
+        raise WayFailed(named) from failed
     artifact = ScriptArtifact(_served_model(script, call, is_typed(call.returns)), graph_module)
     call.failures.extend(left_out)
     return artifact
@@ -158,7 +158,7 @@ def _plain_root(call: ModelCall) -> nn.Module:
     exploded = [pattern for pattern in call.signature.patterns if not pattern.name]
     if any(pattern.kind != "constant" for pattern in exploded):
         message = f"TorchScript has no type for an argument that is a {exploded[0].kind}"
-        raise WayFailed(Diagnostic("not_scriptable", "", message), "compile")
+        raise WayFailed(Diagnostic("not_scriptable", "", message))
     return fresh_copy(call.model, call.graphs)[0]
 
 
@@ -181,7 +181,7 @@ def _script(module: nn.Module) -> torch.jit.ScriptModule:
     detach_parameters(modules)
     if isinstance(module, fx.GraphModule):
         _script_leaves(module)
-    return _compile(module, "", "compile").eval()
+    return _compile(module).eval()
 
 
 def _script_leaves(graph_module: fx.GraphModule) -> None:
@@ -189,25 +189,21 @@ def _script_leaves(graph_module: fx.GraphModule) -> None:
     for path in dict.fromkeys(str(node.target) for node in graph_module.graph.find_nodes(op="call_module")):
         module = graph_module.get_submodule(path)
         if not isinstance(module, (ServedNode, torch.jit.ScriptModule)):
-            graph_module.add_submodule(path, _compile(module, path, "leaf"))
+            graph_module.add_submodule(path, _compile(module, path))
 
 
-def _compile(module: nn.Module, path: str, stage: str) -> torch.jit.ScriptModule:
-    try:
-        return compile_module(module)
-    except Exception as error:  # the compiler raises errors of many types, about the user's code
-        raise WayFailed(Diagnostic("not_scriptable", path, _summary(error)), stage) from error
-
-
-def compile_module(module: nn.Module) -> torch.jit.ScriptModule:
+def _compile(module: nn.Module, path: str = "") -> torch.jit.ScriptModule:
     """``torch.jit.script``, with types that no other compilation shares.
 
     Otherwise a class that failed to compile once could never be compiled again in this process.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch says at each call that TorchScript is deprecated
-        prepared = call_prepare_scriptable_func(module)
-        script: torch.jit.ScriptModule = create_script_module(prepared, infer_methods_to_compile, share_types=False)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch says at each call that TorchScript is deprecated
+            prepared = call_prepare_scriptable_func(module)
+            script: torch.jit.ScriptModule = create_script_module(prepared, infer_methods_to_compile, share_types=False)
+    except Exception as error:  # the compiler raises errors of many types, about the user's code
+        raise WayFailed(Diagnostic("not_scriptable", path, _summary(error))) from error
     return script
 
 
@@ -254,7 +250,7 @@ def _served_model(
     for leaf in leaves:
         served.add_module(f"take_{leaf.name}", named_input(leaf))
     served.input_names = {name: True for leaf in leaves for name in names_of(leaf)}  # type: ignore[assignment]
-    return _compile(served.eval(), "", "compile")
+    return _compile(served.eval())
 
 
 def _source(leaves: list[Pattern], outputs: dict[str, str], passed: str) -> str:

@@ -66,17 +66,11 @@ def each_way(make: Callable[[Ways], _Made], failures: list[Diagnostic]) -> Itera
 
 
 class WayFailed(Exception):
-    """A way does not lead to a program.
+    """A way does not lead to a program; if that is because of one module, the diagnostic has its path."""
 
-    Args:
-        diagnostic: why.
-        stage: what failed: ``"trace"``, ``"leaf"`` or ``"compile"``.
-    """
-
-    def __init__(self, diagnostic: Diagnostic, stage: str) -> None:
+    def __init__(self, diagnostic: Diagnostic) -> None:
         super().__init__(str(diagnostic))
         self.diagnostic = diagnostic
-        self.stage = stage
 
 
 @dataclass
@@ -100,7 +94,7 @@ class Ways:
     def learn(self, failed: WayFailed) -> None:
         """Change one thing because of a failure."""
         path = failed.diagnostic.path
-        if failed.stage == "leaf" and path not in self.inside and path not in self.opaque:
+        if path and path not in self.inside and path not in self.opaque:
             self.inside |= {path}
         else:
             self._go_deeper()
@@ -170,7 +164,7 @@ def trace_model(call: ModelCall, ways: Ways) -> fx.GraphModule:
         graph._tracer_cls = None
         check_read_features(graph, tracer.reads, features)
     except Exception as error:  # user code on proxies can raise anything; the reason is part of the error
-        raise WayFailed(rollback_of("", error), "trace") from error
+        raise WayFailed(rollback_of("", error)) from error
     ways.entered = frozenset(tracer.entered)
     paths = {identifier(str(node.target), ()): str(node.target) for node in graph.find_nodes(op="call_module")}
     graph_module = _around_served(call, entry, graph)
