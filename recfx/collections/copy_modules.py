@@ -10,9 +10,11 @@ from __future__ import annotations
 import copy
 import functools
 import sys
-from collections import ChainMap, OrderedDict
+from argparse import Namespace
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping
-from types import MappingProxyType, MethodType
+from traceback import walk_tb
+from types import MappingProxyType, MethodType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -32,11 +34,13 @@ from recfx.errors import ConversionError
 from recfx.runtime.hooks import MODULE_HOOKS, holds_hooks
 
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
-_CONTAINERS = (dict, list, tuple, set)
-# Objects of these packages are taken as they are, unless they are in a container with others.
-_PACKAGES = frozenset(
-    {"torch", "torchrec", "fbgemm_gpu", "tensordict", "numpy", "pandas", "pyarrow", "recfx"}
-) | frozenset(sys.stdlib_module_names)
+_CONTAINERS = (dict, list, tuple, set, frozenset, deque)
+# Objects of these packages stand for themselves in a copy; the standard library's hold locks.
+_PACKAGES = {"torch", "torchrec", "fbgemm_gpu", "recfx"}
+_PACKAGES |= {"threading", "queue", "concurrent", "multiprocessing", "asyncio", "logging"}
+_NOT_SEARCHED = _PACKAGES | {"numpy", "pandas", "pyarrow", "tensordict"} | sys.stdlib_module_names
+_ATOMIC = (bool, int, float, str, type(None))  # deepcopy takes these as they are, but more slowly
+_MOST_ATTEMPTS = 256
 
 
 def copy_modules(
@@ -56,7 +60,7 @@ def copy_modules(
     copies: dict[int, nn.Module] = {id(module): _empty_copy(module) for module in modules} | dict(replacements)
     memo: dict[int, Any] = dict(copies)
     for module in reached:
-        memo |= _known_of(module, copies)
+        memo |= _known_of(module)
     made = [(module, duplicate) for module in reached if (duplicate := copies[id(module)]) is not module]
     for module, duplicate in made:
         if id(module) in replacements:
@@ -90,10 +94,15 @@ def _reached(root: nn.Module, replacements: Mapping[int, nn.Module]) -> list[nn.
 
 def _empty_copy(module: nn.Module) -> nn.Module:
     # Not __new__ of the class: that of GraphModule makes a new class for each instance.
-    return module if is_shared(module) else object.__new__(type(module))
+    kind: Any = next((kind for kind in (dict, list, set) if isinstance(module, kind)), object)
+    return module if is_shared(module) else kind.__new__(type(module))
 
 
 def _fill(duplicate: nn.Module, module: nn.Module, memo: dict[int, Any]) -> None:
+    contents: tuple[tuple[Any, Any], ...] = ((dict, dict.update), (list, list.extend), (set, set.update))
+    for kind, add in contents:
+        if isinstance(module, kind):
+            add(duplicate, _copied(kind(module), memo))
     for name, value in module.__dict__.items():
         if name == "_compiled_call_impl":
             continue  # Module.compile() bound it to the original; see `compiled_in_place`
@@ -106,53 +115,72 @@ def _fill(duplicate: nn.Module, module: nn.Module, memo: dict[int, Any]) -> None
         duplicate.__dict__[name] = value
 
 
-def _known_of(module: nn.Module, copies: Mapping[int, nn.Module]) -> dict[int, Any]:
-    """The tensors of a module and of its attributes, which stand for themselves, and bound methods, by ``id``."""
-    tensors: list[torch.Tensor | None] = []
-    held = [module]
-    methods: dict[int, Any] = {}
+def _known_of(module: nn.Module) -> dict[int, Any]:
+    """What a module and its attributes hold that stands for itself in a copy, by ``id``."""
+    known = [*module._parameters.values(), *module._buffers.values()]
     for _, value in attributes(module):
-        for leaf in tree_leaves(value) if isinstance(value, _CONTAINERS) and value else (value,):
-            if isinstance(leaf, torch.Tensor):
-                tensors.append(leaf)
-            elif isinstance(leaf, nn.Module) and id(leaf) not in copies:
-                held += leaf.modules()
-            elif isinstance(leaf, MethodType) and id(leaf.__self__) in copies:
-                methods[id(leaf)] = _bound(leaf, copies[id(leaf.__self__)])
-    for part in held:
-        tensors += [*part._parameters.values(), *part._buffers.values()]
-    return {id(tensor): tensor for tensor in tensors if tensor is not None} | methods
+        leaves = tree_leaves(value) if isinstance(value, _CONTAINERS) and value else (value,)
+        known += [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) or _stands_for_itself(leaf)]
+    return {id(value): value for value in known if value is not None}
 
 
 def _copied(value: Any, memo: dict[int, Any]) -> Any:
-    """What ``copy.deepcopy`` makes of an attribute; the value itself where there is nothing to copy, or no way to."""
-    if id(value) in memo:
-        return memo[id(value)]
-    if isinstance(value, _CONTAINERS):
-        items = (*value.keys(), *value.values()) if isinstance(value, dict) else value
-        if all(map(_is_taken, items)):
-            return copy.copy(value)
-    elif _is_taken(value):
-        return value
-    seen: Any = ChainMap({}, memo)  # of what was copied up to an error, nothing is used
-    try:
-        duplicate = copy.deepcopy(value, seen)
-    except Exception:  # a lock, a generator, a process group
-        return value
-    memo |= seen.maps[0]
-    return duplicate
+    """What ``copy.deepcopy`` makes of an attribute if parameters, buffers and what it cannot copy stand for themselves.
+
+    What it meets of these only inside other objects is put into ``memo``, and the attribute is copied again.
+    """
+    if type(value) in _ATOMIC or id(value) in memo:
+        return memo.get(id(value), value)
+    met = memo.setdefault(id(memo), [])  # deepcopy keeps there what it has copied, so that each id stays its own
+    for _ in range(_MOST_ATTEMPTS):
+        entries, before = len(memo), len(met)
+        known: dict[int, Any] = {}
+        try:
+            duplicate = copy.deepcopy(value, memo)
+            for item in met[before:]:
+                known |= {key: part for key, part in _known_inside(item, memo).items() if memo.get(key) is not part}
+        except Exception as error:  # at a lock, a generator, a process group
+            calls = [frame for frame, _ in walk_tb(error.__traceback__) if frame.f_code is copy.deepcopy.__code__]
+            met.append(calls[-1].f_locals["x"])
+            known = {id(met[-1]): met[-1]}
+        if not known:
+            return duplicate
+        while len(memo) > entries:
+            memo.popitem()
+        memo |= known
+    return value
 
 
-def _is_taken(value: Any) -> bool:
+def _known_inside(item: Any, memo: Mapping[int, Any]) -> dict[int, Any]:
+    """What the copy of ``item`` should have taken for something, and its parts, by ``id``."""
+    if isinstance(item, nn.Module):
+        return {id(buffer): buffer for buffer in item._buffers.values() if buffer is not None}
+    if isinstance(item, MethodType):
+        owner = memo.get(id(item.__self__), item.__self__)
+        return {} if type(owner) is type(item.__self__) else {id(item): _bound(item, owner)}
+    if isinstance(item, torch.Tensor):
+        return {id(item): item} if item.requires_grad or isinstance(item, nn.Parameter) else {}
+    return {id(item): item} if _stands_for_itself(item) else {}
+
+
+def _stands_for_itself(value: Any) -> bool:
     kind: Any = type(value)
-    if issubclass(kind, (*_CONTAINERS, nn.Module, MethodType, functools.partial)):
+    if issubclass(kind, (*_CONTAINERS, nn.Module, torch.Tensor)):
         return False
-    return issubclass(kind, (torch.Tensor, type)) or _is_of_packages(kind)
+    return issubclass(kind, torch.optim.Optimizer) or _package(kind) in _PACKAGES
+
+
+def _is_searched(value: Any) -> bool:
+    """Whether a replacement in place looks into the value."""
+    kind: Any = type(value)
+    if issubclass(kind, (*_CONTAINERS, nn.Module, MethodType, functools.partial, SimpleNamespace, Namespace)):
+        return True
+    return not issubclass(kind, (torch.Tensor, type)) and _package(kind) not in _NOT_SEARCHED
 
 
 @functools.lru_cache(maxsize=1024)
-def _is_of_packages(kind: Any) -> bool:
-    return str(kind.__module__).split(".")[0] in _PACKAGES
+def _package(kind: Any) -> str:
+    return str(kind.__module__).split(".")[0]
 
 
 def _rebound(hook: Any, memo: Mapping[int, Any]) -> Any:
@@ -230,7 +258,7 @@ def replace_in_place(root: nn.Module, replacements: Mapping[int, nn.Module]) -> 
     alive: list[Any] = []  # an id is unique only as long as its object is alive
 
     def replaced(value: Any) -> Any:
-        if _is_taken(value) or id(value) in known:
+        if id(value) in known or not _is_searched(value):
             return known.get(id(value), value)
         known[id(value)] = value
         alive.append(value)
@@ -240,15 +268,26 @@ def replace_in_place(root: nn.Module, replacements: Mapping[int, nn.Module]) -> 
         if type(value) is functools.partial:
             keywords = {name: replaced(item) for name, item in value.keywords.items()}
             return functools.partial(replaced(value.func), *map(replaced, value.args), **keywords)
-        if type(value) is tuple:
-            known[id(value)] = tuple(map(replaced, value))
-        elif type(value) is list:
-            value[:] = map(replaced, value)
+        if isinstance(value, (tuple, frozenset)):
+            items = list(map(replaced, value))
+            if any(item is not before for item, before in zip(items, value, strict=True)):
+                known[id(value)] = value._make(items) if hasattr(value, "_make") else type(value)(items)
+        elif isinstance(value, (list, deque)):
+            for place, item in enumerate(value):
+                if (new := replaced(item)) is not item:
+                    value[place] = new
+        elif isinstance(value, set):
+            items = list(map(replaced, value))
+            if any(item not in value for item in items):
+                value.clear()
+                value.update(items)
         elif isinstance(value, dict):
-            value.update({key: replaced(item) for key, item in value.items()})
-        else:
-            for name, item in list(getattr(value, "__dict__", {}).items()):
-                value.__dict__[name] = replaced(item)
+            pairs = {replaced(key): replaced(item) for key, item in value.items()}
+            if any(key not in value for key in pairs):
+                value.clear()
+            value.update(pairs)
+        for name, item in list(getattr(value, "__dict__", {}).items()):
+            value.__dict__[name] = replaced(item)
         return known[id(value)]
 
     replaced(root)

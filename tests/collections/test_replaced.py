@@ -5,12 +5,16 @@ from __future__ import annotations
 import copy
 import functools
 import pickle
+import random
 import threading
 import weakref
-from collections import OrderedDict
+from argparse import Namespace
+from collections import OrderedDict, UserDict, deque
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -79,6 +83,12 @@ REACHED: dict[str, Callable[[nn.Module], Lookup]] = {
     "forward": functools.partial(_bound, "forward"),
     "call": functools.partial(_bound, "__call__"),
     "partial": lambda module: functools.partial(module),
+    "beside a lock": lambda module: functools.partial(lambda held, f: held[0](f), [module, threading.Lock()]),
+    "deque": lambda module: functools.partial(lambda held, f: held[0](f), deque([module])),
+    "frozenset": lambda module: functools.partial(lambda held, f: next(iter(held))(f), frozenset([module])),
+    "set": lambda module: functools.partial(lambda held, f: next(iter(held))(f), {module}),
+    "key": lambda module: functools.partial(lambda held, f: next(iter(held))(f), {module: 1}),
+    "namespace": lambda module: functools.partial(lambda held, f: held.a(f), SimpleNamespace(a=module)),
 }
 
 
@@ -116,7 +126,6 @@ NOT_REACHED: dict[str, Callable[[nn.Module], Lookup]] = {
     "weak reference": _weakly,
     "global": _globally,
     "cache": lambda module: functools.partial(lambda get, f: get()(f), functools.lru_cache(lambda: module)),
-    "beside a lock": lambda module: functools.partial(lambda held, f: held[0](f), [module, threading.Lock()]),
 }
 
 
@@ -132,10 +141,9 @@ def test_an_original_that_a_copy_still_calls_is_caught(way: str) -> None:
         assert vars(model.block.ebc) == state, again
     for duplicate in (copy.deepcopy(model.block), pickle.loads(pickle.dumps(model.block))):
         torch.testing.assert_close(duplicate(features).values(), model.block(features).values())
-    if way != "beside a lock":  # of which copy.deepcopy makes no copy to compare
-        with refused("replaced_collection_called", "block.ebc"):
-            recfx.convert(model, (features,))
-        assert recfx.verify(model, converted, (features,)).of("different")[0].what == "calls"
+    with refused("replaced_collection_called", "block.ebc"):
+        recfx.convert(model, (features,))
+    assert recfx.verify(model, converted, (features,)).of("different")[0].what == "calls"
     assert all(parameter.grad is None for parameter in model.parameters())
     torch.testing.assert_close(model(features), before)
 
@@ -260,3 +268,81 @@ def test_helpers_that_are_one_stay_one_and_tensors_stand_for_themselves() -> Non
     assert duplicate.generator is model.generator
     assert duplicate.teachers[0] is not model.teachers[0]
     assert duplicate.teachers[0].weight is model.teachers[0].weight
+
+
+@pytest.mark.parametrize("shared", [[], {}, set(), [1], Helper([]), deque(), (nn.Identity(), [])], ids=repr)
+def test_what_several_modules_share_is_copied_once(shared: Any) -> None:
+    model = Block()
+    model.own, model.ebc.losses, model.both = shared, shared, [shared]
+    made: list[Any] = [copy_modules(model)[0], recfx.convert(model), recfx.unconvert(recfx.convert(model))]
+    for duplicate in made:
+        assert duplicate.own is duplicate.ebc.losses is duplicate.both[0] is not shared
+
+
+CHANGED: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "array": (lambda: np.zeros(1), lambda value: value.__iadd__(1)),
+    "deque": (lambda: deque([0]), lambda value: value.append(1)),
+    "namespace": (lambda: Namespace(steps=[]), lambda value: value.steps.append(1)),
+    "user dict": (UserDict, lambda value: value.update(a=1)),
+    "random": (lambda: random.Random(0), lambda value: value.random()),
+    "list": (lambda: [[0]], lambda value: value[0].append(1)),
+}
+
+
+@pytest.mark.parametrize("kind", CHANGED)
+def test_what_a_copy_changes_is_its_own(kind: str) -> None:
+    made, change = CHANGED[kind]
+
+    class Changing(Block):
+        def __init__(self) -> None:
+            super().__init__()
+            self.value = made()
+
+        def forward(self, features: KeyedJaggedTensor) -> Any:
+            change(self.value)
+            return self.ebc(features)
+
+    model, before = Changing(), pickle.dumps(made())
+    recfx.convert(model, (batch(5),))(batch(5))
+    assert pickle.dumps(model.value) == before
+
+
+class Mine(torch.optim.lr_scheduler.StepLR):
+    pass
+
+
+@pytest.mark.parametrize("around", [Helper, lambda value: [Helper(value)], lambda value: {"a": (value,)}, UserDict])
+def test_parameters_and_optimizers_inside_objects_are_the_model_s_own(around: Callable[[Any], Any]) -> None:
+    head = nn.BatchNorm1d(2)
+    own: list[Any] = [head.weight, head.running_mean, nn.Parameter(torch.ones(1)), torch.ones(1, requires_grad=True)]
+    own.append(torch.optim.SGD(own[2:], lr=1.0))
+    model, held = Block(), {"head": head, "own": own, "scheduler": Mine(own[-1], 1), "lock": threading.Lock()}
+    model.held = around(held)
+    memo: Any = recfx.convert(model).held
+    while not (isinstance(memo, dict) and "head" in memo):
+        memo = memo.module if isinstance(memo, Helper) else memo.get("a", memo)
+        memo = memo.data if isinstance(memo, UserDict) else memo[0] if isinstance(memo, (list, tuple)) else memo
+    assert memo is not held
+    assert memo["head"] is not head
+    assert memo["lock"] is held["lock"]
+    assert all(ours is value for ours, value in zip(memo["own"], own, strict=True))
+    assert memo["head"].weight is head.weight
+    assert memo["head"].running_mean is head.running_mean
+    assert memo["scheduler"].optimizer is own[-1]
+
+
+@pytest.mark.parametrize("inplace", [False, True], ids=["copy", "inplace"])
+@pytest.mark.parametrize("kind", [dict, list, set])
+def test_a_module_that_is_a_container_as_well_keeps_its_contents(kind: Any, inplace: bool) -> None:
+    class Both(Block, kind):  # type: ignore[misc]
+        __hash__ = object.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            return self is other
+
+    model: Any = Both()
+    filled: Any = {1: model.ebc} if kind is dict else [model.ebc]
+    model.update(filled) if kind is not list else model.extend(filled)
+    converted: Any = recfx.convert(model, inplace=inplace)
+    assert list(converted.values() if kind is dict else converted) == [converted.ebc]
+    assert isinstance(converted.ebc, HashEmbeddingBagCollection)

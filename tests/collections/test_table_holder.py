@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -127,3 +128,12 @@ def test_what_changes_nothing_is_let_through() -> None:
     bag.train(False)
     bag.weight = nn.Parameter(torch.ones(20, 8))
     assert converted(batch(4)).values()[:, :8].sum() > 0
+
+
+@pytest.mark.parametrize("inplace", [False, True], ids=["copy", "inplace"])
+def test_a_table_with_its_own_forward_is_refused(inplace: bool) -> None:
+    standard = collection()
+    bag = standard.embedding_bags["t1"]
+    bag.forward = functools.partial(bag.forward)  # type: ignore[method-assign]
+    with refused("unsupported_bag"):
+        recfx.convert(standard, inplace=inplace)

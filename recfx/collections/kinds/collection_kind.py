@@ -131,7 +131,7 @@ def plain_table(kind: CollectionKind, config: Any, table: Any, collection: str, 
     holder, owner = kind.holder.__name__, kind.standard.__name__
     if table is None:
         problem = "is missing"
-    elif not isinstance(table, kind.holder) or type(table).forward is not kind.holder.forward:
+    elif not isinstance(table, kind.holder) or getattr(table.forward, "__func__", None) is not kind.holder.forward:
         problem = f"is {type_of(table)} with its own forward"
     elif type(table.__dict__["_parameters"].get("weight")) is not nn.Parameter:
         problem = "has a weight that is not a plain parameter (but a parametrization, for example, or fully sharded)"
