@@ -311,24 +311,30 @@ class Mine(torch.optim.lr_scheduler.StepLR):
     pass
 
 
-@pytest.mark.parametrize("around", [Helper, lambda value: [Helper(value)], lambda value: {"a": (value,)}, UserDict])
-def test_parameters_and_optimizers_inside_objects_are_the_model_s_own(around: Callable[[Any], Any]) -> None:
+AROUND: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "helper": (Helper, lambda value: value.module),
+    "list of helpers": (lambda value: [Helper(value)], lambda value: value[0].module),
+    "dict and tuple": (lambda value: {"a": (value,)}, lambda value: value["a"][0]),
+    "user dict": (lambda value: UserDict(a=value), lambda value: value["a"]),
+}
+
+
+@pytest.mark.parametrize("way", AROUND)
+def test_parameters_and_optimizers_inside_objects_are_the_model_s_own(way: str) -> None:
+    around, inside = AROUND[way]
     head = nn.BatchNorm1d(2)
     own: list[Any] = [head.weight, head.running_mean, nn.Parameter(torch.ones(1)), torch.ones(1, requires_grad=True)]
     own.append(torch.optim.SGD(own[2:], lr=1.0))
     model, held = Block(), {"head": head, "own": own, "scheduler": Mine(own[-1], 1), "lock": threading.Lock()}
     model.held = around(held)
-    memo: Any = recfx.convert(model).held
-    while not (isinstance(memo, dict) and "head" in memo):
-        memo = memo.module if isinstance(memo, Helper) else memo.get("a", memo)
-        memo = memo.data if isinstance(memo, UserDict) else memo[0] if isinstance(memo, (list, tuple)) else memo
-    assert memo is not held
-    assert memo["head"] is not head
-    assert memo["lock"] is held["lock"]
-    assert all(ours is value for ours, value in zip(memo["own"], own, strict=True))
-    assert memo["head"].weight is head.weight
-    assert memo["head"].running_mean is head.running_mean
-    assert memo["scheduler"].optimizer is own[-1]
+    copied: Any = inside(recfx.convert(model).held)
+    assert copied is not held
+    assert copied["head"] is not head
+    assert copied["lock"] is held["lock"]
+    assert all(ours is value for ours, value in zip(copied["own"], own, strict=True))
+    assert copied["head"].weight is head.weight
+    assert copied["head"].running_mean is head.running_mean
+    assert copied["scheduler"].optimizer is own[-1]
 
 
 @pytest.mark.parametrize("inplace", [False, True], ids=["copy", "inplace"])
