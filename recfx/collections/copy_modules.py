@@ -104,9 +104,11 @@ def _fill(duplicate: nn.Module, module: nn.Module, memo: dict[int, Any]) -> None
         if isinstance(module, kind):
             add(duplicate, _copied(kind(module), memo))
     for name, value in module.__dict__.items():
-        if name == "_compiled_call_impl":
-            continue  # Module.compile() bound it to the original; see `compiled_in_place`
-        if name == "_modules":
+        if name == "_compiled_call_impl":  # Module.compile() bound it to the original; see `compiled_in_place`
+            if not isinstance(value, CatchingCall):
+                continue
+            value = CatchingCall(duplicate, value.caught)
+        elif name == "_modules":
             value = {key: None if child is None else memo[id(child)] for key, child in value.items()}
         elif name in _REGISTRIES or (holds_hooks(name) and isinstance(value, dict)):
             value = value.copy()

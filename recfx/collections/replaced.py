@@ -18,7 +18,8 @@ from torch import nn
 from recfx.errors import ConversionError
 
 REPLACED = "replaced_collection_called"
-_REFUSED: ContextVar[tuple[Any, ...]] = ContextVar("_REFUSED", default=())
+_CALL_NO_OTHERS = {"torch", "torchrec", "fbgemm_gpu", "recfx"}  # packages of modules without code of the user's
+_REFUSED: ContextVar[frozenset[int]] = ContextVar("_REFUSED", default=frozenset())  # by id
 
 
 def refuse_calls(original: nn.Module, path: str) -> None:
@@ -47,28 +48,32 @@ def calls_refused(originals: Mapping[str, nn.Module]) -> Iterator[None]:
 
 
 def catch_calls(copy: nn.Module, originals: Mapping[str, nn.Module]) -> None:
-    """Refuse calls of ``originals``, by path, whenever ``copy`` runs, a model in which others have taken their places.
-
-    Copies and pickles of ``copy`` do not catch them.
+    """Refuse calls of ``originals``, by path, while ``copy`` runs, a model in which others have taken their places, or
+    one of its modules of the user's classes. Pickles, and what ``copy.deepcopy`` makes, do not catch them.
     """
-    # Not a hook, which TorchScript would compile.
-    copy.__dict__["_compiled_call_impl"] = CatchingCall(copy, originals)
+    caught = [_Caught(original, path) for path, original in originals.items()]
+    for module in copy.modules():
+        if module is copy or type(module).__module__.split(".")[0] not in _CALL_NO_OTHERS:
+            # Not a hook, which TorchScript would compile.
+            call = module.__dict__.get("_compiled_call_impl")
+            before = call.caught if isinstance(call, CatchingCall) else []
+            module.__dict__["_compiled_call_impl"] = CatchingCall(module, before + caught)
 
 
 class CatchingCall:
-    """What calls a converted model."""
+    """What calls a module of a converted model."""
 
-    def __init__(self, model: nn.Module, originals: Mapping[str, nn.Module]) -> None:
-        self._model = weakref.ref(model)
-        self._caught = [_Caught(original, path) for path, original in originals.items()]
+    def __init__(self, module: nn.Module, caught: list[_Caught]) -> None:
+        self._module, self.caught = weakref.ref(module), caught
+        self._ids = frozenset(forward.id for forward in caught)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        model: Any = self._model()
-        if torch.compiler.is_compiling():
-            return model._call_impl(*args, **kwargs)
-        entered = _enter(self._caught)
+        module: Any = self._module()
+        if torch.compiler.is_compiling() or self._ids <= _REFUSED.get():
+            return module._call_impl(*args, **kwargs)
+        entered = _enter(self.caught)
         try:
-            return model._call_impl(*args, **kwargs)
+            return module._call_impl(*args, **kwargs)
         finally:
             _leave(*entered)
 
@@ -80,24 +85,23 @@ class _Caught:
     """The ``forward`` of an original while a copy of its model runs; other threads call it as before."""
 
     def __init__(self, original: nn.Module, path: str) -> None:
-        self.original, self.path = weakref.ref(original), path
+        self.original, self.id, self.path = weakref.ref(original), id(original), path
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self.original in _REFUSED.get():
+        if self.id in _REFUSED.get():
             _refuse(self.path)
         original: Any = self.original()
         return type(original).forward(original, *args, **kwargs)
 
 
-def _enter(caught: list[_Caught]) -> tuple[list[nn.Module], Token[tuple[Any, ...]]]:
+def _enter(caught: list[_Caught]) -> tuple[list[nn.Module], Token[frozenset[int]]]:
     alive = [(forward, original) for forward in caught if (original := forward.original()) is not None]
     for forward, original in alive:
         original.__dict__.setdefault("forward", forward)
-    refused = (*_REFUSED.get(), *(forward.original for forward, _ in alive))
-    return [original for _, original in alive], _REFUSED.set(refused)
+    return [original for _, original in alive], _REFUSED.set(_REFUSED.get() | {forward.id for forward, _ in alive})
 
 
-def _leave(originals: list[nn.Module], before: Token[tuple[Any, ...]]) -> None:
+def _leave(originals: list[nn.Module], before: Token[frozenset[int]]) -> None:
     _REFUSED.reset(before)
     for original in originals:
         if type(original.__dict__.get("forward")) is _Caught:

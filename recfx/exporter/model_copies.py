@@ -44,6 +44,7 @@ def fresh_copy(
     shared |= {id(part) for module in replacements.values() for part in module.modules()}
     cloned: dict[int, torch.Tensor] = {}
     for module in own_modules(copy):
+        module.__dict__.pop("_compiled_call_impl", None)  # see `catch_calls`; TorchScript would compile it
         if id(module) in shared:
             continue
         for name, buffer in module._buffers.items():

@@ -148,6 +148,27 @@ def test_an_original_that_a_copy_still_calls_is_caught(way: str) -> None:
     torch.testing.assert_close(model(features), before)
 
 
+def _inside_another(model: nn.Module) -> nn.Module:
+    return recfx.convert(nn.ModuleDict({"a": recfx.convert(model), "b": Block()}))["a"]
+
+
+AGAIN: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "inside another": _inside_another,
+    "unconvert": lambda model: recfx.unconvert(recfx.convert(model)),
+    "copy of the modules": lambda model: copy_modules(recfx.convert(model))[0],
+    "submodule": lambda model: recfx.convert(nn.Sequential(model))[0],  # type: ignore[index]
+}
+
+
+@pytest.mark.parametrize("way", AGAIN)
+def test_parts_and_later_conversions_of_a_copy_catch_calls_as_well(way: str) -> None:
+    model, features = Reaching(NOT_REACHED["global"]), batch(5)
+    converted = AGAIN[way](model)
+    with refused("replaced_collection_called"):
+        converted(features)
+    model(features)
+
+
 def test_other_threads_call_the_original_while_a_copy_runs() -> None:
     torch.manual_seed(0)
     model, features, answers = Reaching(lambda module: lambda features: module(features)), batch(5), list[Any]()
