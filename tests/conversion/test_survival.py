@@ -20,6 +20,7 @@ from recfx.conversion.convert import convert
 from recfx.errors import ConversionError
 from recfx.hashing import HashConfig, HashIndex, state
 from recfx.kernels.index.index_buffers import IndexBuffers, IndexPolicy, allocate_buffers
+from recfx.replacement import resize_tables
 from tests.builders.batches import RAW_ID, batch, raw_batch
 from tests.builders.collections import collection, table
 from tests.builders.optimizers import attach
@@ -243,6 +244,18 @@ def test_an_ordinary_optimizer_does_not_step_with_the_state_of_fewer_rows(has_st
         optimizer = torch.optim.AdamW(converted.parameters())
     optimizer.step()
     assert not torch.equal(converted.ebc.embedding_bags["t1"].weight, before)
+
+
+def test_rows_that_no_memory_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Tower()
+
+    def fails(data: torch.Tensor, rows: int) -> torch.Tensor:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(resize_tables, "_append_rows", fails)
+    with refused("no_memory_for_rows", "ebc"):
+        convert(model, hashing=HashConfig(rows=10**9))
+    assert model.ebc.embedding_bags["t1"].weight.shape == (20, 8)
 
 
 def test_an_index_that_no_memory_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:

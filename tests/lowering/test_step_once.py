@@ -464,6 +464,11 @@ def test_copies_join_what_else_reads_a_weight(readers: tuple[str, ...]) -> None:
     step_both(plain, copy.deepcopy(converted), lookups_and_readers_in_turn)
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
+def test_a_sparse_gradient_joins_the_step(optimizer: str) -> None:
+    check(optimizer, one_step, build=tied("lookup", "sparse"), steps=3)
+
+
 def test_a_reader_that_gives_no_gradient_does_not_hold_up_the_step() -> None:
     class Nothing(torch.autograd.Function):
         @staticmethod

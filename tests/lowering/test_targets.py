@@ -25,6 +25,7 @@ from recfx.lowering import BACKENDS, LookupBatch, LookupSpec, cpu, reference, se
 from recfx.lowering.fbgemm import target as fbgemm
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.rules import RULES
+from tests.support.refusals import refused
 
 ROWS, DIMS = (30, 20, 10), (8, 12, 4)
 FEATURES = (("a", "b"), ("c",), ("d",))
@@ -410,6 +411,16 @@ def test_an_error_of_the_kernel_leaves_weights_states_and_steps() -> None:
         output.backward()
     assert all(torch.equal(weight, start) for weight, start in zip(ours, before, strict=True))
     assert [float(optimizer.state["step"]) for optimizer in optimizers] == [1.0] * 3
+
+
+def test_weight_decay_that_is_switched_on_later_is_an_error() -> None:
+    ours, optimizers = weights(torch.float32), fused("sgd", weight_decay=0)
+    (output,) = fbgemm.build(sums(ours, optimizers))(ours, batch(6, 4, False))
+    optimizers[1].group["weight_decay"] = 0.1
+    before = [weight.detach().clone() for weight in ours]
+    with refused("optimizer_setting_changed"):
+        output.sum().backward()
+    assert all(torch.equal(weight, start) for weight, start in zip(ours, before, strict=True))
 
 
 def test_tables_without_rows() -> None:

@@ -19,6 +19,7 @@ from torchrec.distributed.types import ShardingEnv
 
 import recfx
 from recfx.collections.sharding.shard import shard_collection
+from recfx.pipeline.train_pipeline import Agreement
 from tests.sharding.cases import Case, Model, Table, as_sequence, build, plan_of
 from tests.sharding.pipelined import CPU, PIPELINES, batches_of_rank, collections, dense_optimizer, sharded_model
 from tests.sharding.pipelined import what_is_left as _what_is_left
@@ -494,6 +495,26 @@ def test_own_code_that_fails_on_one_rank_behind_all_messages_of_a_step_costs_tha
         [""] * 6,
         ["", "", "ValueError", "", "", ""],
     ]
+
+
+def test_ranks_meet_once_after_a_step_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not before each of the steps that follow as well."""
+    model, steps, met = nn.Linear(2, 1), iter(range(100)), list[int]()
+
+    def fail(_: nn.Module, inputs: Any, output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if (step := next(steps)) == 1:
+            raise ValueError("not this one")
+        return output.mean(), torch.tensor(step)
+
+    model.register_forward_hook(fail)
+    driver = recfx.TrainPipeline(model, torch.optim.SGD(model.parameters()), "cpu")
+    monkeypatch.setattr(Agreement, "meet_after_error", lambda _: met.append(1))
+    source = iter(torch.ones(5, 3, 2))
+    assert driver.progress(source) == 0
+    with pytest.raises(ValueError, match="not this one"):
+        driver.progress(source)
+    assert [int(driver.progress(source)) for _ in range(3)] == [2, 3, 4]
+    assert met == [1]
 
 
 # What is left behind
