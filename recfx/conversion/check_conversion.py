@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
+from types import CellType, FunctionType
 
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
-from recfx.collections.copy_modules import compiled_in_place
+from recfx.collections.copy_modules import attributes, compiled_in_place
 from recfx.collections.replaced import REPLACED
 from recfx.collections.sharding.collection import sharded_collections
 from recfx.conversion.request import Request
 from recfx.discovery.discover import Discovery
 from recfx.discovery.sample import Sample
-from recfx.errors import ConversionError, Diagnostic
+from recfx.errors import ConversionError, Diagnostic, Severity
 from recfx.replacement.conversion_record import Conversion
+from recfx.runtime.hooks import FORWARD_HOOKS
 from recfx.verification.verify import verify
 from recfx.verification.verify_report import DIFFERENT, REFUSED_SAMPLE, SKIPPED, VerifyReport
 
@@ -29,6 +32,23 @@ def compile_dropped(model: nn.Module, inplace: bool) -> list[Diagnostic]:
     message = "Module.compile() was called on the original; the converted module runs uncompiled."
     what_to_do = "call .compile() on the converted model."
     return [Diagnostic("compile_dropped", path, message, what_to_do) for path in compiled_in_place(model)]
+
+
+def refers_to_original(model: nn.Module, inplace: bool) -> list[Diagnostic]:
+    """Functions and weak references in attributes and hooks that hold modules of the original: a copy shares them."""
+    modules = {id(module) for module in model.modules()}
+    notes: dict[str, Diagnostic] = {}
+    for path, module in model.named_modules() if not inplace else ():
+        hooks = [hook for name in FORWARD_HOOKS for hook in module.__dict__.get(name, {}).values()]
+        for value in (*(value for _, value in attributes(module)), *hooks):
+            cells = value.__closure__ or () if isinstance(value, FunctionType) else ()
+            held = [cell.cell_contents for cell in cells if cell != CellType()]
+            held += [value()] if isinstance(value, weakref.ref) else []
+            if any(id(item) in modules for item in held):
+                message = "a closure or weak reference, in an attribute or a hook, goes on using the original modules."
+                what_to_do = "pass inplace=True, or make it again for the converted model."
+                notes[path] = Diagnostic("refers_to_original", path, message, what_to_do, Severity.WARNING)
+    return list(notes.values())
 
 
 def check_conversion(

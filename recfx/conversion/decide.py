@@ -13,7 +13,7 @@ from recfx.collections.converted_collection import ConvertedCollection
 from recfx.collections.copy_modules import copy_modules, refuse_fully_sharded
 from recfx.collections.devices import usable_device
 from recfx.collections.kinds import kind_of, standard_kind
-from recfx.conversion.check_conversion import check_conversion, compile_dropped
+from recfx.conversion.check_conversion import check_conversion, compile_dropped, refers_to_original
 from recfx.conversion.request import DEFAULT_HASHING, Request, declared_ranges
 from recfx.discovery.classify import CONVERTED, CONVERTIBLE, KEPT, REFUSED, SHARDED_BY_TORCHREC, Finding
 from recfx.discovery.discover import Discovery, discover
@@ -121,7 +121,7 @@ def decide(
         decision.converted, _ = copy_modules(taken_over.model, decision.replacements)
         mark_shared_weights(decision.converted)
         conversion = decision.conversion = recorded(discovery, asked.on_unsupported, before=conversion_of(model))
-        conversion.notes += compile_dropped(model, asked.inplace)
+        conversion.notes += compile_dropped(model, asked.inplace) + refers_to_original(model, asked.inplace)
         conversion.notes += taken_over.notes(discovery, decision.replacements)
         converted = [(finding, decision.replacements[id(finding.module)]) for finding in discovery.of(CONVERTIBLE)]
         conversion.notes += notes_on_tied(taken_over.model, converted)

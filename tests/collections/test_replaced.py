@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import pickle
@@ -373,3 +374,20 @@ def test_a_module_that_is_a_container_as_well_keeps_its_contents(kind: Any, inpl
     converted: Any = recfx.convert(model, inplace=inplace)
     assert list(converted.values() if kind is dict else converted) == [converted.ebc]
     assert isinstance(converted.ebc, HashEmbeddingBagCollection)
+
+
+@pytest.mark.parametrize("way", ["attribute", "hook", "weak reference", "none"])
+def test_closures_that_go_on_using_the_original_are_reported(way: str) -> None:
+    model = Block()
+    model.drop = nn.Dropout()
+    uses: Any = weakref.ref(model.drop) if way == "weak reference" else lambda *args: model.drop(*args)
+    if way == "hook":
+        model.ebc.register_forward_pre_hook(lambda *_: uses and model.drop and None)
+    elif way != "none":
+        model.act = uses
+    path, is_copy = ("ebc" if way == "hook" else ""), way != "none"
+    with pytest.warns(recfx.RecfxWarning, match="refers_to_original") if is_copy else contextlib.nullcontext():
+        converted = recfx.convert(model)
+    reasons = [(reason.code, reason.path) for reason in recfx.explain(converted).reasons]
+    assert (("refers_to_original", path) in reasons) == is_copy
+    recfx.convert(model, inplace=True)
