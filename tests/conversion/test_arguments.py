@@ -116,6 +116,13 @@ def test_what_no_parameter_takes(name: str, tmp_path: Path, monkeypatch: pytest.
     assert list(tmp_path.iterdir()) == []
 
 
+def test_tables_that_are_named_by_no_strings_or_described_by_no_configs() -> None:
+    with refused("invalid_argument"):
+        recfx.convert(Model(), hashing={3: HashConfig()})  # type: ignore[dict-item]
+    with refused("invalid_table_config"):
+        HashEmbeddingBagCollection([HashConfig()])  # type: ignore[list-item]
+
+
 @pytest.mark.parametrize(
     "settings",
     [{"num_embeddings": 0}, {"num_embeddings": -1}, {"num_embeddings": 1.5}, {"num_embeddings": True},

@@ -149,6 +149,12 @@ def test_a_state_without_an_index_fills_the_first_rows(tmp_path: Path) -> None:
     assert len(model.first.index("a")) == 0
 
 
+def test_a_table_on_meta_has_no_rows_to_put_between() -> None:
+    target = Training.build("sgd", rows=333, model_class=OnePart).model.to("meta")
+    with refused("rows_mismatch", error=recfx.CheckpointError):
+        target.load_state_dict(source_of("sgd").model.state_dict(), assign=True)
+
+
 def test_an_ordinary_optimizer_does_not_follow(tmp_path: Path) -> None:
     source, target = (recfx.convert(OnePart(rows), hashing=recfx.HashConfig(dense_rows=0)) for rows in (100, 200))
     optimizers = [torch.optim.Adam(training.parameters()) for training in (source, target)]

@@ -127,6 +127,11 @@ def returns_twice(graph: OperatorGraph) -> None:
     graph.graph.output(keyed(graph))
 
 
+def without_a_table(graph: OperatorGraph) -> None:
+    keyed(graph).args = keyed(graph).args[1:]
+    graph.remove_unused()
+
+
 def takes_a_list(graph: OperatorGraph) -> None:
     keyed(graph).args = (list(keyed(graph).args),)
 
@@ -168,6 +173,12 @@ def test_one_error(edit: Callable[[OperatorGraph], Any], reason: str, position: 
     with refused(reason, "ebc"):
         recfx.convert(original, passes=[*given[:position], edited(edit), *given[position:]])
     assert type(original.ebc) is EmbeddingBagCollection
+
+
+def test_a_table_that_is_left_out() -> None:
+    expand, *rest = recfx.passes()
+    with refused("malformed_graph", "ebc"):
+        recfx.convert(model(), passes=[expand, edited(without_a_table), *rest])
 
 
 def test_lookups_of_raw_ids_are_refused() -> None:

@@ -92,6 +92,13 @@ def test_damaged_state_changes_nothing(damage: Callable[[State], None], reason: 
     assert_refused(index, state, reason)
 
 
+@pytest.mark.parametrize("score", [4, (1 << 36) + 1, -1])
+def test_scores_of_lru_that_cannot_be(score: int) -> None:
+    state = state_of(filled(on_full="evict"))
+    state["row_scores"][2] = score
+    assert_refused(filled(on_full="evict"), state, "torn_state")
+
+
 def test_a_candidate_must_be_in_its_bucket_and_not_dense() -> None:
     config = {**FULL, "buckets": 2}
     state = state_of(filled(**config))
