@@ -167,7 +167,7 @@ def _known_inside(item: Any, memo: Mapping[int, Any]) -> dict[int, Any]:
 
 def _stands_for_itself(value: Any) -> bool:
     kind: Any = type(value)
-    if issubclass(kind, (*_CONTAINERS, nn.Module, torch.Tensor)):
+    if issubclass(kind, (*_CONTAINERS, nn.Module, torch.Tensor)) or kind.__module__ == "torch.storage":
         return False
     return issubclass(kind, torch.optim.Optimizer) or _package(kind) in _PACKAGES
 
