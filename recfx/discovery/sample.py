@@ -22,6 +22,7 @@ from recfx.discovery.nests import change_leaves, leaves_of
 from recfx.runtime.bags import select_bags
 
 _MOST_SHOWN = 4
+_ANOTHER = "another_feature"
 
 
 class Sample:
@@ -145,16 +146,29 @@ class Sample:
         return Sample(*args, **kwargs)
 
 
-def with_another_feature(batch: KeyedJaggedTensor) -> KeyedJaggedTensor:
-    """The batch with its features in the reverse order, another with the id 7 in each bag before them, and weights."""
-    batch = batch.permute([*reversed(range(len(batch.keys())))])
-    ones, weights = torch.ones_like(batch.lengths()[: batch.stride()]), batch.weights_or_none()
-    weights = torch.ones(batch.values().numel()) if weights is None else weights
+def with_another_feature(batch: KeyedJaggedTensor, *, is_empty: bool) -> KeyedJaggedTensor:
+    """The batch with another feature, and weights: one without ids at its end, or one before the others, in reverse
+    order, with more ids per bag than any other, and with both lower and higher ids and weights.
+    """
+    names, lengths, values, weights = batch.keys(), batch.lengths(), batch.values(), batch.weights_or_none()
+    weights = torch.ones(values.numel(), device=values.device) if weights is None else weights
+    if is_empty:
+        names, lengths = [*names, _ANOTHER], torch.cat([lengths, lengths.new_zeros(batch.stride())])
+        return KeyedJaggedTensor(keys=names, values=values, weights=weights, lengths=lengths)
+    batch = KeyedJaggedTensor(keys=names, values=values, weights=weights, lengths=lengths)
+    batch = batch.permute([*reversed(range(len(names)))])
+    most = 2 + (int(lengths.max()) if lengths.numel() else 0)
+
+    def with_others(tensor: torch.Tensor) -> torch.Tensor:
+        ends = torch.stack(torch.aminmax(tensor)) if tensor.numel() else tensor.new_zeros(2)
+        others = (ends + ends.new_tensor([-1, 1])).repeat(batch.stride() * most)[: batch.stride() * most]
+        return torch.cat([others, tensor])
+
     return KeyedJaggedTensor(
-        keys=["another_feature", *batch.keys()],
-        values=torch.cat([batch.values().new_full((ones.numel(),), 7), batch.values()]),
-        weights=torch.cat([weights.new_ones(ones.numel()), weights]),
-        lengths=torch.cat([ones, batch.lengths()]),
+        keys=[_ANOTHER, *batch.keys()],
+        values=with_others(batch.values()),
+        weights=with_others(batch.weights()),
+        lengths=torch.cat([lengths.new_full((batch.stride(),), most), batch.lengths()]),
     )
 
 

@@ -72,17 +72,23 @@ def other_batches(
 def read_batches(model: nn.Module, sample: Sample, signature: Signature, returns: Pattern) -> tuple[str, ...]:
     """The names of the KJTs of which the model's own code reads more than the features that it looks up: it answers
     otherwise, or fails, if they have one more feature, another order of features, or weights that the sample lacks.
+
+    The additional feature has more ids per bag than the sample, or none, and both lower and higher ids and weights, so
+    that a maximum, a minimum, a mean or a count tells of it.
     """
     expected = list(take_apart(returns, run_model(fresh_copy(model)[0], sample)).items())
     leaves, names = signature.flatten(sample.args, sample.kwargs), []
     for number, leaf in enumerate(signature.leaves()):
         if leaf.kind == "kjt" and leaf.keys:
-            call = signature.call_of([*leaves[:number], with_another_feature(leaves[number]), *leaves[number + 1 :]])
-            try:
-                answer = list(take_apart(returns, run_model(fresh_copy(model)[0], call)).items())
-                is_read = first_difference(expected, answer) is not None
-            except Exception:  # whatever the user's code raises
-                is_read = True
+            is_read = False
+            for is_empty in (False, True):
+                other = with_another_feature(leaves[number], is_empty=is_empty)
+                call = signature.call_of([*leaves[:number], other, *leaves[number + 1 :]])
+                try:
+                    answer = list(take_apart(returns, run_model(fresh_copy(model)[0], call)).items())
+                    is_read |= first_difference(expected, answer) is not None
+                except Exception:  # whatever the user's code raises
+                    is_read = True
             names += [leaf.name] * is_read
     return tuple(names)
 

@@ -27,6 +27,7 @@ _WHAT_TO_DO = {
     "bad_ids": "pass the ids of all samples one after another, and one length per sample.",
     "bad_lengths": "pass one length (int64 or int32) per feature and sample that counts its ids; they add up to "
     "the number of ids.",
+    "inverse_indices": "pass each sample's ids by themselves, without inverse_indices: files do not expand bags.",
     "bad_weights": "pass one weight per id, in the order of the ids.",
     "missing_weights": "pass one weight per id: the model was exported with a batch that had weights.",
     "missing_feature": "pass a batch with all features of the sample of the export, with no ids where there are none.",

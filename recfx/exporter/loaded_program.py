@@ -79,6 +79,8 @@ def _keyed(leaf: Pattern, value: KeyedJaggedTensor) -> list[torch.Tensor]:
     keys = value.keys()
     if value.variable_stride_per_key():
         raise RuntimeError(f"{leaf.name}: every feature must have the same number of samples [bad_lengths]")
+    if value.inverse_indices_or_none() is not None:
+        raise RuntimeError(f"{leaf.name}: bags are not expanded by inverse indices here [inverse_indices]")
     for key in leaf.keys:
         if key not in keys:
             raise RuntimeError(f"{leaf.name}: the batch lacks feature {key}; it has {keys} [missing_feature]")

@@ -244,6 +244,11 @@ class InputDistStart(NodeModule):
         self.identity = marks.identity(self.collection, self.keys, self._dist._splits, setting, self._number)
 
     @property
+    def backwards_since(self) -> int:
+        """A number for the backwards since the last call; 0 without any."""
+        return self._backwards.since_call()
+
+    @property
     def pipeline(self) -> object | None:
         """What a TorchRec pipeline has put in place of the exchange, to send the sizes of all collections at once."""
         forward = self._dist.forward

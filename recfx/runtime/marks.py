@@ -57,6 +57,10 @@ class Backwards:
         self._calls, run, self._run = self._calls + 1, self._run, 0
         return self._calls, run << 1 | bool(run)
 
+    def since_call(self) -> int:
+        """What its mark would say of the backwards since the last call, with all bits."""
+        return self._run if self._seen_errors == self.errors else 0
+
     def run(self, call: int) -> None:
         """Note that ranks exchange the gradients of a call."""
         self._run += 1 + (call * 2_654_435_761 >> 12 & 0xFFFFF)  # a sum tells which calls it is of
@@ -142,7 +146,9 @@ def other_calls(marks: list[int], collection: str) -> OutOfStepError | None:
     """The error if ranks make different calls, or have run different backwards; it is the same on all of them."""
     if len({mark & ~(REFUSED | LAST | LACKS) for mark in marks}) == 1:
         return None
-    error = _different_calls(marks, collection) or _different_backwards(marks, collection)
+    error = _different_calls(marks, collection) or different_backwards(
+        [mark & _RUN for mark in marks], f"the last call of {_name(marks[0] & ~_MODE)}", collection
+    )
     Backwards.errors += error is not None
     return error
 
@@ -168,13 +174,14 @@ def _different_calls(marks: list[int], collection: str) -> OutOfStepError | None
     return error
 
 
-def _different_backwards(marks: list[int], collection: str) -> OutOfStepError | None:
-    if len({mark & _RUN for mark in marks}) <= 1:
+def different_backwards(runs: list[int], since: str, collection: str) -> OutOfStepError | None:
+    """The error if ranks have run different backwards: ``runs`` has a number of each rank for them."""
+    if len(set(runs)) <= 1:
         return None
-    without = [rank for rank, mark in enumerate(marks) if not mark & _RUN]
+    without = [rank for rank, run in enumerate(runs) if not run]
     where = f"the loss of {_ranks(without)} leaves it out" if without else "losses use its outputs differently"
     return OutOfStepError(
-        f"ranks have run different backwards since the last call of {_name(marks[0] & ~_MODE)}: {where}. Its gradients "
+        f"ranks have run different backwards since {since}: {where}. Its gradients "
         "may have been exchanged for those of another collection, and have trained wrong rows.",
         reason="backward_on_some_ranks",
         module_path=collection,

@@ -260,6 +260,17 @@ def test_features_of_different_batch_sizes_are_refused(loaded: recfx.LoadedModel
         loaded(torch.zeros(2, 1), features)
 
 
+def test_bags_are_not_expanded_by_inverse_indices(loaded: recfx.LoadedModel) -> None:
+    features = KeyedJaggedTensor(
+        ABCD,
+        torch.tensor([1, 2]),
+        lengths=torch.tensor([1, 1, 0, 0, 0, 0, 0, 0]),
+        inverse_indices=(ABCD, torch.tensor([[1, 0]] * 4)),
+    )
+    with refused("inverse_indices", error=recfx.InputError):
+        loaded(torch.zeros(2, 1), features)
+
+
 @pytest.mark.parametrize("change", [swapped, with_another, without_one])
 def test_records_that_belong_to_another_file_are_refused(change: ChangeRecords, file: Path, tmp_path: Path) -> None:
     rewrite(file, tmp_path / "changed", change)

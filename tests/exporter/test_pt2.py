@@ -196,10 +196,20 @@ class ReadsItsBatch(nn.Module):
         if self.reads == "weights":
             weights = features.weights_or_none()
             return pooled if weights is None else pooled * weights.sum()
-        return pooled
+        return pooled + _OF_BATCH[self.reads](features) if self.reads in _OF_BATCH else pooled
 
 
-@pytest.mark.parametrize("reads", ["keys", "values", "weights", ""])
+_OF_BATCH = {  # what one id in each bag of another feature may leave as it is
+    "most of a bag": lambda features: features.lengths().max(),
+    "empty bags": lambda features: (features.lengths() == 0).sum(),
+    "greatest id": lambda features: features.values().max(),
+    "least id": lambda features: features.values().min(),
+    "ids per bag": lambda features: features.lengths().float().mean(),
+    "ids of the last feature": lambda features: features.lengths().view(len(features.keys()), -1)[-1].sum(),
+}
+
+
+@pytest.mark.parametrize("reads", ["keys", "values", "weights", "", *_OF_BATCH])
 def test_a_batch_that_the_models_code_reads_has_the_features_of_the_sample(reads: str, tmp_path: Path) -> None:
     model = ReadsItsBatch(reads).eval()
     recfx.export(model, tmp_path / "model.pt2", (batch(4),), format="pt2")
@@ -207,7 +217,7 @@ def test_a_batch_that_the_models_code_reads_has_the_features_of_the_sample(reads
     assert loaded.manifest["exact"] == (["features"] if reads else [])
     features = batch(3)
     torch.testing.assert_close(loaded(features), model(features))
-    more = with_another_feature(features)
+    more = with_another_feature(features, is_empty=False)
     if not reads:
         torch.testing.assert_close(loaded(more), model(more))
         return

@@ -439,6 +439,34 @@ def test_a_loss_without_a_collection_on_some_ranks_is_noticed_with_the_next_ids(
         assert where in told[2]
 
 
+def saved_after_other_losses(rank: int, world_size: int, path: Path, save: str) -> list[str]:
+    """What saving and loading raise after a step in which each rank's loss uses another collection."""
+    model, told = Towers(TYPES["row_wise"], world_size), []
+    pooled = model(Batch(BOTH, 0))
+    recfx.save_checkpoint(model, path)
+    pooled[rank].sum().backward()
+    calls = {
+        "save_checkpoint": lambda: recfx.save_checkpoint(model, path),
+        "unconvert": lambda: recfx.unconvert(model),
+        "load_checkpoint": lambda: recfx.load_checkpoint(model, path),
+        "forward": lambda: model(Batch(BOTH, 1)),
+    }
+    for call in (save, "load_checkpoint", "forward"):
+        try:
+            calls[call]()
+            told.append("")
+        except recfx.OutOfStepError as error:
+            told.append(error.reason)
+    return told
+
+
+@pytest.mark.parametrize("save", ["save_checkpoint", "unconvert", "load_checkpoint"])
+def test_what_other_losses_have_trained_is_not_saved(save: str, tmp_path: Path) -> None:
+    """Another collection's gradients were exchanged; loading puts ranks in step again."""
+    expected = "" if save == "load_checkpoint" else "backward_on_some_ranks"
+    assert ranks(2).run(saved_after_other_losses, tmp_path / "saved", save) == [[expected, "", ""]] * 2
+
+
 @pytest.mark.parametrize("losses", [[(0,), (1,)], [(1,)], [(0, 1), (0, 1), (0, 1), (0, 1)], []])
 def test_losses_that_use_the_same_outputs_on_all_ranks(losses: list[tuple[int, ...]]) -> None:
     assert ranks(2).run(other_losses, "row_wise", TWICE, [losses]) == [[""] * 4] * 2

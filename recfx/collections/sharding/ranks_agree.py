@@ -15,10 +15,12 @@ from recfx.collections.converted_collection import ConvertedCollection
 from recfx.errors import RecfxError, type_of
 from recfx.runtime import marks
 from recfx.runtime.dist_groups import DistGroups, refuse_destroyed, sent_on
+from recfx.runtime.input_dist import InputDistStart
 from recfx.runtime.out_of_step import LostRanks, has_failed
 
 _Result = TypeVar("_Result")
 _UNREAD = 0  # of a message that is as long as others are
+_LARGEST = 2**62 - 1
 
 
 def on_all_ranks(
@@ -104,13 +106,23 @@ def begin_on_all_ranks(sharded: Sequence[Any], call: str) -> None:
         call: one of recfx's functions.
 
     Raises:
-        OutOfStepError: ``ranks_at_different_calls``, also on a rank that sends the ids of a batch.
+        OutOfStepError: ``ranks_at_different_calls``, also on a rank that sends the ids of a batch;
+            ``backward_on_some_ranks``, before what they have trained is saved.
     """
     if not sharded or any(module.pipeline is not None for module in sharded):
         return
     groups: DistGroups = sharded[0].groups
-    if not has_failed(groups.pooled):
-        tell_counts(groups.ids, 0, 0, _CALLS[call], sharded[0].collection)
+    if has_failed(groups.pooled):
+        return
+    started = [node for module in sharded for node in module.graph_module.modules() if isinstance(node, InputDistStart)]
+    run = sum(node.backwards_since * 31**place for place, node in enumerate(started)) & _LARGEST
+    runs = [of_rank for of_rank, _ in tell_counts(groups.ids, run, 0, _CALLS[call], sharded[0].collection)]
+    if call == "load_checkpoint":  # what it loads takes the place of what they trained
+        marks.Backwards.errors += 1
+        return
+    different = marks.different_backwards(runs, "the last forward", sharded[0].collection)
+    if different is not None:
+        raise different
 
 
 def group_of_model(

@@ -35,6 +35,8 @@ class AtenSelectBags(SelectBags):
         """
         if features.variable_stride_per_key():
             raise RuntimeError(f"{self.collection}: features of different batch sizes are not served [bad_lengths]")
+        if features.inverse_indices_or_none() is not None:
+            raise RuntimeError(f"{self.collection}: bags are not expanded by inverse indices here [inverse_indices]")
         keys = features.keys()
         values, lengths = self.contiguous(features.values()), self.contiguous(features.lengths().reshape(-1))
         self.check_shapes(keys, values, lengths)
