@@ -74,7 +74,9 @@ def test_any_part_is_read(folder: SavedFolder, name: str) -> None:
             assert target._version > version or not target.numel()
 
 
-@pytest.mark.parametrize("mode", [torch.inference_mode(), torch.device("meta"), torch.no_grad()], ids=str)
+@pytest.mark.parametrize(
+    "mode", [torch.inference_mode(), torch.device("meta"), torch.no_grad()], ids=["inference", "meta", "no_grad"]
+)
 def test_whatever_the_callers_modes_are(folder: SavedFolder, mode: Any) -> None:
     with mode:
         loaded = folder.read(["table"])["table"]

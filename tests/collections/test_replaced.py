@@ -292,7 +292,9 @@ def test_helpers_that_are_one_stay_one_and_tensors_stand_for_themselves() -> Non
     assert duplicate.teachers[0].weight is model.teachers[0].weight
 
 
-@pytest.mark.parametrize("shared", [[], {}, set(), [1], Helper([]), deque(), (nn.Identity(), [])], ids=repr)
+@pytest.mark.parametrize(
+    "shared", [[], {}, set(), [1], Helper([]), deque(), (nn.Identity(), [])], ids=lambda value: type(value).__name__
+)
 def test_what_several_modules_share_is_copied_once(shared: Any) -> None:
     model = Block()
     model.own, model.ebc.losses, model.both = shared, shared, [shared]

@@ -60,7 +60,7 @@ def texts(of: CollectionContext) -> list[str]:
 HASHINGS = (recfx.HashConfig(), recfx.HashConfig(dense_rows=0), None)
 
 
-@pytest.mark.parametrize(("number", "case"), enumerate(ZOO), ids=str)
+@pytest.mark.parametrize(("number", "case"), [pytest.param(*row, id=row[1].name) for row in enumerate(ZOO)])
 def test_unsharded(number: int, case: Any) -> None:
     config = HASHINGS[number % 3]
     with case.around():
