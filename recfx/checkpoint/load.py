@@ -36,6 +36,8 @@ from recfx.checkpoint.settings import read_settings
 from recfx.checkpoint.storage import SavedFolder
 from recfx.checkpoint.table_names import prefix_of
 from recfx.checkpoint.tables import tables_of
+from recfx.collections.converted_collection import collections_by_prefix
+from recfx.collections.sharding.collection import ShardedCollection
 from recfx.errors import CheckpointError, Diagnostic, Severity, few, with_article
 
 _log = logging.getLogger("recfx")
@@ -121,6 +123,9 @@ def _load_checked(
     with told_as("checkpoint_unreadable", path, lambda: consequence[-1], what_to_do):
         try:
             _load(root, path, optimizer, in_backward, submodule, consequence, peers)
+            for _, module in collections_by_prefix(root, ShardedCollection):
+                for start in module.input_dists():
+                    start.forget_backwards()
         except CheckpointError as error:
             if not if_different or error.reason != "checkpoint_torn":
                 raise

@@ -22,7 +22,6 @@ from recfx.discovery.nests import change_leaves, leaves_of
 from recfx.runtime.bags import select_bags
 
 _MOST_SHOWN = 4
-_ANOTHER = "another_feature"
 
 
 class Sample:
@@ -105,7 +104,7 @@ class Sample:
         """
         if _first_keyed_jagged((self.args, self.kwargs)) is None:
             return None
-        args, kwargs = change_leaves((self.args, self.kwargs), _emptied)
+        args, kwargs = change_leaves((self.args, self.kwargs), without_ids)
         return Sample(*args, **kwargs)
 
     def strided(self) -> Sample:
@@ -146,30 +145,53 @@ class Sample:
         return Sample(*args, **kwargs)
 
 
-def with_another_feature(batch: KeyedJaggedTensor, *, is_empty: bool) -> KeyedJaggedTensor:
-    """The batch with another feature, and weights: one without ids at its end, or one before the others, in reverse
-    order, with more ids per bag than any other, and with both lower and higher ids and weights.
+def with_more_features(batch: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    """The batch with its features in the reverse order, as many others on both sides of them, and weights.
+
+    Whatever is read of the whole batch differs from that of ``batch``: at every position, counted from either end, is
+    another feature, with more ids in each bag. Their ids, weights and lengths include greater and smaller ones than the
+    batch has, and bags without ids.
     """
-    names, lengths, values, weights = batch.keys(), batch.lengths(), batch.values(), batch.weights_or_none()
-    weights = torch.ones(values.numel(), device=values.device) if weights is None else weights
-    if is_empty:
-        names, lengths = [*names, _ANOTHER], torch.cat([lengths, lengths.new_zeros(batch.stride())])
-        return KeyedJaggedTensor(keys=names, values=values, weights=weights, lengths=lengths)
-    batch = KeyedJaggedTensor(keys=names, values=values, weights=weights, lengths=lengths)
-    batch = batch.permute([*reversed(range(len(names)))])
-    most = 2 + (int(lengths.max()) if lengths.numel() else 0)
-
-    def with_others(tensor: torch.Tensor) -> torch.Tensor:
-        ends = torch.stack(torch.aminmax(tensor)) if tensor.numel() else tensor.new_zeros(2)
-        others = (ends + ends.new_tensor([-1, 1])).repeat(batch.stride() * most)[: batch.stride() * most]
-        return torch.cat([others, tensor])
-
+    features, device = len(batch.keys()), batch.values().device
+    batch = batch.permute([*reversed(range(features))])
+    lengths, ids, weights = batch.lengths(), batch.values(), batch.weights_or_none()
+    weights = torch.ones(ids.numel(), device=device) if weights is None else weights.detach()
+    more = lengths.view(features, batch.stride()).flip(0) + 1
+    more[:, :1] += lengths.max().item() + 2 if lengths.numel() else 0
+    more, count = more.view(-1), int(more.sum())
+    others = [f"another_feature_{number}" for number in range(2 * features + 1)]
+    least, most = _beyond(ids)
+    low, high = _beyond(weights)
     return KeyedJaggedTensor(
-        keys=[_ANOTHER, *batch.keys()],
-        values=with_others(batch.values()),
-        weights=with_others(batch.weights()),
-        lengths=torch.cat([lengths.new_full((batch.stride(),), most), batch.lengths()]),
+        keys=[*others[: features + 1], *batch.keys(), *others[features + 1 :]],
+        values=torch.cat([ids.new_full((count,), most), ids, ids.new_full((count,), least)]),
+        weights=torch.cat([weights.new_full((count,), high), weights, weights.new_full((count,), low)]),
+        lengths=torch.cat([more, torch.zeros_like(more[: batch.stride()]), lengths, more]),
     )
+
+
+def with_full_bags(batch: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    """The batch with the id 0, which is a row of every table, in bags without ids."""
+    lengths, weights = batch.lengths(), batch.weights_or_none()
+    longer = lengths.clamp(min=1)
+    was_there = torch.repeat_interleave(lengths > 0, longer)
+
+    def filled(tensor: torch.Tensor, missing: int) -> torch.Tensor:
+        more = tensor.new_full((was_there.numel(),), missing)
+        more[was_there] = tensor.detach()
+        return more
+
+    values, weights = filled(batch.values(), 0), None if weights is None else filled(weights, 1)
+    return KeyedJaggedTensor(batch.keys(), values, weights, lengths=longer, stride=batch.stride())
+
+
+def _beyond(tensor: torch.Tensor) -> tuple[Any, Any]:
+    """A number below all that a tensor has, and one above, as far as its dtype has such numbers."""
+    least, most = (tensor.min().item(), tensor.max().item()) if tensor.numel() else (0, 0)
+    if tensor.is_floating_point():
+        return min(least, 0.0) - 1.5, max(most, 1.0) + 2.5
+    info = torch.iinfo(tensor.dtype)
+    return max(min(least, 0) - 3, info.min), min(max(most, 0) + 7, info.max)
 
 
 def clone_value(value: Any) -> Any:
@@ -250,7 +272,7 @@ def _first_keyed_jagged(value: Any) -> KeyedJaggedTensor | None:
     return next((leaf for leaf in leaves_of(value) if isinstance(leaf, KeyedJaggedTensor)), None)
 
 
-def _emptied(value: Any) -> Any:
+def without_ids(value: Any) -> Any:
     """Jagged values without any, because values that come with ids are as many; what is not jagged stays as it is."""
     if isinstance(value, JaggedTensor):
         return _of_bags(value, [], torch.zeros_like(value.lengths()))

@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recfx.collections.copy_modules import copy_modules
-from recfx.discovery.sample import Sample, fixed_randomness, tensors_of, with_another_feature
+from recfx.discovery.sample import Sample, fixed_randomness, tensors_of, with_full_bags, with_more_features, without_ids
 from recfx.errors import Diagnostic, Severity
 from recfx.exporter.arguments import Signature
 from recfx.exporter.model_call import BIGGER, EMPTY, ONE, STRIDED, ModelCall
@@ -71,26 +72,31 @@ def other_batches(
 
 def read_batches(model: nn.Module, sample: Sample, signature: Signature, returns: Pattern) -> tuple[str, ...]:
     """The names of the KJTs of which the model's own code reads more than the features that it looks up: it answers
-    otherwise, or fails, if they have one more feature, another order of features, or weights that the sample lacks.
+    otherwise, or fails, if they have more features, another order of features, or weights that the sample lacks.
 
-    The additional feature has more ids per bag than the sample, or none, and both lower and higher ids and weights, so
-    that a maximum, a minimum, a mean or a count tells of it.
+    The sample is tried with its ids, without any, and with some in every bag: other ids hide what is read by ``any()``
+    or ``min()``.
     """
-    expected = list(take_apart(returns, run_model(fresh_copy(model)[0], sample)).items())
-    leaves, names = signature.flatten(sample.args, sample.kwargs), []
-    for number, leaf in enumerate(signature.leaves()):
-        if leaf.kind == "kjt" and leaf.keys:
-            is_read = False
-            for is_empty in (False, True):
-                other = with_another_feature(leaves[number], is_empty=is_empty)
-                call = signature.call_of([*leaves[:number], other, *leaves[number + 1 :]])
-                try:
-                    answer = list(take_apart(returns, run_model(fresh_copy(model)[0], call)).items())
-                    is_read |= first_difference(expected, answer) is not None
-                except Exception:  # whatever the user's code raises
-                    is_read = True
-            names += [leaf.name] * is_read
-    return tuple(names)
+
+    def run(call: Sample) -> _Outputs:
+        return list(take_apart(returns, run_model(fresh_copy(model)[0], call)).items())
+
+    def is_read(number: int, change: Callable[[KeyedJaggedTensor], KeyedJaggedTensor]) -> bool:
+        leaves = signature.flatten(sample.args, sample.kwargs)
+        leaves[number] = change(leaves[number])
+        try:
+            expected = run(signature.call_of(leaves))
+        except Exception:  # a model need not take such a batch
+            return False
+        leaves[number] = with_more_features(leaves[number])
+        try:
+            return first_difference(expected, run(signature.call_of(leaves))) is not None
+        except Exception:  # whatever the user's code raises
+            return True
+
+    kjts = [(number, leaf) for number, leaf in enumerate(signature.leaves()) if leaf.kind == "kjt" and leaf.keys]
+    changes = (lambda batch: batch, without_ids, with_full_bags)
+    return tuple(leaf.name for number, leaf in kjts if any(is_read(number, change) for change in changes))
 
 
 def _are_close(answer: Any, other: Any) -> bool:

@@ -248,6 +248,10 @@ class InputDistStart(NodeModule):
         """A number for the backwards since the last call; 0 without any."""
         return self._backwards.since_call()
 
+    def forget_backwards(self) -> None:
+        """Take no backward since the last call for run: what they have trained is replaced on all ranks."""
+        self._backwards.forget()
+
     @property
     def pipeline(self) -> object | None:
         """What a TorchRec pipeline has put in place of the exchange, to send the sizes of all collections at once."""

@@ -61,6 +61,10 @@ class Backwards:
         """What its mark would say of the backwards since the last call, with all bits."""
         return self._run if self._seen_errors == self.errors else 0
 
+    def forget(self) -> None:
+        """Note that none has run since the last call."""
+        self._run = 0
+
     def run(self, call: int) -> None:
         """Note that ranks exchange the gradients of a call."""
         self._run += 1 + (call * 2_654_435_761 >> 12 & 0xFFFFF)  # a sum tells which calls it is of

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import recfx
-from recfx.discovery.sample import with_another_feature
+from recfx.discovery.sample import with_more_features
 from recfx.exporter.load import LoadedModel
 from tests.builders.batches import batch
 from tests.builders.collections import collection
@@ -199,10 +199,13 @@ class ReadsItsBatch(nn.Module):
         return pooled + _OF_BATCH[self.reads](features) if self.reads in _OF_BATCH else pooled
 
 
-_OF_BATCH = {  # what one id in each bag of another feature may leave as it is
+_OF_BATCH = {  # what another feature may leave as it is
     "most of a bag": lambda features: features.lengths().max(),
     "empty bags": lambda features: (features.lengths() == 0).sum(),
     "greatest id": lambda features: features.values().max(),
+    "least of a bag": lambda features: features.lengths().min(),
+    "whether there are ids": lambda features: (features.lengths() > 0).any(),
+    "whether bags are empty": lambda features: (features.lengths() == 0).any(),
     "least id": lambda features: features.values().min(),
     "ids per bag": lambda features: features.lengths().float().mean(),
     "ids of the last feature": lambda features: features.lengths().view(len(features.keys()), -1)[-1].sum(),
@@ -217,7 +220,7 @@ def test_a_batch_that_the_models_code_reads_has_the_features_of_the_sample(reads
     assert loaded.manifest["exact"] == (["features"] if reads else [])
     features = batch(3)
     torch.testing.assert_close(loaded(features), model(features))
-    more = with_another_feature(features, is_empty=False)
+    more = with_more_features(features)
     if not reads:
         torch.testing.assert_close(loaded(more), model(more))
         return

@@ -313,6 +313,10 @@ class ShardedCollection(ShardedTables, ShardedModule[KJTList, dict[str, Any], An
         """The object with which a pipeline of TorchRec sends ids in place of this collection; None if none does."""
         return self._input_dists[0].pipeline
 
+    def input_dists(self) -> list[InputDistStart]:
+        """The nodes that send ids; a copy around the same tables has its own."""
+        return [module for module in self.graph_module.modules() if isinstance(module, InputDistStart)]
+
     # Steps that recfx.TrainPipeline runs ahead
 
     def prefetcher(self, ctx: BatchContext) -> Callable[[KJTList], None] | None:

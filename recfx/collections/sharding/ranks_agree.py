@@ -114,15 +114,16 @@ def begin_on_all_ranks(sharded: Sequence[Any], call: str) -> None:
     groups: DistGroups = sharded[0].groups
     if has_failed(groups.pooled):
         return
-    started = [node for module in sharded for node in module.graph_module.modules() if isinstance(node, InputDistStart)]
+    started: list[InputDistStart] = [start for module in sharded for start in module.input_dists()]
     run = sum(node.backwards_since * 31**place for place, node in enumerate(started)) & _LARGEST
-    runs = [of_rank for of_rank, _ in tell_counts(groups.ids, run, 0, _CALLS[call], sharded[0].collection)]
-    if call == "load_checkpoint":  # what it loads takes the place of what they trained
-        marks.Backwards.errors += 1
+    runs = tell_counts(groups.ids, run, 0, _CALLS[call], sharded[0].collection)
+    if call == "load_checkpoint" or len(set(runs)) == 1:
         return
-    different = marks.different_backwards(runs, "the last forward", sharded[0].collection)
-    if different is not None:
-        raise different
+    for start in started:  # which collection it is
+        runs = tell_counts(groups.ids, start.backwards_since, 0, _CALLS[call], start.collection)
+        different = marks.different_backwards([of_rank for of_rank, _ in runs], "the last forward", start.collection)
+        if different is not None:
+            raise different
 
 
 def group_of_model(
