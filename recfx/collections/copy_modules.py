@@ -42,6 +42,8 @@ _NOT_SEARCHED = _PACKAGES | {"numpy", "pandas", "pyarrow", "tensordict"} | sys.s
 _ATOMIC = (bool, int, float, str, type(None))  # deepcopy takes these as they are, but more slowly
 _MOST_ATTEMPTS = 256
 
+_PLAIN = (torch.Tensor, nn.Parameter)
+
 
 def copy_modules(
     root: nn.Module, replacements: Mapping[int, nn.Module] = MappingProxyType({})
@@ -58,9 +60,11 @@ def copy_modules(
     reached = _reached(root, replacements)
     modules = [module for module in reached if id(module) not in replacements]
     copies: dict[int, nn.Module] = {id(module): _empty_copy(module) for module in modules} | dict(replacements)
-    memo: dict[int, Any] = dict(copies)
+    memo: dict[Any, Any] = dict(copies)
     for module in reached:
         memo |= _known_of(module)
+    storages = [value.untyped_storage() for value in memo.values() if type(value) in _PLAIN]
+    memo["torch"] = {storage._cdata: storage for storage in storages}  # where deepcopy looks for those of views
     made = [(module, duplicate) for module in reached if (duplicate := copies[id(module)]) is not module]
     for module, duplicate in made:
         if id(module) in replacements:

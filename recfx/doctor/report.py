@@ -11,7 +11,6 @@ from typing import Any
 
 from recfx.errors import printable
 from recfx.printing.grid import Grid
-from recfx.printing.text import plain_text, rich_table
 from recfx.versions import __version__
 
 DOCTOR_VERSION = "3"
@@ -166,6 +165,8 @@ class Report:
         for title, (rows, names) in tables.items():
             columns = {name.replace("_", " "): partial(_cell, name) for name in names.split()}
             grid = Grid.of(title, rows, columns)
+            from recfx.printing.text import plain_text, rich_table  # not above: the command line reads this file first
+
             lines += [f"\n{title}", plain_text([rich_table(grid)])] if rows else []
         return without_home("\n".join(printable(line, keep="\n") for line in lines if line))
 

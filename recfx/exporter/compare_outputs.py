@@ -127,12 +127,15 @@ def changed_buffer(model: nn.Module, sample: Sample) -> str | None:
     return next((name for name, value in before.items() if not torch.equal(after[name], value)), None)
 
 
-def difference_of(call: ModelCall, run: Callable[..., dict[str, torch.Tensor]]) -> float | Diagnostic:
+def difference_of(
+    call: ModelCall, run: Callable[..., dict[str, torch.Tensor]], buffers: Callable[[], list[torch.Tensor]]
+) -> float | Diagnostic:
     """The largest difference between an output of a program and of the model; or why it is not the same program.
 
     Args:
         call: what the program was made from.
         run: calls the program, with the tensors and KJTs of the signature.
+        buffers: the program's buffers, one of which must change as ``call.changed_buffer`` does.
     """
     is_exact = not any(error for served in call.served.values() for error in served.errors.values())
     reference = call.model if is_exact else _around_stored_rows(call)
@@ -165,6 +168,11 @@ def difference_of(call: ModelCall, run: Callable[..., dict[str, torch.Tensor]]) 
         if not name:
             pairs = zip(of_sample, answer, strict=True)
             largest = max(largest_difference(output, actual) for (_, output), (_, actual) in pairs)
+    if call.changed_buffer is not None:
+        kept = own_buffers(copy)[call.changed_buffer]
+        if not any(buffer.shape == kept.shape and torch.allclose(buffer, kept) for buffer in buffers()):
+            message = f"the file does not change buffer {call.changed_buffer!r} as a call of the model does"
+            return Diagnostic("export_differs", "", message)
     return largest
 
 

@@ -285,7 +285,7 @@ def _write(asked: _File, artifact: _Artifact, call: ModelCall, about: list[Diagn
         with disk_errors(asked.target):
             file = stack.enter_context(new_file(destination(asked.target)))
             write_file(artifact.save, artifact.size, manifest, file.path)
-        error = difference_of(call, artifact.named)
+        error = difference_of(call, artifact.named, artifact.buffers)
         if isinstance(error, Diagnostic):
             call.failures.append(error)
             return None

@@ -334,6 +334,19 @@ def test_what_a_copy_changes_is_its_own(kind: str) -> None:
     assert state(model.value) == before
 
 
+def test_a_view_inside_an_object_stays_one() -> None:
+    """``plain`` and buffers are the model's own in a copy, and so is their memory."""
+    model = Block()
+    model.plain = torch.zeros(2)
+    model.register_buffer("steps", torch.zeros(2))
+    model.views = Helper([model.plain[:1], model.steps[1:]])
+    for duplicate in (copy_modules(model)[0], recfx.convert(model)):
+        before = [view.item() for view in duplicate.views.module]
+        model.plain += 1
+        model.steps += 1
+        assert [view.item() for view in duplicate.views.module] == [number + 1 for number in before]
+
+
 class Mine(torch.optim.lr_scheduler.StepLR):
     pass
 
