@@ -145,7 +145,7 @@ class SavedOptimizers:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any], described: Mapping[str, Tensor]) -> SavedOptimizers:
-        """Those of a checkpoint with these settings, where ``described`` has the shapes of everything that is saved."""
+        """The optimizers of a checkpoint with these settings; ``described`` has the shapes of all that is saved."""
         optimizer = settings["optimizer"] or {"kind": "", "groups": [], "state": {}}
         kind, nothing = kind_of_class(optimizer["kind"]), dict[str, Any](values={}, tensors=[])
         entries = {

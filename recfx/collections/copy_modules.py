@@ -41,7 +41,6 @@ _PACKAGES |= {"threading", "queue", "concurrent", "multiprocessing", "asyncio", 
 _NOT_SEARCHED = _PACKAGES | {"numpy", "pandas", "pyarrow", "tensordict"} | sys.stdlib_module_names
 _ATOMIC = (bool, int, float, str, type(None))  # deepcopy takes these as they are, but more slowly
 _MOST_ATTEMPTS = 256
-
 _PLAIN = (torch.Tensor, nn.Parameter)
 
 
@@ -63,7 +62,8 @@ def copy_modules(
     memo: dict[Any, Any] = dict(copies)
     for module in reached:
         memo |= _known_of(module)
-    storages = [value.untyped_storage() for value in memo.values() if type(value) in _PLAIN]
+    plain = [value for value in memo.values() if type(value) in _PLAIN and value.layout == torch.strided]
+    storages = [tensor.untyped_storage() for tensor in plain]
     memo["torch"] = {storage._cdata: storage for storage in storages}  # where deepcopy looks for those of views
     made = [(module, duplicate) for module in reached if (duplicate := copies[id(module)]) is not module]
     for module, duplicate in made:

@@ -339,6 +339,7 @@ def test_a_view_inside_an_object_stays_one() -> None:
     model = Block()
     model.plain = torch.zeros(2)
     model.register_buffer("steps", torch.zeros(2))
+    model.register_buffer("sparse", torch.eye(2).to_sparse())  # has no storage
     model.views = Helper([model.plain[:1], model.steps[1:]])
     for duplicate in (copy_modules(model)[0], recfx.convert(model)):
         before = [view.item() for view in duplicate.views.module]

@@ -343,10 +343,14 @@ def test_a_file_changes_its_buffers_as_the_model_does(tmp_path: Path) -> None:
 class _CountsForLater(_Counting):
     """No answer to the calls that compare the file depends on the buffer."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("other", torch.ones((), dtype=torch.int64))
+
     def forward(self, dense: torch.Tensor, features: KeyedJaggedTensor) -> torch.Tensor:
         self.steps += 1
         output: torch.Tensor = self.linear(self.ebc(features).values()) + dense
-        return output * (self.steps - 20).clamp(1, 2)
+        return output * (self.steps - 20).clamp(1, 2) * self.other
 
 
 def test_a_trace_that_would_leave_a_buffer_as_it_is_is_not_written(tmp_path: Path) -> None:
