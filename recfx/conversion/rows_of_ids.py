@@ -14,6 +14,7 @@ from recfx.collections.converted_collection import ConvertedCollection
 from recfx.discovery.nests import change_leaves
 from recfx.errors import ConversionError, InputError, type_of
 from recfx.hashing import ResolvedHashConfig
+from recfx.runtime.bags import all_as_stored
 
 _Items = tuple[Tensor, Tensor]
 _Batch = TypeVar("_Batch")
@@ -103,6 +104,7 @@ class RowsOfIds(dict[str, _Items]):
         return changed
 
     def _batch_of_rows(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        features = all_as_stored(features)  # TorchRec adds up lengths, and torch indexes, by what is stored
         by_key = features.values().split(features.length_per_key())
         rows_of_keys = [self._rows(feature, ids) for feature, ids in zip(features.keys(), by_key, strict=True)]
         rows = torch.cat([features.values()[:0].long(), *rows_of_keys])

@@ -152,6 +152,28 @@ def with_values(
     )
 
 
+def as_stored(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor in memory as its values are: in order, and not as a view that negates them. Operators read it so."""
+    return tensor.resolve_neg().contiguous()
+
+
+def all_as_stored(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    """A batch of any batch sizes, of tensors that are stored as their values are."""
+    parts = (features.weights_or_none(), features.lengths_or_none(), features.offsets_or_none())
+    weights, lengths, offsets = (None if part is None else as_stored(part) for part in parts)
+    varies = features.variable_stride_per_key()
+    return KeyedJaggedTensor(
+        features.keys(),
+        as_stored(features.values()),
+        weights,
+        lengths=lengths,
+        offsets=offsets,
+        stride=None if varies else features.stride(),
+        stride_per_key_per_rank=features.stride_per_key_per_rank() if varies else None,
+        inverse_indices=features.inverse_indices_or_none(),
+    )
+
+
 def as_sent(features: KeyedJaggedTensor, on_host: bool = False) -> KeyedJaggedTensor:
     """Convert ids and lengths to 64 bits, and weights to float32; ``on_host``: on the host."""
     if on_host and features.values().device.type != "cpu":

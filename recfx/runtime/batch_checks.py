@@ -17,6 +17,7 @@ from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from recfx.errors import IdRangeError, IdTypeError, InputError, type_of
 from recfx.kernels.lookup.bag_offsets import OUT_OF_RANGE, Fault, bag_offsets
+from recfx.runtime.bags import as_stored
 
 _IDS = (torch.int64, torch.int32)
 _SMALL_IDS = (torch.int16, torch.int8, torch.uint8, torch.bool)  # the standard collection accepts these as well
@@ -65,9 +66,9 @@ class BatchChecks:
             out_of_range: makes the error for an id, given as the id and the position of its key.
 
         Returns:
-            A KJT of contiguous tensors: int32 or int64 ids; int32 or int64 lengths (``[bags]``) or none; int64 offsets
-            from 0 to the number of ids; weights only if the collection is weighted; one batch size, or a batch size per
-            key. On meta, only sizes are checked, because nothing can be read.
+            A KJT of contiguous tensors, none a negated view: int32 or int64 ids; int32 or int64 lengths (``[bags]``) or
+            none; int64 offsets from 0 to the number of ids; weights only if the collection is weighted; one batch size,
+            or a batch size per key. On meta, only sizes are checked, because nothing can be read.
 
         Raises:
             IdTypeError: ``wrong_id_dtype``.
@@ -86,7 +87,7 @@ class BatchChecks:
             return self._as_kjt(keys, values, weights, bags, offsets, per_key, features.length_per_key_or_none())
         if bags.dim() != 1:
             bags = self._flat(bags, per_key)
-        bags = bags.contiguous()  # collectives take nothing else
+        bags = as_stored(bags)  # collectives take nothing else
         offsets, fault, borders = bag_offsets(values, bags, are_offsets, per_key, rows_per_key)
         if fault is not None:
             self._raise(fault, values, bags, are_offsets, offsets, per_key, out_of_range)
@@ -135,7 +136,7 @@ class BatchChecks:
                     what_to_do="convert the KeyedJaggedTensor's values to int64 before the model.",
                 )
             values = values.to(torch.int64)
-        return values.contiguous()
+        return as_stored(values)
 
     def _weights(self, features: KeyedJaggedTensor, values: torch.Tensor) -> torch.Tensor | None:
         weights = features.weights_or_none()
@@ -160,7 +161,7 @@ class BatchChecks:
             return None
         if weights.device != values.device:
             self._refuse_devices("weights", weights, values)
-        return weights.contiguous()
+        return as_stored(weights)
 
     def _bags(self, features: KeyedJaggedTensor, values: torch.Tensor) -> tuple[torch.Tensor, bool]:
         """The lengths, or the offsets if there are no lengths, as in the standard collection; whether it is offsets."""
