@@ -17,30 +17,27 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.tools.mutants import cpp, mutate
 from tests.tools.mutants.choose_tests import tests_for
-from tests.tools.mutants.libraries import Libraries
-from tests.tools.mutants.mutant import Mutant
+from tests.tools.mutants.mutate import Mutant, mutants_of
 from tests.tools.mutants.run import LONGEST_TEST, Limits, Outcome, copy_of, preload, run_tests
 
 PACKAGES = [
     "passes", "runtime", "hashing", "collections/sharding", "checkpoint", "verification", "lowering", "optim",
     "pipeline", "discovery", "exporter", "planner", "kernels",
 ]  # fmt: skip
-"""Those that decide results; the C++ lies in ``kernels``."""
+"""Those that decide results."""
 ENOUGH = 0.9
 EQUIVALENT = Path(__file__).with_name("equivalent.txt")
-MUTANTS_OF = {".py": mutate.mutants_of, ".cpp": cpp.mutants_of, ".h": cpp.mutants_of}
 
 
 def files_of(name: str) -> list[Path]:
     """The files of a package or folder, or the one file."""
-    if Path(name).is_file() and Path(name).suffix in MUTANTS_OF:
+    if Path(name).is_file() and Path(name).suffix == ".py":
         return [Path(name)]
     for folder in (Path(name), Path("recfx", name)):
         if folder.is_dir():
-            return sorted(file for file in folder.rglob("*") if file.suffix in MUTANTS_OF)
-    raise SystemExit(f"there is no package '{name}', and no file of Python or C++")
+            return sorted(folder.rglob("*.py"))
+    raise SystemExit(f"there is no package '{name}', and no file of Python")
 
 
 def sample(files: Sequence[Path], size: int, seed: int) -> list[Mutant]:
@@ -55,7 +52,7 @@ def sample(files: Sequence[Path], size: int, seed: int) -> list[Mutant]:
             break
         if file not in of_file:
             of_file[file] = {}
-            for mutant in MUTANTS_OF[file.suffix](file):
+            for mutant in mutants_of(file):
                 of_file[file].setdefault(mutant.line, []).append(mutant)
         if line in of_file[file]:
             chosen.append(draw.choice(of_file[file][line]))
@@ -72,12 +69,11 @@ def equivalents() -> set[tuple[str, str]]:
     return {(file.strip(), _one_line(change)) for file, change, _ in (line.split(" | ", 2) for line in lines)}
 
 
-def judge(copy: Path, mutant: Mutant, tests: Sequence[str], limits: Limits, libraries: Libraries) -> Outcome | None:
-    """What the tests say to one mutant, which is in the copy meanwhile; None if it does not compile."""
+def judge(copy: Path, mutant: Mutant, tests: Sequence[str], limits: Limits) -> Outcome:
+    """What the tests say to one mutant, which is in the copy meanwhile."""
     (copy / mutant.path).write_text(mutant.source)
     try:
-        environment = {} if mutant.path.suffix == ".py" else libraries.build()
-        return None if environment is None else run_tests(copy, tests, limits, environment)
+        return run_tests(copy, tests, limits)
     finally:
         (copy / mutant.path).write_text(mutant.original)
 
@@ -108,23 +104,19 @@ def main() -> int:
     killed: Counter[Path] = Counter()
     survived: Counter[Path] = Counter()
     killers: dict[str, list[Mutant]] = {}
-    late = no_mutants = 0
+    late = 0
     limits = Limits(arguments.each, time.monotonic() + 60 * arguments.minutes, arguments.silent)
     preload()
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder).resolve() / "copy"
         copy_of(Path.cwd(), copy)
-        libraries = Libraries(copy, copy.with_name("libraries"))
         for number, mutant in enumerate(mutants, arguments.skip + 1):
             if time.monotonic() > limits.until:
                 print(f"time limit: {arguments.skip + len(mutants) - number + 1} mutants were not tried")
                 break
-            outcome = judge(copy, mutant, tests[mutant.path], limits, libraries)
+            outcome = judge(copy, mutant, tests[mutant.path], limits)
             where = f"{mutant.path}:{mutant.line}"
-            if outcome is None:
-                no_mutants += 1
-                print(f"{number:3} no code  {where}", flush=True)
-            elif outcome.killed_by is not None:
+            if outcome.killed_by is not None:
                 killed[mutant.path] += 1
                 killers.setdefault(outcome.killed_by, []).append(mutant)
                 print(f"{number:3} killed   {where}  ({outcome.seconds:.0f} s) {outcome.killed_by}", flush=True)
@@ -145,8 +137,7 @@ def main() -> int:
         print(f"FAILS WITHOUT A MUTANT, TOO: {test}")
     total = killed.total() + survived.total()
     print(
-        f"{killed.total()} of {total} killed; the time of {late} of those that survived was over before all tests ran; "
-        f"{no_mutants} more do not compile"
+        f"{killed.total()} of {total} killed; the time of {late} of those that survived was over before all tests ran"
     )
     return int(bool(false) or killed.total() < ENOUGH * total)
 

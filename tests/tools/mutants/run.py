@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,17 +111,14 @@ class _Tell:
             pytest.skip("its time is over")
 
 
-def run_tests(
-    copy: Path, tests: Sequence[str], limits: Limits, environment: Mapping[str, str] | None = None
-) -> Outcome:
-    """Run these tests in the copy, with some more variables, until one fails, or until the limits."""
+def run_tests(copy: Path, tests: Sequence[str], limits: Limits) -> Outcome:
+    """Run these tests in the copy until one fails, or until the limits."""
     start = time.monotonic()
     ours, theirs = os.pipe()
     process = os.fork()
     if process == 0:
         os.setsid()
         os.close(ours)
-        os.environ.update(environment or {})
         _in_child(copy, tests, theirs, limits)
     os.close(theirs)
     try:
@@ -165,7 +162,6 @@ def _in_child(copy: Path, tests: Sequence[str], pipe: int, limits: Limits) -> No
         here = str(Path(__file__).resolve().parents[3])
         given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         os.environ["PYTHONPATH"] = os.pathsep.join([str(copy), *(path for path in given if path not in ("", here))])
-        os.environ.setdefault("RECFX_ASCEND_TOOLS", f"{here}/.ascend")  # not in the copy
         sys.path[:] = [str(copy), *(path for path in sys.path if path not in ("", here))]
         for name in [name for name in sys.modules if name.split(".")[0] in ("tests", "recfx")]:
             del sys.modules[name]

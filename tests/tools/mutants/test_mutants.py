@@ -12,8 +12,8 @@ from textwrap import dedent
 
 import pytest
 
-from tests.tools.mutants import choose_tests, cpp, mutate
-from tests.tools.mutants.__main__ import PACKAGES, equivalents, files_of, sample
+from tests.tools.mutants import choose_tests, mutate
+from tests.tools.mutants.__main__ import equivalents, files_of, sample
 from tests.tools.mutants.choose_tests import tests_for as files_that_judge
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -22,24 +22,6 @@ ROOT = Path(__file__).resolve().parents[3]
 @pytest.fixture(autouse=True)
 def in_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-
-
-def is_less(sign: str) -> str:
-    return f"bool is_less(const Pair& other) const {{ return first {sign} other.first; }}"
-
-
-def last(less: str) -> str:
-    return f"const int64_t last = static_cast<int64_t>(values.size()) {less};"
-
-
-def test_every_cpp_source_with_functions_has_mutants_each_in_one_place() -> None:
-    sources = [path for path in files_of("kernels") if path.suffix != ".py"]
-    assert len(sources) > 50
-    without = {path.name for path in sources if not cpp.mutants_of(path)}
-    assert without <= {"dense_ids.h", "forks.h", "kept_memory.h", "library.cpp", "rule.h", "vector_paths.h"}
-    for mutant in cpp.mutants_of(Path("kernels/csrc/index/new_ids.h")):
-        assert mutant.source != mutant.original
-        assert mutant.difference.count("@@") == 2
 
 
 def test_faults_in_python_leave_a_module_that_differs(tmp_path: Path) -> None:
@@ -53,7 +35,6 @@ def test_a_sample_is_that_of_its_seed_and_of_no_line_twice() -> None:
     files = [
         Path("recfx/runtime/hooks.py"),
         Path("recfx/planner/pricing/work.py"),
-        Path("kernels/csrc/index/new_ids.h"),
     ]
     drawn = [[(mutant.path, mutant.line, mutant.change) for mutant in sample(files, 12, seed)] for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]
@@ -65,29 +46,15 @@ def test_a_sample_is_that_of_its_seed_and_of_no_line_twice() -> None:
 
 def test_every_file_of_the_product_is_judged_by_tests_that_are_there() -> None:
     files = [path for name in ("recfx", "lowering", "kernels") for path in files_of(name)]
-    assert {Path("recfx/errors.py"), Path("lowering/cpu.py"), Path("kernels/csrc/index/mix64.h")} <= set(files)
+    assert {Path("recfx/errors.py"), Path("lowering/cpu.py")} <= set(files)
     for path in files:
         judges = files_that_judge(path)
         assert judges, path
-        assert [judge for judge in judges if not Path(judge.partition("::")[0]).is_file()] == [], path
-    assert files_that_judge(Path("kernels/csrc/index/new_ids.h"))[0] == "tests/kernels/test_hash_index.py"
     assert files_that_judge(Path("recfx/discovery/sample.py"))[0] == "tests/discovery/test_sample.py"
     packages = {choose_tests.package_of(path) for path in files}
-    named = {*choose_tests.BESIDE, *choose_tests.FIRST, *map(str, choose_tests.LAST), *choose_tests.LONG}
-    assert [
-        name for name in named if not (name in packages or Path(name).exists() or Path("tests", name).exists())
-    ] == []
-
-
-def test_the_default_draws_from_all_that_decides_results() -> None:
-    files = {path for name in PACKAGES for path in files_of(name)}
-    for named in (
-        "recfx/exporter/load.py",
-        "recfx/planner/plan.py",
-        "kernels/index/buckets.py",
-        "kernels/csrc/lookup/pool.h",
-    ):
-        assert Path(named) in files
+    assert [name for name in choose_tests.BESIDE if name not in packages] == []
+    named = {*choose_tests.LAST, *(place for places in choose_tests.BESIDE.values() for place in places)}
+    assert [name for name in named if not Path("tests", name).exists()] == []
 
 
 def test_equivalent_mutants_are_of_lines_that_are_there() -> None:
@@ -113,33 +80,6 @@ FILES = {
         def nobody_calls(number):
             return number + 5
         """,
-    "kernels/__init__.py": "",
-    "kernels/__main__.py": """\
-        import os, pathlib, shutil, subprocess, sys, tempfile
-
-        folder = pathlib.Path(os.environ.get("RECFX_BUILD_DIR") or tempfile.mkdtemp(dir=os.getcwd()))
-        sources = pathlib.Path(__file__).resolve().parent / "csrc"
-        for stem in ("triple", "other"):
-            if not (folder / f"{stem}.o").exists():
-                compile = [shutil.which("g++"), "-c", str(sources / f"{stem}.cpp"), "-o", str(folder / f"{stem}.o")]
-                if subprocess.run(compile).returncode:
-                    sys.exit(1)
-        subprocess.run(["g++", "-shared", *map(str, folder.glob("*.o")), "-o", str(folder / "l.so")], check=True)
-        print(folder / "l.so")
-        """,
-    "kernels/csrc/triple.cpp": '#include "triple.h"\nextern "C" int triple(int number) { return triple_of(number); }\n',
-    "kernels/csrc/triple.h": """\
-        inline int triple_of(int number) {
-          return number * 3;
-        }
-        inline int nobody_calls(int number) {
-          return number - 3;
-        }
-        inline int modulo(float) {
-          return sizeof(int) % 3;
-        }
-        """,
-    "kernels/csrc/other.cpp": 'extern "C" void nothing() {}\n',
     "tests/__init__.py": "",
     "tests/conftest.py": """\
         import hypothesis
@@ -154,28 +94,16 @@ FILES = {
         def test_double():
             assert double(3) == 6
         """,
-    "tests/kernels/__init__.py": "",
-    "tests/kernels/test_triple.py": """\
-        import ctypes
-        import subprocess
-        import sys
-
-
-        def test_triple():
-            built = subprocess.run([sys.executable, "-m", "recfx.kernels"], check=True, capture_output=True, text=True)
-            assert ctypes.CDLL(built.stdout.strip()).triple(3) == 9
-        """,
 }
 
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A small repository: one function in each language that is tested, and one that is not."""
+    """A small repository: one function that is tested, and one that is not."""
     root = tmp_path / "project"
     for name, text in FILES.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(dedent(text))
-    (root / "recfx/kernels").symlink_to("../kernels")
     subprocess.run(["git", "init", "-q", "."], cwd=root, check=True)
     subprocess.run(["git", "add", "-A"], cwd=root, check=True)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
@@ -197,7 +125,7 @@ def left_behind(project: Path) -> list[Path]:
 
 
 def test_what_is_tested_is_killed_what_is_not_survives_and_nothing_stays(project: Path) -> None:
-    command = [*RUN, "recfx/conversion", "kernels/csrc", "--sample", "99"]
+    command = [*RUN, "recfx/conversion", "--sample", "99"]
     finished = subprocess.run(command, cwd=project, capture_output=True, check=False, text=True, timeout=500)
     assert finished.returncode == 1, finished.stderr
     lines = finished.stdout.splitlines()
@@ -205,14 +133,9 @@ def test_what_is_tested_is_killed_what_is_not_survives_and_nothing_stays(project
     assert told == {
         "killed recfx/conversion/double.py:2",
         "SURVIVED recfx/conversion/double.py:6",
-        "killed kernels/csrc/triple.h:2",
-        "SURVIVED kernels/csrc/triple.h:5",
-        "SURVIVED kernels/csrc/triple.h:8",
     }
-    assert any(line.endswith("tests/kernels/test_triple.py::test_triple") for line in lines)
     assert "-    return number + 5" in lines
-    assert "-  return number - 3;" in lines
-    assert lines[-1].startswith("2 of 5 killed")
+    assert lines[-1].startswith("1 of 2 killed")
     assert not any("FAILS WITHOUT A MUTANT" in line for line in lines)
     assert changed(project) == ""
     assert left_behind(project) == []
