@@ -1,6 +1,6 @@
 """Lowering: from graph nodes to kernels. There is one registry, and one file per target."""
 
-from recfx.ir.facts import LookupFacts
+from recfx.ir.context import LookupFacts
 from recfx.lowering.registry import (
     BACKENDS,
     Backend,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from recfx.errors import Diagnostic
-from recfx.ir.facts import LookupFacts
+from recfx.ir.context import LookupFacts
 from recfx.ir.node_kinds import NOT_COMBINED
 from recfx.kernels.build import library
 from recfx.kernels.build.huge_pages import move_to_huge_pages

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from recfx.errors import Diagnostic
-from recfx.ir.facts import LookupFacts
+from recfx.ir.context import LookupFacts
 from recfx.ir.node_kinds import NOT_COMBINED
 from recfx.kernels.lookup.embedding_bag import embedding, embedding_bag, per_sample_weight_gradients, row_gradients
 from recfx.lowering.registry import LookupBatch, LookupKernel, LookupSpec, Outputs

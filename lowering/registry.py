@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from recfx.errors import ConversionError, Diagnostic
-from recfx.ir.context import Served
-from recfx.ir.facts import LookupFacts, TableFacts
+from recfx.ir.context import LookupFacts, Served, TableFacts
 from recfx.kernels.build import launch
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from recfx.errors import Diagnostic
-from recfx.ir.context import Served
-from recfx.ir.facts import LookupFacts
+from recfx.ir.context import LookupFacts, Served
 from recfx.kernels.build import library
 from recfx.lowering.registry import BACKENDS, Backend, choose_backend, select_planned
 

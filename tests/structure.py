@@ -44,7 +44,7 @@ LAYERS = [
 
 
 def layer(module: str) -> str:
-    """``collections.sharding`` for ``recfx.collections.sharding.plan``, ``ir`` for ``recfx.ir.shard``."""
+    """``collections.sharding`` for ``recfx.collections.sharding.plan``, ``ir`` for ``recfx.ir.tables``."""
     parts = module.split(".")[1:] or ["__init__"]
     inner = ".".join(parts[:2])
     return inner if inner in LAYERS else parts[0]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from recfx.errors import Diagnostic
-from recfx.ir.facts import LookupFacts
+from recfx.ir.context import LookupFacts
 from recfx.lowering.fbgemm.arguments import FBGEMM_RULES, FLOAT32, Layout
 from recfx.lowering.fbgemm.backward import FbgemmBackward
 from recfx.lowering.registry import LookupBatch, LookupKernel, LookupSpec, Outputs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from recfx.errors import Diagnostic
-from recfx.ir.facts import LookupFacts
+from recfx.ir.context import LookupFacts
 from recfx.ir.node_kinds import NOT_COMBINED
 from recfx.kernels.build import launch, tiling
 from recfx.lowering.triton.lookup import build

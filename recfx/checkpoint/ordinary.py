@@ -23,7 +23,7 @@ from recfx.checkpoint.tables import Table, sharded_parameters
 from recfx.collections.sharding.optimizer import ShardedFusedOptimizer
 from recfx.errors import CheckpointError, Diagnostic, Severity, few, type_of
 from recfx.hashing.row_move import RowMove
-from recfx.ir.shard import Shard
+from recfx.ir.tables import Shard
 from recfx.optim.keyed_optimizer import FusedKeyedOptimizer
 from recfx.optim.rules import rule_named
 from recfx.optim.rules.rule import STEP, Rule

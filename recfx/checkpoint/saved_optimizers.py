@@ -18,7 +18,7 @@ from recfx.checkpoint.storage import SavedFolder
 from recfx.checkpoint.tables import read_rows
 from recfx.errors import CheckpointError
 from recfx.hashing.row_move import RowMove
-from recfx.ir.shard import Shard
+from recfx.ir.tables import Shard
 from recfx.optim.rules import RULES
 
 STEP_AS_SAVED = (

@@ -29,8 +29,7 @@ from recfx.hashing.index import HashIndex
 from recfx.hashing.row_move import RowMove
 from recfx.hashing.slices import COUNTS, SLICE_COUNTS, STATISTICS, part_count, parts_between, slice_state
 from recfx.hashing.state import NOT_BY_ROW, state_names
-from recfx.ir.shard import Shard
-from recfx.ir.tables import TableSpec
+from recfx.ir.tables import Shard, TableSpec
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.rules.rule import STEP, Rule
 

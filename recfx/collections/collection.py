@@ -33,17 +33,16 @@ from recfx.errors import ConversionError
 from recfx.hashing import HashConfig, HashIndex
 from recfx.ir.meta import SourceLocation
 from recfx.ir.operator_graph import OperatorGraph
-from recfx.ir.snapshot import PASSES_KEY, Rewriting
 from recfx.ir.tables import TableSpec
 from recfx.lowering.targets import TargetsHere
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.keyed_optimizer import FusedKeyedOptimizer
 from recfx.passes import Pass
+from recfx.passes.base import PASSES_KEY, Rewriting
 from recfx.runtime import FindRows, TableStore
-from recfx.runtime.hooks import load_hooks, without_load_hooks
-from recfx.runtime.in_flight import BATCHES_IN_FLIGHT
+from recfx.runtime.base import load_hooks, without_load_hooks
+from recfx.runtime.in_flight import BATCHES_IN_FLIGHT, refuse_fused_replicas
 from recfx.runtime.lower_graph import Runtime
-from recfx.runtime.training_checks import refuse_fused_replicas
 
 
 class UnshardedCollection(ConvertedCollection):

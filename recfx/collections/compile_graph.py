@@ -9,16 +9,14 @@ from dataclasses import replace
 from torch import fx
 
 from recfx.errors import ConversionError, RecfxError
-from recfx.ir.context import CollectionContext
-from recfx.ir.facts import TableFacts
+from recfx.ir.context import CollectionContext, TableFacts
 from recfx.ir.meta import SourceLocation
 from recfx.ir.operator_graph import OperatorGraph, names_in
 from recfx.ir.shards import CollectionSharding
-from recfx.ir.snapshot import PASSES_KEY, PassRecord, Rewriting
 from recfx.ir.tables import TableSpec
 from recfx.ir.verifier import GraphVerificationError
 from recfx.passes import passes
-from recfx.passes.base import Pass, Rewrite, run_passes
+from recfx.passes.base import PASSES_KEY, Pass, PassRecord, Rewrite, Rewriting, run_passes
 from recfx.passes.find_on_device import find_on_device
 from recfx.runtime.lower_graph import Runtime, lower_graph, module_of
 from recfx.runtime.table_store import TableStore

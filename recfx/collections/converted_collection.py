@@ -16,9 +16,9 @@ from recfx.errors import ConversionError, Diagnostic, few, plural
 from recfx.hashing import HashConfig, HashIndex, as_integer
 from recfx.hashing.row_move import RowMove
 from recfx.ir.meta import SourceLocation
-from recfx.ir.snapshot import PassRecord
 from recfx.ir.tables import TableSpec
 from recfx.passes import Pass
+from recfx.passes.base import PassRecord
 from recfx.runtime import TableStore
 from recfx.runtime.base import FxLeaf, opaque, tracer_of_call
 from recfx.runtime.lower_graph import Runtime

@@ -31,7 +31,7 @@ from recfx.collections.kinds import kind_of
 from recfx.collections.replaced import CatchingCall
 from recfx.collections.table_holder import release
 from recfx.errors import ConversionError
-from recfx.runtime.hooks import MODULE_HOOKS, holds_hooks
+from recfx.runtime.base import MODULE_HOOKS, holds_hooks
 
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque)

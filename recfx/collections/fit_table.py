@@ -15,7 +15,7 @@ from recfx.errors import CheckpointError
 from recfx.hashing import HashIndex, state
 from recfx.hashing.row_move import RowMove, check_saved_index, fit_rows
 from recfx.hashing.storage import say_what_is_lost
-from recfx.runtime.hooks import load_hooks
+from recfx.runtime.base import load_hooks
 
 STRICT: ContextVar[bool] = ContextVar("strict", default=True)
 """The ``strict`` of the ``load_state_dict`` that is running, which torch does not tell the modules."""

@@ -15,7 +15,7 @@ from recfx.collections.copy_modules import carry_hooks
 from recfx.collections.wrappers import unwrap
 from recfx.errors import ConversionError, RecfxError, short
 from recfx.ir.meta import META_KEY
-from recfx.ir.snapshot import PASSES_KEY
+from recfx.passes.base import PASSES_KEY
 from recfx.runtime.base import tracer_of_call
 
 

@@ -19,7 +19,7 @@ from recfx.collections.kinds import kind_of
 from recfx.errors import CheckpointError
 from recfx.hashing import state
 from recfx.hashing.row_move import RowMove, saved_names
-from recfx.runtime.hooks import load_hooks
+from recfx.runtime.base import load_hooks
 
 
 def fit_state(

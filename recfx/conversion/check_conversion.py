@@ -17,7 +17,7 @@ from recfx.discovery.discover import Discovery
 from recfx.discovery.sample import Sample
 from recfx.errors import ConversionError, Diagnostic, Severity
 from recfx.replacement.conversion_record import Conversion
-from recfx.runtime.hooks import FORWARD_HOOKS
+from recfx.runtime.base import FORWARD_HOOKS
 from recfx.verification.verify import verify
 from recfx.verification.verify_report import DIFFERENT, REFUSED_SAMPLE, SKIPPED, VerifyReport
 

@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from recfx.collections.converted_collection import ConvertedCollection, converted_collections
-from recfx.runtime.hooks import load_hooks
+from recfx.runtime.base import load_hooks
 
 # The key among a module's hooks; torch's own keys are numbers. It is set once, and found again in copies and pickles.
 _KEY: Any = "recfx_load_guard"

@@ -30,7 +30,7 @@ from recfx.errors import ConversionError, Diagnostic, told_by
 from recfx.ir import verify_graph
 from recfx.ir.meta import annotate, node_meta
 from recfx.replacement.conversion_record import attach_conversion, conversion_of
-from recfx.runtime.hooks import FORWARD_HOOKS, has_forward_hooks
+from recfx.runtime.base import FORWARD_HOOKS, has_forward_hooks
 from recfx.verification.compare_models import Difference, compare_forward
 
 

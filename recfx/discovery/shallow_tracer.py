@@ -34,7 +34,7 @@ from recfx.discovery.attribute_reads import AttributeReads
 from recfx.discovery.sample import Sample, fixed_randomness
 from recfx.errors import Diagnostic, InputError, short
 from recfx.ir.meta import SourceLocation
-from recfx.runtime.hooks import has_forward_hooks
+from recfx.runtime.base import has_forward_hooks
 from recfx.versions.differences import CHECKPOINT_WITHOUT_REENTRY
 
 _TRACING_SEED = 20_260_101

@@ -24,7 +24,7 @@ from recfx.exporter.serving.find_rows import FindFrozenRows
 from recfx.exporter.serving.pool_rows import FORMATS, FindAndPool, PoolRows, RowFormat
 from recfx.exporter.write_file import reserve
 from recfx.hashing import HashIndex
-from recfx.ir.facts import FrozenIndex
+from recfx.ir.context import FrozenIndex
 from recfx.ir.tables import TableSpec
 from recfx.kernels.index.slot_table import home_slots, slot_count
 from recfx.kernels.lookup.quantized_rows import dequantize_rows, quantize_rows

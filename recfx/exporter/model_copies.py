@@ -28,7 +28,7 @@ from recfx.discovery.discover import set_mode
 from recfx.discovery.nests import change_leaves
 from recfx.discovery.sample import Sample
 from recfx.errors import CheckpointError, ExportError, told_by
-from recfx.runtime.hooks import FORWARD_HOOKS, MODULE_HOOKS
+from recfx.runtime.base import FORWARD_HOOKS, MODULE_HOOKS
 
 
 def fresh_copy(

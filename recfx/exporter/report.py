@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from recfx.errors import Diagnostic, plural
-from recfx.ir.snapshot import PassRecord
+from recfx.passes.base import PassRecord
 from recfx.printing.grid import Grid, size
 from recfx.printing.shown import Shown
 

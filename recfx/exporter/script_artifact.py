@@ -36,7 +36,7 @@ from recfx.exporter.returns import expressions, is_typed, tensor_names
 from recfx.exporter.serving.select_bags import ServedNode
 from recfx.exporter.trace_model import PATHS, ROLLBACKS, WayFailed, Ways, each_way, trace_model, warmed
 from recfx.ir.printer import format_graph
-from recfx.runtime.hooks import has_forward_hooks
+from recfx.runtime.base import has_forward_hooks
 
 _TYPES = {"tensor": "torch.Tensor", "kjt": "KeyedJaggedTensor", "jagged": "JaggedTensor"}
 _numbers = itertools.count(1)

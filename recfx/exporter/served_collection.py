@@ -16,12 +16,11 @@ from recfx.exporter.buffers import Filling, TableSource, fillings_of
 from recfx.exporter.serving.lower_served import lower_served
 from recfx.exporter.serving.pool_rows import FORMATS, PoolRows
 from recfx.exporter.serving.targets import ServingTarget
-from recfx.ir.context import CollectionContext
-from recfx.ir.facts import TableFacts
+from recfx.ir.context import CollectionContext, TableFacts
 from recfx.ir.operator_graph import OperatorGraph
-from recfx.ir.snapshot import PassRecord
 from recfx.ir.tables import TableSpec
 from recfx.passes import export_passes, serving_passes
+from recfx.passes.base import PassRecord
 
 Quantized = Literal["fp16", "int8", "int4"] | None
 """How rows are stored; None: as they are."""

@@ -28,7 +28,7 @@ from recfx.exporter.model_call import ModelCall
 from recfx.exporter.model_copies import fresh_copy, restore_buffers
 from recfx.exporter.patterns import identifier
 from recfx.exporter.returns import is_typed, take_apart
-from recfx.runtime.hooks import has_forward_hooks
+from recfx.runtime.base import has_forward_hooks
 
 _Made = TypeVar("_Made")
 

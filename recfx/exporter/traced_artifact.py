@@ -38,7 +38,7 @@ from recfx.exporter.patterns import Pattern
 from recfx.exporter.returns import is_typed, take_apart
 from recfx.exporter.serving.traced import contiguous_copy
 from recfx.exporter.trace_model import each_way, trace_model, warmed
-from recfx.runtime.hooks import has_forward_hooks
+from recfx.runtime.base import has_forward_hooks
 from recfx.versions.differences import programs_without_stacks
 
 _LONGEST = 400  # characters of torch's messages

@@ -34,9 +34,9 @@ from recfx.inspect.table_report import DENSE, HashingReport, ShardingReport, Tab
 from recfx.ir.meta import NodeMeta, node_meta
 from recfx.ir.operator_graph import lowered_from
 from recfx.ir.shards import CollectionSharding, ShardedTable
-from recfx.ir.snapshot import PassRecord
 from recfx.ir.tables import TableSpec
 from recfx.optim.fused_optimizer import FusedOptimizer
+from recfx.passes.base import PassRecord
 from recfx.planner.pricing.planned_collection import planned_with
 from recfx.planner.topology import AnyTopology, chip_of, device_of, device_of_tables
 

@@ -20,9 +20,8 @@ from recfx.ir.node_kinds import (
     size_of_unpooled,
 )
 from recfx.ir.operator_graph import OperatorGraph, hop_of, source_of
-from recfx.ir.shard import Shard
 from recfx.ir.shards import CollectionSharding
-from recfx.ir.tables import TableSpec, output_dtype, total_dim
+from recfx.ir.tables import Shard, TableSpec, output_dtype, total_dim
 
 _INT64, _FLOAT32 = 8, 4
 

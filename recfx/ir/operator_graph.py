@@ -2,22 +2,44 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import torch
 from torch import fx
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recfx.ir.context import CollectionContext, Context, Served, Targets
-from recfx.ir.facts import LookupFacts
-from recfx.ir.names import node_name
+from recfx.ir.context import CollectionContext, Context, LookupFacts, Served, Targets
 from recfx.ir.node_kinds import NODE_KINDS
 from recfx.ir.operators import kind_of, operator_of
 from recfx.ir.tables import Columns, TableSpec, columns_of
 from recfx.ir.ways_back import Hop
+
+
+def node_name(collection: str, kind: str) -> str:
+    """``<collection fqn>_<node>``; ``ebc_<node>`` for a collection that is the root.
+
+    What cannot stand in a Python name is replaced as torch.fx does, so that a node has one name everywhere.
+    """
+    name = re.sub(r"[^0-9a-zA-Z_]+", "_", f"{collection or 'ebc'}_{kind}")
+    return f"_{name}" if name[0].isdigit() else name
+
+
+PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.@:/-]*")
+"""Names that stand in the text of a graph without quotes."""
+
+_DTYPES = {repr(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
+WORDS: dict[str, Any] = {"True": True, "False": False, "inf": math.inf, "-inf": -math.inf, "nan": math.nan, **_DTYPES}
+"""Values of attributes whose text is a word."""
+
+
+def quoted(name: str) -> str:
+    """A name as it stands in the text of a graph: in quotes, if it could not be read back otherwise."""
+    return name if PLAIN.fullmatch(name) and name not in WORDS else repr(name)
 
 
 @dataclass(eq=False)

@@ -14,8 +14,7 @@ from torch import fx
 
 from recfx.errors import printable
 from recfx.ir.meta import NodeMeta, find_module, node_meta
-from recfx.ir.names import quoted
-from recfx.ir.operator_graph import OperatorGraph, lowered_from, names_in
+from recfx.ir.operator_graph import OperatorGraph, lowered_from, names_in, quoted
 from recfx.ir.operators import kind_of
 from recfx.ir.ways_back import Precision, Wire
 

@@ -12,8 +12,7 @@ from typing import ClassVar
 
 from torchrec.distributed.types import ParameterSharding
 
-from recfx.ir.shard import Shard
-from recfx.ir.tables import TableSpec
+from recfx.ir.tables import Shard, TableSpec
 from recfx.ir.ways_back import Travelling, WayBack, Wires, World
 
 

@@ -20,8 +20,7 @@ import sympy
 from torchrec.distributed.types import CommOp
 
 from recfx.ir.meta import BATCH, WORLD, Collective
-from recfx.ir.shard import Shard
-from recfx.ir.tables import Columns, columns_of, total_bytes, total_dim
+from recfx.ir.tables import Columns, Shard, columns_of, total_bytes, total_dim
 
 
 class World(NamedTuple):

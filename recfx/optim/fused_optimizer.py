@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from recfx.errors import ConversionError
-from recfx.ir.facts import OptimizerFacts
+from recfx.ir.context import OptimizerFacts
 from recfx.kernels.build.huge_pages import full_on_huge_pages
 from recfx.kernels.step.fused_step import step_touched_rows
 from recfx.kernels.step.row_initialization import StateOfRows

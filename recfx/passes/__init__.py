@@ -16,7 +16,6 @@ from typing import cast
 
 import torch
 
-from recfx.ir.snapshot import PassRecord, Rewriting
 from recfx.passes import (
     batch_lookups,
     dedup_ids,
@@ -30,7 +29,7 @@ from recfx.passes import (
     insert_transfers,
     lower,
 )
-from recfx.passes.base import Pass, PassResult, Rewrite, run_passes
+from recfx.passes.base import Pass, PassRecord, PassResult, Rewrite, Rewriting, run_passes
 from recfx.passes.quantize_rows import QuantizeRows
 
 

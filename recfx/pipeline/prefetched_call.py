@@ -19,7 +19,7 @@ from recfx.pipeline.background import Streams, Worker
 from recfx.pipeline.batch_paths import Path, follow, path_in
 from recfx.runtime import marks
 from recfx.runtime.joint_exchange import MOST, JointExchange
-from recfx.runtime.out_of_step import give_up
+from recfx.runtime.marks import give_up
 from recfx.runtime.transfers import ToHost
 from recfx.versions.differences import preprocess_input
 

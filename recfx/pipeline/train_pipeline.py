@@ -22,7 +22,7 @@ from recfx.pipeline.batch_paths import move
 from recfx.pipeline.prefetch import CallsAhead, PipelinedCollection
 from recfx.pipeline.prefetched_call import StartedCall
 from recfx.runtime import marks
-from recfx.runtime.out_of_step import InStep, LostRanks, has_failed
+from recfx.runtime.marks import InStep, LostRanks, has_failed
 
 _NAME = "recfx.TrainPipeline.progress"
 _AFTER_AN_ERROR = "recfx.TrainPipeline.progress, after a step that failed"

@@ -17,7 +17,7 @@ from recfx.collections.collection import UnshardedCollection
 from recfx.collections.converted_collection import index_of
 from recfx.collections.sharding.types import type_named
 from recfx.collections.sharding.types.by_columns import TableWise
-from recfx.ir import shard as ir
+from recfx.ir import tables as ir
 from recfx.ir.context import CollectionContext
 from recfx.ir.shards import CollectionSharding, ShardedTable
 from recfx.ir.ways_back import AllToAllBack

@@ -36,7 +36,7 @@ from recfx.collections.sharding.shard import shard_collection
 from recfx.collections.sharding.types import SHARDING_TYPES, type_named, type_names
 from recfx.errors import ConversionError, type_of
 from recfx.optim.fused_params import fused_optimizer_from_params
-from recfx.runtime.wire import wires_of
+from recfx.runtime.dist_groups import wires_of
 
 Sharders = list[ModuleSharder[nn.Module]]
 

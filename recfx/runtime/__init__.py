@@ -1,13 +1,10 @@
 """The modules that the nodes of the graph call, one file per node kind."""
 
-from recfx.runtime.find_ids import FindIds, InsertIds, SnapshotIndexes
+from recfx.runtime.assemble import AssembleKeyedTensor, MeanDivide
 from recfx.runtime.find_rows import FindRows
-from recfx.runtime.hash_ids import HashIds
-from recfx.runtime.hash_lookup import HashLookup
+from recfx.runtime.hash_ids import FindIds, HashIds, HashLookup, InsertIds, SnapshotIndexes
 from recfx.runtime.input_dist import Bucketize, InputDistStart, InputDistWait
-from recfx.runtime.keyed_tensor import AssembleKeyedTensor
 from recfx.runtime.lookup import Lookup
-from recfx.runtime.mean_divide import MeanDivide
 from recfx.runtime.output_dist import OutputDistStart, OutputDistWait
 from recfx.runtime.select_features import SelectFeatures
 from recfx.runtime.table_store import TableStore

@@ -7,20 +7,275 @@ host learns how many ids of each table have no row; these go to the host, which 
 
 from __future__ import annotations
 
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any
+
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recfx.hashing import HashIndex
+from recfx.ir.tables import TableSpec
 from recfx.kernels.build import launch
-from recfx.kernels.index.find_rows import find_rows
+from recfx.kernels.index import hash_index
+from recfx.kernels.index.find_rows import IndexFacts, ReadIndexes, find_rows
+from recfx.kernels.index.slot_table import insert_beside
 from recfx.runtime.bags import keep_ids, with_values
 from recfx.runtime.base import NodeModule
 from recfx.runtime.hash_ids import HashedBatch, HashIds, answers_are_rows
-from recfx.runtime.in_flight import BatchInFlight
-from recfx.runtime.index_copies import CopyOfIndexes, CountsOnDevice, IndexCopies
+from recfx.runtime.in_flight import BatchInFlight, is_replay
 from recfx.runtime.lookup import Lookup
 from recfx.runtime.new_rows import Segment
-from recfx.runtime.training_checks import is_replay
-from recfx.runtime.transfers import HOST, ToDevice, ToHost, copy_bags_to_device, copy_to_device, copy_to_host
+from recfx.runtime.transfers import (
+    HOST,
+    ToDevice,
+    ToHost,
+    copy_bags_to_device,
+    copy_to_device,
+    copy_to_host,
+    pins,
+    record_stream,
+)
+
+
+class CountsOnDevice:
+    """How many ids of each table were seen in eval mode, and how many of them had no row of their own.
+
+    Threads may add to them, on streams of their own. Indexes keep the counts alive, which therefore refer to nothing
+    that holds weights.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._indexes: list[weakref.ref[HashIndex] | None] = []
+        self._device: torch.device | None = None
+        self._of_stream: dict[Any, torch.Tensor] = {}
+
+    def add(self, indexes: Sequence[HashIndex | None], seen: torch.Tensor, absent: torch.Tensor) -> None:
+        """Count one batch, given int64 ``[tables]`` on the device; the host does not wait.
+
+        ``indexes`` has None for tables without an index.
+        """
+        device = seen.device
+        with self._lock:
+            if [None if ref is None else ref() for ref in self._indexes] != list(indexes) or self._device != device:
+                self.fold()
+                self._indexes = [None if index is None else weakref.ref(index) for index in indexes]
+                self._device = device
+            stream = torch.get_device_module(device).current_stream(device) if pins(device.type) else None
+            counted = self._of_stream.get(stream)
+            if counted is None:
+                with torch.inference_mode(False):  # batches outside of inference mode are added as well
+                    counted = self._of_stream[stream] = torch.zeros(seen.numel(), 2, dtype=torch.int64, device=device)
+                for index in indexes:
+                    if index is not None:
+                        index.counted_elsewhere(self.fold)
+            counted.add_(torch.stack([seen, absent], dim=1))
+
+    def fold(self) -> None:
+        """Add the counts to those of the indexes, and begin anew; waits for the device."""
+        with self._lock:
+            if not self._of_stream:
+                return
+            if self._device is not None and self._device.type not in HOST:
+                torch.get_device_module(self._device).synchronize(self._device)
+            counts = torch.stack([counted.cpu() for counted in self._of_stream.values()]).sum(0).tolist()
+            self._of_stream = {}
+            pairs = [(None if ref is None else ref(), count) for ref, count in zip(self._indexes, counts, strict=True)]
+            present = [(index, count) for index, count in pairs if index is not None and not index.eval_counts.is_meta]
+            amounts = [amount for _, count in present for amount in count]
+            hash_index.add_counts([index.eval_counts for index, _ in present], amounts)
+
+
+class IndexCopies:
+    """Copies that are made when they are first needed, and again after an index has changed. Threads may use them.
+
+    Args:
+        tables: the tables, in the KJT's order.
+        indexes: returns the index of each table; None for tables without one.
+        follow: whether copies follow the insertions of training batches. The host then keeps what they are made from,
+            which takes as many bytes there.
+    """
+
+    def __init__(
+        self,
+        tables: tuple[TableSpec, ...],
+        indexes: Callable[[], Sequence[HashIndex | None]],
+        follow: bool = False,
+    ) -> None:
+        self._indexes, self._follow = indexes, follow
+        features = [len(table.embedding_names) for table in tables]
+        self._last_features = [end - 1 for end in accumulate(features)]
+        self._copy: CopyOfIndexes | None = None
+        self._lock = threading.Lock()
+
+    def on(self, device: torch.device) -> CopyOfIndexes:
+        """Copies on ``device`` that the current stream may read, of the indexes as they are now.
+
+        Raises:
+            CheckpointError: an index was written from outside, and its state is invalid.
+        """
+        indexes = self._indexes()
+        for index in indexes:
+            if index is not None:
+                index.refresh()
+        # Before the slots are read: if something changes from here on, the next batch copies again.
+        versions = _versions(indexes)
+        with self._lock:
+            copy = self._copy
+            if copy is None or copy.device != device or copy.versions != versions:
+                copy = self._copy = None  # two copies at once may not fit
+                on_host = self._read(indexes, device)
+                copy = self._copy = CopyOfIndexes(device, versions, on_host, self._last_features, self._follow)
+        copy.use()
+        return copy
+
+    def follow(self, copy: CopyOfIndexes, answers: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Let a copy follow what a training batch has inserted; if it cannot, the next batch makes another one.
+
+        Args:
+            copy: the copy in which the batch's ids were found.
+            answers: for each index, the ids that had no row, and the rows that they have now, of their own or shared:
+                int64 ``[n]``, on the CPU.
+        """
+        indexes = self._indexes()
+        new = []
+        for index, (ids, rows) in zip([own for own in indexes if own is not None], answers, strict=True):
+            given = rows[index.row_ids[rows] == ids].unique()
+            new.append((index.row_ids[given], given))
+        counts = iter([given.numel() for _, given in new])
+        expected = [None if version is None else (*version[:2], version[2] + next(counts)) for version in copy.versions]
+        with self._lock:
+            if copy is self._copy and _versions(indexes) == expected and copy.insert(new):
+                copy.versions = expected
+            else:
+                self._copy = None
+
+    def forget(self) -> None:
+        with self._lock:
+            self._copy = None
+
+    @property
+    def bytes(self) -> int:
+        """What the copies take, once they have been made; some bytes per table are left out."""
+        return sum(16 * index.slot_count for index in self._indexes() if index is not None)
+
+    def _read(self, indexes: Sequence[HashIndex | None], device: torch.device) -> ReadIndexes:
+        present = [index for index in indexes if index is not None]
+        slot_counts = [index.slot_count for index in present]
+        ends = [0, *accumulate(slot_counts)]
+        facts, number = [IndexFacts.without_index()] * len(indexes), 0
+        for table, index in enumerate(indexes):
+            if index is not None:
+                rows = index.row_end - index.row_begin
+                facts[table] = IndexFacts.of(index.view(), number, ends[number], slot_counts[number], rows)
+                number += 1
+        pinned = pins(device.type)
+        slots = torch.empty(ends[-1], 2, dtype=torch.int64, device="cpu", pin_memory=pinned)
+        side_rows = torch.empty(len(present), dtype=torch.int64, device="cpu", pin_memory=pinned)
+        hash_index.slot_tables_(
+            slots,
+            side_rows,
+            slot_counts,
+            [index.row_ids for index in present],
+            [index.row_state for index in present],
+            [index.lock for index in present],
+        )
+        return ReadIndexes(slots, side_rows, torch.tensor(facts, dtype=torch.int64, device="cpu", pin_memory=pinned))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key not in ("_copy", "_lock")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._copy, self._lock = None, threading.Lock()
+
+
+def _of_indexes(facts: torch.Tensor) -> list[IndexFacts]:
+    return [of_table for fields in facts.tolist() if (of_table := IndexFacts(*fields)).slot_mask >= 0]
+
+
+def _versions(indexes: Sequence[HashIndex | None]) -> list[Any]:
+    return [None if index is None else index.map_version for index in indexes]
+
+
+class CopyOfIndexes:
+    """One state of the indexes, on one device; ``last_features`` is int64 ``[tables]``.
+
+    With ``follow``, insertions can follow, and ``for_training`` has the same slots; ids without a row share none there,
+    because they get one.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        versions: list[Any],
+        on_host: ReadIndexes,
+        last_features: list[int],
+        follow: bool = False,
+    ) -> None:
+        self.device, self.versions = device, versions
+        self._on_host = on_host if follow else None
+        with torch.inference_mode(False):
+            self.indexes = ReadIndexes(*(tensor.to(device, non_blocking=True) for tensor in on_host))
+            self.last_features = torch.tensor(last_features).to(device)
+            self.for_training = self.indexes
+            if follow:
+                facts = on_host.facts.clone()
+                facts[:, IndexFacts._fields.index("share_buckets")] = 0
+                self.for_training = self.indexes._replace(facts=facts.to(device))
+        self._made: Any = None  # the stream that copies, and an event after it
+        self._is_read_elsewhere = False
+        self._record()
+
+    def _record(self) -> None:
+        if pins(self.device.type):
+            module = torch.get_device_module(self.device)
+            stream, event = module.current_stream(self.device), module.Event()
+            event.record(stream)
+            self._made = (stream, event)
+
+    def insert(self, new: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> bool:
+        """Insert ids into the slots of each index, on the host and on the device.
+
+        Args:
+            new: for each index, ids that it does not hold, and their rows: int64 ``[n]``, on the CPU.
+
+        Returns:
+            False if the copies are of no use any more: another stream reads them, or an id is too far from its home.
+        """
+        if self._on_host is None or self._is_read_elsewhere:
+            return False
+        slots, side_rows, facts = self._on_host
+        written = []
+        for number, (of_index, (ids, rows)) in enumerate(zip(_of_indexes(facts), new, strict=True)):
+            first = of_index.slots_start // 2
+            of_table = slots[first : first + of_index.slot_mask + 1]
+            places = insert_beside(ids, rows, of_table, side_rows[number : number + 1])
+            if places is None:
+                return False
+            written.append(places + first)
+        places = torch.cat(written)
+        on_device = copy_to_device(places, self.device)
+        self.indexes.slots.index_copy_(0, on_device, copy_to_device(slots[places], self.device))
+        if any(bool((ids == -1).any()) for ids, _ in new):
+            self.indexes.side_rows.copy_(copy_to_device(side_rows.clone(), self.device))
+        self._record()
+        return True
+
+    def use(self) -> None:
+        """Let the current stream wait for the copies, and keep their memory until it has read them."""
+        if self._made is None:
+            return
+        stream, event = self._made
+        current = torch.get_device_module(self.device).current_stream(self.device)
+        if current != stream:
+            self._is_read_elsewhere = True
+            current.wait_event(event)
+            for tensor in (*self.indexes, self.last_features, self.for_training.facts):
+                record_stream(tensor, current)
 
 
 class FindRows(NodeModule):

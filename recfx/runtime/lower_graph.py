@@ -15,23 +15,18 @@ from torch import fx, nn
 from recfx.errors import ConversionError, type_of
 from recfx.ir.context import CollectionContext
 from recfx.ir.meta import NodeMeta, annotate
-from recfx.ir.names import node_name
-from recfx.ir.operator_graph import OPERATOR_KEY, Operator, OperatorGraph, attributes_in, names_in
+from recfx.ir.operator_graph import OPERATOR_KEY, Operator, OperatorGraph, attributes_in, names_in, node_name
 from recfx.ir.shards import CollectionSharding
 from recfx.ir.tables import embedding_dims
 from recfx.kernels.route.bucketize import Routes
+from recfx.runtime.assemble import AssembleJaggedDict, AssembleKeyedTensor, MeanDivide
 from recfx.runtime.base import NodeModule
 from recfx.runtime.dedup_ids import DedupIds, ExpandRows
 from recfx.runtime.dist_groups import DistGroups, sent_on
-from recfx.runtime.find_ids import FindIds, InsertIds, SnapshotIndexes
 from recfx.runtime.find_rows import FindRows
-from recfx.runtime.hash_ids import HashIds
-from recfx.runtime.hash_lookup import HashLookup
+from recfx.runtime.hash_ids import FindIds, HashIds, HashLookup, InsertIds, SnapshotIndexes
 from recfx.runtime.input_dist import Bucketize, InputDistStart, InputDistWait
-from recfx.runtime.jagged_dict import AssembleJaggedDict
-from recfx.runtime.keyed_tensor import AssembleKeyedTensor
 from recfx.runtime.lookup import Lookup
-from recfx.runtime.mean_divide import MeanDivide
 from recfx.runtime.output_dist import POOLED_STARTS, OutputDistStart, OutputDistWait
 from recfx.runtime.rows_dist import ROW_STARTS, RowKeys
 from recfx.runtime.select_features import SelectFeatures

@@ -24,13 +24,11 @@ from torchrec.distributed.types import Awaitable, NoWait, QuantizedCommCodecs
 
 from recfx.ir.tables import Columns, total_dim
 from recfx.ir.ways_back import Hop
+from recfx.runtime.assemble import ColumnOrder
 from recfx.runtime.base import NodeModule
-from recfx.runtime.dist_groups import DistGroups
+from recfx.runtime.dist_groups import DistGroups, codecs_of
 from recfx.runtime.input_dist import DistContext
-from recfx.runtime.keyed_tensor import ColumnOrder
-from recfx.runtime.marks import Backwards
-from recfx.runtime.out_of_step import LostRanks
-from recfx.runtime.wire import codecs_of
+from recfx.runtime.marks import Backwards, LostRanks
 
 Exchange: TypeAlias = Callable[[], AbstractContextManager[None]]
 

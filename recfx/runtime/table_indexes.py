@@ -16,10 +16,9 @@ from recfx.hashing.many_indexes import buffers_named, views_of
 from recfx.ir.tables import TableSpec
 from recfx.kernels.index import hash_index
 from recfx.kernels.index.index_buffers import NEVER_USED, IndexBuffers, IndexPolicy, IndexView
-from recfx.runtime.in_flight import BatchInFlight
+from recfx.runtime.in_flight import BatchInFlight, refuse_replicas
 from recfx.runtime.new_rows import GivenRows, NewRows, Segment
 from recfx.runtime.table_store import TableStore
-from recfx.runtime.training_checks import refuse_replicas
 
 
 class TableIndexes:

@@ -17,7 +17,7 @@ from torch import nn
 
 from recfx.errors import ConversionError, few
 from recfx.hashing import HashIndex
-from recfx.ir.facts import TableFacts
+from recfx.ir.context import TableFacts
 from recfx.lowering.registry import WeightFacts, facts_of_table, facts_of_weights
 from recfx.optim.attached import attached_to_each
 from recfx.optim.fused_optimizer import FusedOptimizer

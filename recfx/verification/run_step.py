@@ -17,7 +17,7 @@ from recfx.collections.converted_collection import ConvertedCollection
 from recfx.collections.kinds import CollectionKind, kind_of, standard_kind
 from recfx.collections.replaced import calls_refused, refuse_calls
 from recfx.discovery.sample import Sample, fixed_randomness, tensors_of
-from recfx.runtime.training_checks import on_a_copy
+from recfx.runtime.in_flight import on_a_copy
 
 COMPARED = ("outputs", "gradients", "parameters", "buffers")
 """The parts of two runs that are compared, in this order."""

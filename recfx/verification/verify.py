@@ -20,7 +20,7 @@ from recfx.collections.replaced import REPLACED, calls_refused, refuse_calls
 from recfx.collections.wrappers import unwrap
 from recfx.discovery.sample import Sample, fixed_randomness
 from recfx.errors import ConversionError, RecfxError, told_by
-from recfx.runtime.training_checks import on_a_copy
+from recfx.runtime.in_flight import on_a_copy
 from recfx.verification.checks import Checker
 from recfx.verification.compare_models import batch_sizes
 from recfx.verification.reference_model import (

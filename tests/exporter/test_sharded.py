@@ -21,7 +21,7 @@ import recfx
 from recfx.collections.sharding.shard import shard_collection
 from recfx.exporter import buffers
 from recfx.exporter.report import ExportReport
-from recfx.runtime.wire import wires_of
+from recfx.runtime.dist_groups import wires_of
 from tests.exporter.hashed_models import assert_same_file
 from tests.sharding.cases import Case, Model, batches, build, concatenate, plan_of, with_optimizer
 from tests.sharding.ranks import ranks

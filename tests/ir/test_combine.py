@@ -10,7 +10,7 @@ import torch
 from torchrec import PoolingType
 
 import recfx
-from recfx.ir.facts import LookupFacts, TableFacts
+from recfx.ir.context import LookupFacts, TableFacts
 from recfx.ir.meta import BATCH, mean_length
 from recfx.ir.node_kinds import COMBINES, NODE_KINDS, NOT_COMBINED, Input, NodeKind, Stage, ValueType
 from recfx.ir.node_values import size_of

@@ -10,9 +10,8 @@ import pytest
 from recfx.ir import format_graph
 from recfx.ir.meta import node_meta
 from recfx.ir.operator_graph import OperatorGraph
-from recfx.ir.snapshot import PASSES_KEY
 from recfx.passes import PassResult, Rewrite, passes
-from recfx.passes.base import run_passes
+from recfx.passes.base import PASSES_KEY, run_passes
 from tests.passes.small_collection import ADOPTED, INDEXED, collection, lowered, rewritten, until
 
 

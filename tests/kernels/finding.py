@@ -10,7 +10,7 @@ import torch
 from recfx.hashing import HashConfig, HashIndex
 from recfx.ir.tables import TableSpec
 from recfx.kernels.index.find_rows import ReadIndexes
-from recfx.runtime.index_copies import IndexCopies
+from recfx.runtime.find_rows import IndexCopies
 
 EXTREMES = [0, 1, -1, 2**31 - 1, 2**31, -(2**31), 2**63 - 1, -(2**63)]
 TABLES: list[dict[str, Any]] = [

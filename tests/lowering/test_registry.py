@@ -12,7 +12,7 @@ import recfx
 from recfx.errors import Diagnostic
 from recfx.hashing import HashConfig
 from recfx.ir import TableSpec, format_graph
-from recfx.ir.facts import OptimizerFacts, TableFacts
+from recfx.ir.context import OptimizerFacts, TableFacts
 from recfx.kernels.build import launch, library, tiling
 from recfx.lowering import BACKENDS, LookupFacts, LookupSpec, select_planned
 from recfx.optim.fused_optimizer import FusedOptimizer

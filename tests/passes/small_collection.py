@@ -11,10 +11,9 @@ from recfx import HashConfig, HashEmbeddingBagCollection, HashEmbeddingBagConfig
 from recfx.collections.compile_graph import compile_graph
 from recfx.ir.operator_graph import OperatorGraph
 from recfx.ir.printer import format_graph
-from recfx.ir.snapshot import Rewriting
 from recfx.lowering.targets import TargetsHere
 from recfx.passes import passes
-from recfx.passes.base import Rewrite, run_passes
+from recfx.passes.base import Rewrite, Rewriting, run_passes
 from recfx.runtime.lower_graph import Runtime
 
 ADOPTED = HashConfig(dense_rows=8)

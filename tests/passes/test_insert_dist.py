@@ -24,10 +24,9 @@ from recfx.ir.node_kinds import NOT_COMBINED
 from recfx.ir.node_values import size_of
 from recfx.ir.operator_graph import OperatorGraph
 from recfx.ir.shards import CollectionSharding
-from recfx.ir.snapshot import PASSES_KEY
 from recfx.ir.verifier import GraphVerificationError
 from recfx.lowering.targets import TargetsHere
-from recfx.passes.base import run_passes
+from recfx.passes.base import PASSES_KEY, run_passes
 from recfx.passes.insert_dist import insert_dist
 from recfx.runtime import HashIds, Lookup
 from recfx.runtime.dist_groups import DistGroups

@@ -9,13 +9,11 @@ import torch
 
 from recfx import HashConfig, HashEmbeddingBagCollection
 from recfx.errors import Diagnostic
-from recfx.ir.context import Served
-from recfx.ir.facts import LookupFacts
+from recfx.ir.context import LookupFacts, Served
 from recfx.ir.operator_graph import OperatorGraph
 from recfx.ir.printer import format_graph
-from recfx.ir.snapshot import Rewriting
 from recfx.passes import export_passes, passes, serving_passes
-from recfx.passes.base import run_passes
+from recfx.passes.base import Rewriting, run_passes
 from tests.passes.small_collection import ADOPTED, INDEXED, collection, table
 
 EVICTS = HashConfig(dense_rows=0, on_full="evict")

@@ -15,7 +15,7 @@ from torchrec import KeyedJaggedTensor
 
 import recfx
 from recfx.collections.sharding.collection import ShardedHashEmbeddingBagCollection
-from recfx.runtime.find_ids import InsertIds
+from recfx.runtime.hash_ids import InsertIds
 from recfx.runtime.input_dist import InputDistStart
 from tests.sharding.cases import Case, Model, as_sequence, batches, build, with_optimizer
 from tests.sharding.pipelined import (

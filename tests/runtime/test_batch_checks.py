@@ -17,7 +17,7 @@ from recfx.lowering import LookupSpec
 from recfx.lowering.fbgemm import target as fbgemm
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.rules import RULES
-from recfx.runtime.batch_checks import BatchChecks
+from recfx.runtime.select_features import BatchChecks
 from tests.builders.batches import one_bag
 from tests.builders.collections import one_table
 from tests.builders.optimizers import attach

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from recfx.runtime.batch_checks import BatchChecks
+from recfx.runtime.select_features import BatchChecks
 from tests.sharding.ranks import ranks
 from tests.support.batch_fuzz import run_sharded, run_unsharded
 from tests.support.forked_script import run_script

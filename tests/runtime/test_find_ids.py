@@ -10,7 +10,7 @@ from torchrec import KeyedJaggedTensor
 
 from recfx import HashConfig, HashEmbeddingBagCollection, HashEmbeddingBagConfig
 from recfx.runtime import FindIds, HashIds, InsertIds, SnapshotIndexes
-from recfx.runtime.find_ids import FoundRows
+from recfx.runtime.hash_ids import FoundRows
 from tests.builders.batches import one_bag
 
 

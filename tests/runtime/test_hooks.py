@@ -9,7 +9,7 @@ from torch import nn
 
 import recfx
 from recfx.collections.copy_modules import carry_hooks
-from recfx.runtime import hooks
+from recfx.runtime import base as hooks
 
 PRODUCT = Path(recfx.__file__).parent
 
@@ -70,4 +70,4 @@ def test_nobody_else_names_them() -> None:
         for path in PRODUCT.rglob("*.py")
         if any(f'"{name}"' in (text := path.read_text()) or f".{name}" in text for name in own)
     }
-    assert files == {"runtime/hooks.py", "hashing/storage.py"}  # the index is below runtime, and runs its own
+    assert files == {"runtime/base.py", "hashing/storage.py"}  # the index is below runtime, and runs its own

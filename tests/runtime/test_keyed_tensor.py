@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from recfx.ir.tables import Columns
-from recfx.runtime.keyed_tensor import ColumnOrder
+from recfx.runtime.assemble import ColumnOrder
 
 CPU = torch.device("cpu")
 A, B, C, D = Columns("a", 0, 1), Columns("b", 0, 2), Columns("c", 0, 3), Columns("d", 0, 4)

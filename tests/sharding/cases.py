@@ -43,7 +43,7 @@ from recfx.collections.sharding.collection import ShardedCollection
 from recfx.collections.sharding.shard import shard_collection
 from recfx.optim.rules.rowwise_adagrad_decoupled import DecoupledRowWiseAdagrad
 from recfx.planner.sharder import HashEmbeddingBagCollectionSharder
-from recfx.runtime.wire import wires_of
+from recfx.runtime.dist_groups import wires_of
 from tests.builders.optimizers import attach
 from tests.support.needs import Missing
 

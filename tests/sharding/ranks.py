@@ -18,7 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from recfx.runtime import out_of_step
+from recfx.runtime import marks
 from tests.support.forkserver import forkserver
 from tests.support.room import with_room
 
@@ -158,7 +158,7 @@ def _serve(rank: int, world_size: int, backend: str, store: str, pipe: Connectio
             module = function.__module__
             gc.collect()
             gc.freeze()
-        out_of_step._failed.clear()  # of an error that an earlier test wanted, on all ranks alike
+        marks._failed.clear()  # of an error that an earlier test wanted, on all ranks alike
         try:
             pipe.send((False, with_room(function, rank, world_size, *arguments)))
         except pytest.skip.Exception as skipped:

@@ -16,7 +16,7 @@ from recfx.collections.sharding.pipeline_stages import BatchContext, Prefetching
 from recfx.errors import OutOfStepError
 from recfx.ir.operator_graph import OperatorGraph
 from recfx.passes import PassResult, Rewrite
-from recfx.runtime.out_of_step import has_failed
+from recfx.runtime.marks import has_failed
 from tests.sharding.cases import Case, Table, batches, build, shard
 from tests.sharding.cases import sharded_model as sharded_parts
 from tests.sharding.ranks import ranks

@@ -11,9 +11,8 @@ from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_
 
 import recfx
 from recfx.ir import format_graph
-from recfx.ir.names import quoted
-from recfx.ir.operator_graph import lowered_from
-from recfx.runtime.wire import codecs_of, wires_of
+from recfx.ir.operator_graph import lowered_from, quoted
+from recfx.runtime.dist_groups import codecs_of, wires_of
 from tests.sharding.cases import FORMS, Case, batches, build, concatenate, shard, shards_of, values_by_rank, values_of
 from tests.sharding.ranks import ranks
 from tests.sharding.typical_cases import MIXED, TYPES, one_type

@@ -17,7 +17,7 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 
 import recfx
 from recfx.errors import RecfxError
-from recfx.runtime.training_checks import on_a_copy
+from recfx.runtime.in_flight import on_a_copy
 from tests.builders.optimizers import attach
 from tests.support.random_batches import KEYS, ROWS, Batch, make_batch
 

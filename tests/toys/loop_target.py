@@ -7,7 +7,7 @@ import itertools
 import torch
 
 from recfx.errors import Diagnostic
-from recfx.ir.facts import LookupFacts
+from recfx.ir.context import LookupFacts
 from recfx.lowering.registry import LookupBatch, LookupKernel, LookupSpec, Outputs
 
 MOST_ROWS = 1000

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from recfx.ir.shard import Shard
 from recfx.ir.shards import Cut, ShardingType, TablePlan
+from recfx.ir.tables import Shard
 from recfx.ir.ways_back import AllToAllBack
 
 

@@ -13,7 +13,7 @@ from torchrec.distributed.types import ModuleSharder
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 
 from recfx.errors import ConversionError, type_of
-from recfx.runtime.hooks import has_call_hooks
+from recfx.runtime.base import has_call_hooks
 
 
 @dataclass(frozen=True, eq=False)

@@ -32,15 +32,15 @@ from recfx.collections.sharding.state import save_sharded_state
 from recfx.errors import CheckpointError, ConversionError, OutOfStepError
 from recfx.ir.operator_graph import OperatorGraph
 from recfx.ir.shards import CollectionSharding
-from recfx.ir.snapshot import PASSES_KEY
 from recfx.lowering.targets import TargetsHere
 from recfx.optim.in_backward import positions_with_hooks
+from recfx.passes.base import PASSES_KEY
 from recfx.runtime import InputDistStart, Lookup, OutputDistStart, marks
 from recfx.runtime.dist_groups import DistGroups
 from recfx.runtime.in_flight import BATCHES_IN_FLIGHT
 from recfx.runtime.input_dist import DistContext, Outgoing, Together
 from recfx.runtime.lower_graph import Runtime
-from recfx.runtime.out_of_step import InStep
+from recfx.runtime.marks import InStep
 
 
 def hook_refused(what: str, path: str) -> ConversionError:

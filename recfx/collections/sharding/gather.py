@@ -20,14 +20,14 @@ from recfx.errors import RecfxError
 from recfx.hashing.row_move import saved_names
 from recfx.hashing.slices import SLICE_COUNTS, STATISTICS, join_states, parts_between
 from recfx.hashing.state import NOT_BY_ROW
-from recfx.ir.shard import Shard
 from recfx.ir.shards import ShardedTable
+from recfx.ir.tables import Shard
 from recfx.kernels.index.index_buffers import is_taken
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.in_backward import attach_unfused
 from recfx.optim.rules.rule import STEP
 from recfx.runtime.dist_groups import sent_on
-from recfx.runtime.out_of_step import LostRanks
+from recfx.runtime.marks import LostRanks
 
 
 @dataclass(frozen=True)

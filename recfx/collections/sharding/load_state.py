@@ -27,9 +27,8 @@ from recfx.hashing import state
 from recfx.hashing.identity import IDENTITY, check_identity
 from recfx.hashing.row_move import RowMove, check_saved_index, saved_names
 from recfx.hashing.slices import COUNTS, slice_state
-from recfx.ir.shard import Shard
 from recfx.ir.shards import ShardedTable
-from recfx.ir.tables import TableSpec
+from recfx.ir.tables import Shard, TableSpec
 from recfx.kernels.index.index_buffers import FREED, NEVER_USED
 
 _CUT_OTHERWISE = "the state is cut in a different way than this table."

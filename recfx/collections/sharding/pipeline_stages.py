@@ -31,7 +31,7 @@ from recfx.runtime import SnapshotIndexes
 from recfx.runtime.base import NodeModule
 from recfx.runtime.input_dist import DistContext
 from recfx.runtime.lower_graph import Runtime
-from recfx.runtime.out_of_step import InStep
+from recfx.runtime.marks import InStep
 from recfx.runtime.transfers import record_stream
 
 SPLIT_HASH_IDS = Rewrite("split_hash_ids", split_hash_ids)

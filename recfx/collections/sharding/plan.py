@@ -18,9 +18,8 @@ from recfx.collections.sharding.same_settings import Settings, different_setting
 from recfx.collections.sharding.types import type_named, type_names
 from recfx.collections.sharding.whole_plan import plan_error, table_error
 from recfx.errors import ConversionError, RecfxError, type_of
-from recfx.ir.shard import name_shards
 from recfx.ir.shards import CollectionSharding, ShardedTable, TablePlan
-from recfx.ir.tables import TableSpec
+from recfx.ir.tables import TableSpec, name_shards
 from recfx.optim.fused_params import NEUTRAL
 
 _Result = TypeVar("_Result")

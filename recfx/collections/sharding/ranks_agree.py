@@ -16,7 +16,7 @@ from recfx.errors import RecfxError, type_of
 from recfx.runtime import marks
 from recfx.runtime.dist_groups import DistGroups, refuse_destroyed, sent_on
 from recfx.runtime.input_dist import InputDistStart
-from recfx.runtime.out_of_step import LostRanks, has_failed
+from recfx.runtime.marks import LostRanks, has_failed
 
 _Result = TypeVar("_Result")
 _UNREAD = 0  # of a message that is as long as others are

@@ -18,8 +18,8 @@ from recfx.collections.table_holder import hold
 from recfx.errors import ConversionError, Diagnostic
 from recfx.hashing import HashIndex
 from recfx.hashing.slices import slice_state
-from recfx.ir.shard import Shard
 from recfx.ir.shards import CollectionSharding
+from recfx.ir.tables import Shard
 from recfx.optim.attached import set_attached
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.runtime import TableStore

@@ -29,9 +29,8 @@ from recfx.hashing import HashIndex
 from recfx.hashing.identity import IDENTITY, identity
 from recfx.hashing.row_move import saved_names
 from recfx.hashing.slices import COUNTS, SLICE_COUNTS, STATISTICS, SliceCounts, parts_between
-from recfx.ir.shard import Shard
 from recfx.ir.shards import ShardedTable
-from recfx.ir.tables import TableSpec
+from recfx.ir.tables import Shard, TableSpec
 
 
 @dataclass(frozen=True)

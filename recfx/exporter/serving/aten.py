@@ -11,7 +11,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recfx.exporter.serving.find_rows import FindFrozenRows
 from recfx.exporter.serving.pool_rows import FORMATS, PoolRows
 from recfx.exporter.serving.select_bags import Bags, SelectBags, ServedNode
-from recfx.ir.facts import FrozenIndex
+from recfx.ir.context import FrozenIndex
 from recfx.ir.node_kinds import NOT_COMBINED
 from recfx.ir.tables import TableSpec
 from recfx.kernels.index.slot_table import home_slots

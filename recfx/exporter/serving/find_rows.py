@@ -3,7 +3,7 @@
 import torch
 
 from recfx.exporter.serving.select_bags import Bags, ServedNode
-from recfx.ir.facts import FrozenIndex
+from recfx.ir.context import FrozenIndex
 from recfx.ir.tables import TableSpec
 from recfx.kernels.index.buckets import shared_rows
 

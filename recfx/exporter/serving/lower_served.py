@@ -8,10 +8,10 @@ from recfx.errors import ExportError
 from recfx.exporter.serving.assemble import AssembleColumns, AssembleJagged, DivideMeans
 from recfx.exporter.serving.pool_rows import PoolRows
 from recfx.exporter.serving.targets import ServingTarget
-from recfx.ir.facts import FrozenIndex
+from recfx.ir.context import FrozenIndex
 from recfx.ir.node_kinds import NODE_KINDS, ValueType
-from recfx.ir.snapshot import Rewriting
 from recfx.ir.tables import embedding_dims
+from recfx.passes.base import Rewriting
 from recfx.runtime.lower_graph import Lowered, lower_graph, make_own
 
 _POOLED = {ValueType.POOLED, ValueType.ARRIVED_POOLED, ValueType.DIVIDED}

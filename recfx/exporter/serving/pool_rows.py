@@ -7,7 +7,7 @@ import torch
 from recfx.errors import Diagnostic
 from recfx.exporter.serving.find_rows import index_facts
 from recfx.exporter.serving.select_bags import Bags, ServedNode
-from recfx.ir.facts import FrozenIndex, LookupFacts
+from recfx.ir.context import FrozenIndex, LookupFacts
 from recfx.ir.node_kinds import NOT_COMBINED
 from recfx.ir.tables import TableSpec
 from recfx.kernels.lookup.quantized_rows import row_bytes

@@ -9,8 +9,7 @@ from recfx.exporter.serving.pool_rows import FindAndPool, PoolRows
 from recfx.exporter.serving.select_bags import SelectBags
 from recfx.exporter.serving.traced import TracedFindRows, TracedSelectBags
 from recfx.exporter.serving.triton import DEVICE_TYPES, TritonPoolRows
-from recfx.ir.context import Served
-from recfx.ir.facts import LookupFacts
+from recfx.ir.context import LookupFacts, Served
 
 
 @dataclass(frozen=True)

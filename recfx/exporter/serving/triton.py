@@ -12,7 +12,7 @@ from recfx.errors import Diagnostic
 from recfx.exporter.serving.aten import AtenPoolRows
 from recfx.exporter.serving.pool_rows import FORMATS
 from recfx.exporter.serving.select_bags import Bags
-from recfx.ir.facts import LookupFacts
+from recfx.ir.context import LookupFacts
 from recfx.ir.node_kinds import NOT_COMBINED
 from recfx.ir.tables import TableSpec
 from recfx.lowering.triton import target as triton_target

@@ -29,7 +29,7 @@ from recfx.ir.meta import SourceLocation, find_module, node_meta
 from recfx.ir.node_kinds import NODE_KINDS
 from recfx.ir.operator_graph import OperatorGraph
 from recfx.ir.printer import format_node
-from recfx.ir.snapshot import BEFORE, PASSES_KEY, PassRecord
+from recfx.passes.base import BEFORE, PASSES_KEY, PassRecord
 from recfx.planner.pricing.hardware import Hardware
 from recfx.planner.pricing.planned_collection import graph_on
 from recfx.planner.topology import chip_of

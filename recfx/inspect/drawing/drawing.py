@@ -14,9 +14,9 @@ from recfx.inspect.drawing.costs import NO_COSTS, DrawnCosts
 from recfx.inspect.reasons import type_name
 from recfx.inspect.table_report import TableReport
 from recfx.ir.meta import BATCH, SourceLocation, mean_length
-from recfx.ir.names import node_name
 from recfx.ir.node_kinds import NODE_KINDS, NOT_COMBINED, Stage
-from recfx.ir.snapshot import NodeSnapshot, PassRecord
+from recfx.ir.operator_graph import node_name
+from recfx.passes.base import NodeSnapshot, PassRecord
 from recfx.planner.pricing.cost_text import expression
 
 INPUT, OUTPUT, CALL, DENSE, ITEM = "input", "output", "call", "dense", "item"

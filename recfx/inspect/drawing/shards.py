@@ -10,7 +10,7 @@ import sympy
 
 from recfx.inspect.drawing.costs import DrawnCosts
 from recfx.ir.meta import mean_length
-from recfx.ir.shard import Shard
+from recfx.ir.tables import Shard
 from recfx.planner.pricing.formulas import formula_of
 from recfx.planner.pricing.graph_prices import facts_of_shard
 from recfx.planner.pricing.hardware import Constant

@@ -212,7 +212,7 @@ class Rule(ABC):
 
     @cached_property
     def settings_of_facts(self) -> tuple[Setting, ...]:
-        """The settings that a step reads, by name, without the learning rate: see ``recfx.ir.facts``."""
+        """The settings that a step reads, by name, without the learning rate: see ``recfx.ir.context``."""
         return tuple(
             sorted((setting for setting in self.settings if setting.name != LEARNING_RATE.name), key=attrgetter("name"))
         )

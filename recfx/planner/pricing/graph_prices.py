@@ -25,7 +25,7 @@ from recfx.planner.pricing.node_facts import SYMBOLS, NodeFacts, Symbols, TableL
 from recfx.planner.pricing.residents import Residents, rule_of
 from recfx.planner.pricing.work import NO_RESIDENT, NOTHING, NodeCost, Resident, Work, total
 from recfx.runtime import Lookup, TableStore
-from recfx.runtime.keyed_tensor import keyed_order
+from recfx.runtime.assemble import keyed_order
 
 DENSE = "dense"
 """The kind of what recfx did not make."""

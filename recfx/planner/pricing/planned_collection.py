@@ -16,16 +16,14 @@ from recfx.collections.converted_collection import ConvertedCollection
 from recfx.collections.sharding.collection import ShardedCollection
 from recfx.collections.sharding.optimizer_settings import optimizer_settings
 from recfx.collections.sharding.plan import read_plan
-from recfx.ir.context import CollectionContext
-from recfx.ir.facts import TableFacts
+from recfx.ir.context import CollectionContext, TableFacts
 from recfx.ir.operator_graph import OperatorGraph
-from recfx.ir.shard import Shard
 from recfx.ir.shards import CollectionSharding
-from recfx.ir.snapshot import Rewriting
-from recfx.ir.tables import TableSpec
+from recfx.ir.tables import Shard, TableSpec
 from recfx.lowering.targets import PlannedTargets
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.passes import Pass, passes
+from recfx.passes.base import Rewriting
 from recfx.planner.pricing.residents import resident_of
 from recfx.planner.pricing.work import NO_RESIDENT, Resident
 

@@ -8,7 +8,7 @@ import math
 from torch import nn
 
 from recfx.hashing import HashIndex, ResolvedHashConfig
-from recfx.ir.facts import TableFacts
+from recfx.ir.context import TableFacts
 from recfx.ir.tables import TableSpec
 from recfx.optim.rules import rule_named
 from recfx.optim.rules.rule import Rule

@@ -40,7 +40,7 @@ _ELSEWHERE = ("ascend", "bench", "tools")
 
 
 def package_of(path: Path) -> str:
-    """``lowering`` for ``lowering/cpu.py``, ``ir`` for ``recfx/ir/shard.py``, and ``sharding``, which has tests of its
+    """``lowering`` for ``lowering/cpu.py``, ``ir`` for ``recfx/ir/tables.py``, and ``sharding``, which has tests of its
     own, for ``recfx/collections/sharding/plan.py``.
     """
     if path.parts[0] != "recfx":

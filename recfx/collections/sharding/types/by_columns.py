@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from torchrec.distributed.types import EnumerableShardingSpec
 
 from recfx.collections.sharding.types._planned import check_rank, column_blocks, planned_shards, row_borders, wrong
-from recfx.ir.shard import Shard
 from recfx.ir.shards import Cut, ShardingType, TablePlan
+from recfx.ir.tables import Shard
 from recfx.ir.ways_back import AllToAllBack
 
 

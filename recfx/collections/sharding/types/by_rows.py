@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from recfx.collections.sharding.types._planned import column_blocks, planned_shards, row_borders, wrong
 from recfx.hashing import row_cuts
-from recfx.ir.shard import Shard
 from recfx.ir.shards import Cut, ShardingType, TablePlan
+from recfx.ir.tables import Shard
 from recfx.ir.ways_back import AllToAllBack, ReduceScatterBack, TwoHops, WayBack
 
 

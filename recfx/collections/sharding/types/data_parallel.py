@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from recfx.collections.sharding.types._planned import check_rank, wrong
-from recfx.ir.shard import Shard
 from recfx.ir.shards import Cut, ShardingType, TablePlan
+from recfx.ir.tables import Shard
 from recfx.ir.ways_back import Stay
 
 
