@@ -1,8 +1,15 @@
 """What was, or would be, done to a model: the conversion report."""
 
-from recfx.inspect.report import Report
-from recfx.inspect.report_data import REPORT_VERSION, CollectionReport, NodeReport, Verification
-from recfx.inspect.table_report import HashingReport, ShardingReport, ShardReport, TableReport
+from recfx.inspect.report import REPORT_VERSION, Report
+from recfx.inspect.report_data import (
+    CollectionReport,
+    HashingReport,
+    NodeReport,
+    ShardingReport,
+    ShardReport,
+    TableReport,
+    Verification,
+)
 
 __all__ = [
     "REPORT_VERSION",

@@ -17,28 +17,23 @@ from torchrec.distributed.types import ShardingEnv, ShardingPlan
 from recfx.argument_types import typed
 from recfx.collections.collection import UnshardedCollection
 from recfx.collections.converted_classes import CONVERTED_CLASSES
-from recfx.collections.sharding.collection import ShardedCollection, sharded_collections
-from recfx.collections.sharding.whole_plan import (
-    MOST_RANKS,
-    plan_of_collection,
-    refuse_unknown_collections,
-)
+from recfx.collections.sharding.collection import sharded_collections
+from recfx.collections.sharding.whole_plan import MOST_RANKS, refuse_unknown_collections
 from recfx.collections.whole_graph import WholeGraph
 from recfx.collections.wrappers import unwrap, users_path
 from recfx.conversion.convert import as_whole_graph
 from recfx.conversion.decide import Decision, decide
 from recfx.conversion.request import DEFAULT_HASHING, Request, named_passes
 from recfx.discovery.classify import CONVERTED, CONVERTIBLE, REFUSED, Finding, classify
-from recfx.discovery.discover import Discovery
 from recfx.discovery.sample import Sample
 from recfx.errors import ConversionError, Diagnostic, Severity
 from recfx.hashing import HashConfig
 from recfx.inspect.collection_reasons import never_called
 from recfx.inspect.cost import refuse_ranks_without_plan
-from recfx.inspect.describe import describe_converted, describe_other, describe_sharded, with_plan, with_reasons
+from recfx.inspect.describe import AsPlanned, describe
 from recfx.inspect.records import Records
-from recfx.inspect.report import Report
-from recfx.inspect.report_data import REPORT_VERSION, CollectionReport, Verification
+from recfx.inspect.report import REPORT_VERSION, Report
+from recfx.inspect.report_data import CollectionReport, Verification
 from recfx.passes import Pass
 from recfx.planner.plan import plan_of_collections as make_plan
 from recfx.planner.priced_plan import price_of, topology_of, world_size_of
@@ -115,7 +110,7 @@ def explain(
     )  # fmt: skip
     asked.check(model)
     refuse_ranks_without_plan(world_size, plan, topology)
-    planned = _PlannedSharding(asked, world_size) if asked.shards else None
+    ranks = _ranks(asked, world_size) if asked.shards else None
     root, as_asked = model, asked
     model = _holder(model)
     records = Records.of(model)
@@ -130,27 +125,27 @@ def explain(
             assert finding.why is not None
             finding.why = replace(finding.why, severity=Severity.WARNING)
         rollbacks = _whole_graph(model, decision, as_asked)
-        if planned is not None:
-            planned.make(model, decision)
-            planned.check(discovery)
+        planned, about_plan = (None, []) if ranks is None else _planned(model, decision, asked, *ranks)
+        conversion = decision.conversion if replacements else None
         notes = [note for _, record in records.conversions for note in record.notes]
-        if decision.conversion is not None and replacements:
-            notes += decision.conversion.notes
+        notes += [] if conversion is None else conversion.notes
         learned = {note.path for note in notes if note.code == "managed_collision_converted"}
-        modules = [replacements.get(id(finding.module), finding.module) for finding in discovery.findings]
         collections = [
-            _collection(finding, module, records.of_collection(finding), planned, finding.path in learned)
-            for finding, module in zip(discovery.findings, modules, strict=True)
+            _collection(
+                finding,
+                replacements.get(id(finding.module), finding.module),
+                records.of_collection(finding),
+                planned,
+                finding.path in learned,
+            )
+            for finding in discovery.findings
         ]
-    before = [why for _, record in records.conversions for why in record.rollbacks]
-    rollbacks = list(dict.fromkeys(rollbacks + before))
+    rollbacks += [why for _, record in records.conversions for why in record.rollbacks]
     verification = records.verification(model, has_sample=sample is not None)
-    if decision.conversion is not None and replacements and decision.conversion.verification is not None:
-        verification = Verification.of(decision.conversion)
+    if conversion is not None and conversion.verification is not None:
+        verification = Verification.of(conversion)
     reasons = [reason for collection in collections for reason in collection.reasons]
-    reasons += _model_reasons(rollbacks, verification) + notes
-    if planned is not None:
-        reasons += planned.reasons()
+    reasons += [*map(_rollback, dict.fromkeys(rollbacks)), *_disagreement(verification), *notes, *about_plan]
     listed = {(reason.code, reason.path) for reason in reasons}
     reasons += [refusal for refusal in decision.refusals if (refusal.code, refusal.path) not in listed]
     reasons.sort(key=lambda reason: reason.severity.rank)
@@ -217,7 +212,7 @@ def _is_to_be_traced(model: nn.Module, records: Records) -> bool:
 
 
 def _collection(
-    finding: Finding, collection: nn.Module, record: Found | None, planned: _PlannedSharding | None, learned: bool
+    finding: Finding, collection: nn.Module, record: Found | None, planned: AsPlanned | None, learned: bool
 ) -> CollectionReport:
     """The report of one collection, which may be one that it would become; ``record`` is what was found before.
 
@@ -233,97 +228,71 @@ def _collection(
         found=how,
         file="" if source is None else source.file,
         line=0 if source is None else source.line,
-        reasons=_collection_reasons(finding, how),
+        reasons=(
+            *([] if finding.why is None else [finding.why]),
+            *([never_called(finding.path)] if how == "never called" else []),
+        ),
     )
-    existed = not learned and (
-        finding.status == CONVERTIBLE
-        or (record is not None and record.kind not in {converted.__name__ for converted in CONVERTED_CLASSES.values()})
-    )
-    if isinstance(collection, UnshardedCollection):
-        described = describe_converted(report, collection, existed)
-        return with_reasons(described, collection) if planned is None else planned.describe(described, collection)
-    if isinstance(collection, ShardedCollection):
-        return describe_sharded(report, collection, existed)
-    return describe_other(report, finding.module)
+    was_converted = finding.status == CONVERTIBLE or (record is not None and record.kind not in _BUILT)
+    existed = was_converted and not learned
+    try:
+        return describe(report, collection, existed, planned)
+    except ConversionError as error:
+        if planned is None:
+            raise
+        described = describe(report, collection, existed)
+        return replace(described, reasons=(*described.reasons, error.diagnostic))
 
 
-def _collection_reasons(finding: Finding, how: str) -> tuple[Diagnostic, ...]:
-    reasons = []
-    if finding.why is not None:
-        reasons.append(finding.why)
-    if how == "never called":
-        reasons.append(never_called(finding.path))
-    return tuple(reasons)
+_BUILT = {kind.__name__ for kind in CONVERTED_CLASSES.values()}  # without a conversion
 
 
-def _model_reasons(rollbacks: list[Diagnostic], verification: Verification) -> list[Diagnostic]:
-    reasons = []
-    for rollback in rollbacks:
-        message = f"could not be traced: {rollback.message}"
-        advice = "nothing: its code stays Python, and the collections inside it are converted anyway."
-        reasons.append(replace(rollback, message=message, what_to_do=advice))
-    if verification.ok is False:
-        message = "the converted model does not agree with the original."
-        advice = "please report this, with the model."
-        reasons.append(Diagnostic("verification_failed", "", message, advice, Severity.ERROR))
-    return reasons
+def _rollback(why: Diagnostic) -> Diagnostic:
+    advice = "nothing: its code stays Python, and the collections inside it are converted anyway."
+    return replace(why, message=f"could not be traced: {why.message}", what_to_do=advice)
 
 
-class _PlannedSharding:
-    """What the report says about a plan, as rank 0, or as this rank of as many ranks as there are, sees it."""
+def _disagreement(verification: Verification) -> list[Diagnostic]:
+    if verification.ok is not False:
+        return []
+    message, advice = "the converted model does not agree with the original.", "please report this, with the model."
+    return [Diagnostic("verification_failed", "", message, advice, Severity.ERROR)]
 
-    def __init__(self, asked: Request, world_size: int | None) -> None:
-        self._plan, self._topology, self._keeps = asked.plan, asked.topology, asked.keeps
-        ranks = None if world_size is None else whole_number(world_size, "world_size", most=MOST_RANKS)
-        here = None if asked.env is None else (asked.env.world_size, asked.env.rank)
-        if here is None and dist.is_available() and dist.is_initialized():
-            here = dist.get_world_size(), dist.get_rank()  # as for convert; making a ShardingEnv may communicate
-        if ranks is None and asked.topology is not None:
-            ranks = asked.topology.world_size
-        if ranks is None and here is not None:
-            ranks = here[0]
-        self._world_size = world_size_of(asked.plan, ranks) if asked.plan is not None else ranks
-        self._rank = here[1] if here is not None and here[0] == self._world_size else 0
-        self._problems: list[Diagnostic] = []
 
-    def make(self, model: nn.Module, decision: Decision) -> None:
-        """Make the plan for what is converted, if none was given, as ``convert`` does with ``env`` alone."""
-        if self._plan is not None or decision.refusals:
-            return
-        model = model if decision.converted is None else decision.converted
-        assert self._world_size is not None  # env is given, or the topology
-        topology = self._topology or plain_topology(self._world_size, device_of_tables(model))
-        try:
-            self._plan = make_plan(model, topology)
-        except ConversionError as error:
-            self._problems = [error.diagnostic]
+def _ranks(asked: Request, world_size: int | None) -> tuple[int, int]:
+    """For how many ranks the report is, and for which of them: this one if there are as many, otherwise rank 0."""
+    ranks = None if world_size is None else whole_number(world_size, "world_size", most=MOST_RANKS)
+    here = None if asked.env is None else (asked.env.world_size, asked.env.rank)
+    if here is None and dist.is_available() and dist.is_initialized():
+        here = dist.get_world_size(), dist.get_rank()  # as for convert; making a ShardingEnv may communicate
+    if ranks is None and asked.topology is not None:
+        ranks = asked.topology.world_size
+    if ranks is None and here is not None:
+        ranks = here[0]
+    count = ranks if asked.plan is None else world_size_of(asked.plan, ranks)
+    assert count is not None  # env is given, or the topology
+    return count, here[1] if here is not None and here[0] == count else 0
 
-    def check(self, discovery: Discovery) -> None:
-        """Look whether the plan names something else than the collections that can be sharded, or could be if they were
-        not refused: why they are is reported already.
-        """
-        if self._plan is None:
-            return
-        statuses = (CONVERTED, CONVERTIBLE) if self._keeps else (CONVERTED, CONVERTIBLE, REFUSED)
-        known = [finding for finding in discovery.findings if finding.status in statuses]
-        try:
-            refuse_unknown_collections(self._plan, {path for finding in known for path in finding.paths})
-        except ConversionError as error:
-            self._problems.append(error.diagnostic)
 
-    def describe(self, described: CollectionReport, collection: UnshardedCollection) -> CollectionReport:
-        """Add what the plan does to a collection that ``describe_converted`` has described, or why it cannot."""
-        if self._plan is None:
-            return with_reasons(described, collection)
-        try:
-            planned = plan_of_collection(self._plan, described.paths)
-            assert self._world_size is not None  # a plan knows it
-            topology = self._topology or topology_of(self._plan)
-            return with_plan(described, collection, planned, self._rank, self._world_size, topology)
-        except ConversionError as error:
-            described = with_reasons(described, collection)
-            return replace(described, reasons=(*described.reasons, error.diagnostic))
-
-    def reasons(self) -> list[Diagnostic]:
-        """How the plan was chosen, if recfx made it; why there is none; and what it names that cannot be sharded."""
-        return price_of(self._plan) + self._problems
+def _planned(
+    model: nn.Module, decision: Decision, asked: Request, world_size: int, rank: int
+) -> tuple[AsPlanned | None, list[Diagnostic]]:
+    """The plan that was given, or else the one that ``convert`` makes with ``env`` alone; None if something is refused.
+    And how it was chosen, why there is none, or what it names that could not be sharded even if it was not refused.
+    """
+    plan = asked.plan
+    if plan is None and decision.refusals:
+        return None, []
+    try:
+        if plan is None:
+            converted = model if decision.converted is None else decision.converted
+            plan = make_plan(converted, asked.topology or plain_topology(world_size, device_of_tables(converted)))
+        statuses = (CONVERTED, CONVERTIBLE) if asked.keeps else (CONVERTED, CONVERTIBLE, REFUSED)
+        known = [finding for finding in decision.discovery.findings if finding.status in statuses]
+        problems = []
+        refuse_unknown_collections(plan, {path for finding in known for path in finding.paths})
+    except ConversionError as error:
+        problems = [error.diagnostic]
+    if plan is None:
+        return None, problems
+    return AsPlanned(plan, rank, world_size, asked.topology or topology_of(plan)), price_of(plan) + problems

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import nn
+from torch import fx, nn
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 
 from recfx.collections.converted_collection import ConvertedCollection
@@ -12,20 +12,23 @@ from recfx.collections.kinds import kind_of
 from recfx.collections.sharding.collection import ShardedCollection
 from recfx.errors import ConversionError, Diagnostic
 from recfx.hashing import HashIndex
-from recfx.inspect.table_report import HashingReport
+from recfx.inspect.report_data import HashingReport
+from recfx.ir.meta import find_module
 from recfx.ir.tables import TableSpec
 from recfx.optim.attached import attached_optimizers
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.in_backward import fused_optimizer_of
-from recfx.runtime import Lookup
+from recfx.runtime import HashLookup, Lookup
 
 
 @dataclass(frozen=True)
 class Kernel:
     """The backend that serves a lookup now."""
 
-    name: str  # "" if there is none
-    passed_over: tuple[Diagnostic, ...]  # the backends before it, and why they were not taken
+    tables: tuple[str, ...]
+    asked: str  # "auto", or the name of the backend to use
+    name: str = ""  # "" if there is none
+    passed_over: tuple[Diagnostic, ...] = ()  # the backends before it, and why they were not taken
     refused: Diagnostic | None = None  # why there is none
 
 
@@ -51,9 +54,9 @@ def table_facts(
 
     ``with_indexes``: whether to look at what the indexes hold and have counted, which takes most of the time.
     """
-    parts = parts_here(collection)
-    kernels, indexes = _kernels_by_table(collection.graph_module), dict(collection.hash_indexes.items())
-    facts, kind = {}, kind_of(collection)
+    parts, kind, indexes = parts_here(collection), kind_of(collection), dict(collection.hash_indexes.items())
+    kernels = {table: kernel for kernel in kernels_of(collection.graph_module).values() for table in kernel.tables}
+    facts = {}
     for spec, config in zip(collection.tables, kind.configs_of(collection), strict=True):
         if spec.name not in parts:
             continue
@@ -82,18 +85,19 @@ def parts_here(collection: ConvertedCollection) -> dict[str, str]:
     return {name: shards[0].name for name, shards in local.items() if shards}  # all shards here have the same rows
 
 
-def _kernels_by_table(graph_module: nn.Module) -> dict[str, Kernel]:
-    """The kernel that each table's lookup uses now: tables may have moved since the graph was lowered."""
-    kernels: dict[str, Kernel] = {}
-    for module in graph_module.modules():
-        if not isinstance(module, Lookup):
-            continue
-        try:
-            choice = module.select(module.backend)
-            kernel = Kernel(choice.backend, choice.declined)
-        except ConversionError as error:
-            kernel = Kernel("", (), error.diagnostic)
-        kernels |= {table.name: kernel for table in module.tables}
+def kernels_of(graph_module: fx.GraphModule) -> dict[str, Kernel]:
+    """The kernel that each lookup uses now, by name of the node: tables may have moved since the graph was lowered."""
+    kernels = {}
+    for node in graph_module.graph.nodes:
+        module = find_module(graph_module, node)
+        lookup = module.lookup if isinstance(module, HashLookup) else module
+        if isinstance(lookup, Lookup):
+            tables = tuple(table.name for table in lookup.tables)
+            try:
+                choice = lookup.select(lookup.backend)
+                kernels[node.name] = Kernel(tables, lookup.backend, choice.backend, choice.declined)
+            except ConversionError as error:
+                kernels[node.name] = Kernel(tables, lookup.backend, refused=error.diagnostic)
     return kernels
 
 

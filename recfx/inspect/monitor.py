@@ -7,9 +7,7 @@ few numbers per table, and one window of the slots of one table.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial, reduce
-from math import nan
+from functools import partial
 from typing import Any, Protocol
 
 import torch.distributed as dist
@@ -24,11 +22,8 @@ from recfx.collections.sharding.shard import INDEXES_BEFORE_SHARDING
 from recfx.collections.wrappers import users_path
 from recfx.errors import ConversionError, RecfxError, plural, type_of
 from recfx.hashing import HashIndex
-from recfx.inspect.index_health import Health, IndexHealth, end_intervals
-from recfx.inspect.sent_share import SentShare, shares_of_sent
+from recfx.inspect.index_health import IndexHealth, Numbers, end_intervals, joined, scalars_of
 
-_Read = tuple[dict[str, Health], dict[str, tuple[int, int]]]
-"""How each index does; and how many ids were sent, of how many, of each table that sends different ids once."""
 _NOT_IN_TAGS = re.compile(r"^/+|[^-/\w.]")  # what writers such as tensorboardX replace
 
 
@@ -42,7 +37,7 @@ class ScalarWriter(Protocol):
 
 @typed(ConversionError)
 def monitor(model: nn.Module) -> Monitor:
-    """Watch the tables of a model that have an index, and those that send each different id once.
+    """Watch the tables of a model that have an index.
 
     Make it from the model that is trained: after it was converted, sharded or copied, because these make other tables.
     Wrappers may come before or after, and so may checkpoints.
@@ -59,7 +54,7 @@ def monitor(model: nn.Module) -> Monitor:
 
     Raises:
         ConversionError: ``invalid_argument``; ``no_collection``: nothing in the model is converted; ``no_index``: no
-            table has an index, nor does any rank send each different id of a table once.
+            table has an index.
         CheckpointError: the state that was last loaded into a table is not complete, or not valid.
     """
     collections = converted_collections(model)
@@ -70,7 +65,6 @@ def monitor(model: nn.Module) -> Monitor:
             what_to_do="pass the model that recfx.convert returned, or what shards or wraps it.",
         )
     tables: dict[str, list[IndexHealth]] = {}
-    sent: dict[str, SentShare] = {}
     seen: set[HashIndex] = set()
     for path, collection in collections.items():
         for table, indexes in _indexes(collection).items():
@@ -78,18 +72,13 @@ def monitor(model: nn.Module) -> Monitor:
                 continue
             seen.update(indexes)
             tables[kind_of(collection).table_path(path, table)] = [IndexHealth(index) for index in indexes]
-        for table, share in shares_of_sent(collection).items():
-            sent[kind_of(collection).table_path(path, table)] = share
-    if not tables and not sent and not any(map(_may_send_once, collections.values())):
+    if not tables:
         raise ConversionError(
-            "no table of the model has an index: ids are rows, of which nothing is counted where all are sent.",
+            "this model has no hashed table: ids are rows, and nothing is counted.",
             reason="no_index",
             what_to_do="convert with hashing=HashConfig.raw_ids() for raw ids, or do without a monitor.",
         )
-    paths = [*tables, *(path for path in sent if path not in tables)]
-    tags = dict(zip(paths, _tags([users_path(model, path) for path in paths]), strict=True))
-    health = {tags[path]: indexes for path, indexes in tables.items()}
-    return Monitor(health, {tags[path]: shares for path, shares in sent.items()})
+    return Monitor(dict(zip(_tags([users_path(model, path) for path in tables]), tables.values(), strict=True)))
 
 
 class Monitor:
@@ -100,8 +89,8 @@ class Monitor:
         ('ebc.embedding_bags.users',)
     """
 
-    def __init__(self, tables: Mapping[str, list[IndexHealth]], sent: Mapping[str, SentShare]) -> None:
-        self._tables, self._sent = dict(tables), dict(sent)
+    def __init__(self, tables: dict[str, list[IndexHealth]]) -> None:
+        self._tables = tables
         self._turn = 0
         self._last: dict[str, float] = {}
 
@@ -120,7 +109,7 @@ class Monitor:
             >>> recfx.monitor(recfx.convert(Model(), hashing=recfx.HashConfig.raw_ids())).tables
             ('ebc.embedding_bags.users',)
         """
-        return tuple(dict.fromkeys([*self._tables, *self._sent]))
+        return tuple(self._tables)
 
     def scalars(self, group: dist.ProcessGroup | None = None, *, probe_all: bool = False) -> dict[str, float]:
         """The scalars now, as ``{"<table>/occupancy": 0.61, ...}``.
@@ -141,12 +130,6 @@ class Monitor:
           id counts as inserted as well.
         - ``unseen_rate``: share that had no row yet and read the ``unseen`` answer; with ``admit_after``.
         - ``shared_rate``: share that found its bucket full and trained a shared row; with ``on_full="share"``.
-
-        Of the ids that a rank had in training since the last call, before it sent them; for tables that send each
-        different id once, with or without an index:
-
-        - ``different_ids``: ids that were sent, per id; the other rates count those that were sent. Of all ranks,
-          those count whose conversion was told so (``dedup``).
 
         Of the ids seen in eval mode since the last call:
 
@@ -178,13 +161,13 @@ class Monitor:
                 reason="invalid_argument",
                 what_to_do="pass torch.distributed.group.WORLD, or None for this rank alone.",
             )
-        own = partial(self._read, probe_all)
-        tables, sent = own() if group is None else _of_all_ranks(group, own)
-        of_tables = {
-            f"{name}/{scalar}": value for name, health in tables.items() for scalar, value in health.scalars().items()
+        read = partial(self._read, probe_all)
+        tables = read() if group is None else _of_all_ranks(group, read)
+        self._last = {
+            f"{name}/{scalar}": value
+            for name, numbers in tables.items()
+            for scalar, value in scalars_of(numbers).items()
         }
-        different = {f"{name}/different_ids": part / of if of else nan for name, (part, of) in sent.items()}
-        self._last = of_tables | different
         return dict(self._last)
 
     def log(
@@ -210,28 +193,22 @@ class Monitor:
             if writer is not None:
                 writer.add_scalar(name, value, step)
 
-    def _read(self, probe_all: bool) -> _Read:
-        return self._health(probe_all), {name: share.since_last_time() for name, share in self._sent.items()}
-
-    def _health(self, probe_all: bool) -> dict[str, Health]:
-        indexes = [part for parts in self._tables.values() for part in parts]
-        if any(part.index in INDEXES_BEFORE_SHARDING for part in indexes):
+    def _read(self, probe_all: bool) -> dict[str, Numbers]:
+        parts = [part for slices in self._tables.values() for part in slices]
+        if any(part.index in INDEXES_BEFORE_SHARDING for part in parts):
             raise ConversionError(
                 "the model was sharded after this monitor was made, and what is trained now is counted elsewhere.",
                 reason="monitor_before_sharding",
                 what_to_do="call recfx.monitor with the sharded model.",
             )
-        end_intervals(indexes)
-        self._probe(probe_all)
-        return {name: Health.of(parts) for name, parts in self._tables.items()}
-
-    def _probe(self, everything: bool) -> None:
-        parts = [part for slices in self._tables.values() for part in slices if part.is_allocated]
-        if everything:
+        end_intervals(parts)
+        parts = [part for part in parts if part.is_allocated]
+        if probe_all:
             for part in parts:
-                part.probe_all()
+                part.probe(everything=True)
         elif parts and parts[self._turn % len(parts)].probe():  # its last window: the next call reads another table
             self._turn += 1
+        return {name: joined([part.numbers() for part in slices]) for name, slices in self._tables.items()}
 
 
 def _tags(names: list[str]) -> list[str]:
@@ -254,21 +231,7 @@ def _indexes(collection: ConvertedCollection) -> dict[str, list[HashIndex]]:
     return {table: [collection.index(shard.name) for shard in local(table)] for table in collection.tables_with_index()}
 
 
-def _of_all_ranks(group: dist.ProcessGroup, read: Callable[[], _Read]) -> _Read:
-    """The sums over all ranks, and the largest of what cannot be summed. An error of one rank is raised on all."""
+def _of_all_ranks(group: dist.ProcessGroup, read: partial[dict[str, Numbers]]) -> dict[str, Numbers]:
+    """All ranks together. An error of one rank is raised on all."""
     ranks = on_all_ranks(group, read, lambda error: error if isinstance(error, RecfxError) else None)
-    tables, sent = ranks[0][0], dict.fromkeys(name for _, of in ranks for name in of)
-    return (
-        {name: reduce(Health.joined, (of_rank[name] for of_rank, _ in ranks)) for name in tables},
-        {name: _sums(of[name] for _, of in ranks if name in of) for name in sent},
-    )
-
-
-def _sums(counts: Iterable[tuple[int, int]]) -> tuple[int, int]:
-    parts, wholes = zip(*counts, strict=True)
-    return sum(parts), sum(wholes)
-
-
-def _may_send_once(collection: ConvertedCollection) -> bool:
-    """Whether some rank may send each different id of a table once: each rank is told by its own conversion."""
-    return collection.is_sharded and not all(table.is_pooled for table in collection.tables)
+    return {name: joined([of_rank[name] for of_rank in ranks]) for name in ranks[0]}

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from recfx.collections.kinds import table_in
 from recfx.errors import Diagnostic, few, plural
 from recfx.inspect import wording
-from recfx.inspect.report_data import CollectionReport, NodeReport, ReportData
-from recfx.inspect.table_report import HashingReport, ShardingReport, ShardReport, TableReport
+from recfx.inspect.report_data import (
+    CollectionReport,
+    HashingReport,
+    NodeReport,
+    ShardingReport,
+    ShardReport,
+    TableReport,
+)
 from recfx.planner.pricing.cost_text import expression
 from recfx.printing.grid import Grid, groups_of, size
 
@@ -23,23 +29,17 @@ _HOW_FOUND = "traced: a call of it was seen; walked: calls not traced"
 _DENSE = "weight.grad: backward writes a gradient as large as the table, for an optimizer that you step"
 
 
-def headline(report: ReportData) -> str:
+def headline(collections: Sequence[CollectionReport], reasons: Sequence[Diagnostic], ok: bool) -> str:
     """One line: ``2 collections: 1 converted, 1 refused. NOT OK``, and which tables have stopped training."""
-    counts = Counter(collection.status for collection in report.collections)
+    counts = Counter(collection.status for collection in collections)
     parts = ", ".join(f"{counts[status]} {status}" for status in _STATUS_ORDER if counts[status])
-    counted = plural(len(report.collections), "collection") if report.collections else "no collections"
-    full = [table_in(reason.path)[1] for reason in report.reasons if reason.code == "table_full"]
+    counted = plural(len(collections), "collection") if collections else "no collections"
+    full = [table_in(reason.path)[1] for reason in reasons if reason.code == "table_full"]
     then = f": {few(full, 3)}: training has stopped, for want of rows" if full else ""
-    return f"{counted}{': ' if parts else ''}{parts}. {'OK' if report.ok else 'NOT OK'}{then}"
+    return f"{counted}{': ' if parts else ''}{parts}. {'OK' if ok else 'NOT OK'}{then}"
 
 
-def versions(report: ReportData) -> str:
-    """The versions that the report was made under."""
-    return f"recfx {report.recfx_version}, torch {report.torch_version}, torchrec {report.torchrec_version}"
-
-
-@dataclass(frozen=True)
-class ReasonRow:
+class ReasonRow(NamedTuple):
     """A reason, and the modules or tables for which it says the same."""
 
     reason: Diagnostic
@@ -78,15 +78,10 @@ def reason_grid(rows: Sequence[ReasonRow]) -> Grid:
     return Grid.of("Reasons", rows, columns)
 
 
-@dataclass(frozen=True)
-class _Table:
+class _Table(NamedTuple):
     collection: CollectionReport
     table: TableReport
-
-    @property
-    def index(self) -> HashingReport:
-        assert self.table.hashing is not None
-        return self.table.hashing
+    hashing: HashingReport
 
     @property
     def sharding(self) -> ShardingReport:
@@ -94,28 +89,28 @@ class _Table:
         return self.table.sharding
 
 
-def sections(report: ReportData) -> list[Grid]:
+def sections(collections: Sequence[CollectionReport]) -> list[Grid]:
     """The indexes that have counted something, all collections, tables, shards and nodes."""
-    tables = [_Table(collection, table) for collection in report.collections for table in collection.tables]
-    indexes = [item for item in tables if item.table.hashing is not None and any(item.index.counters.values())]
-    indexes.sort(key=lambda item: item.index.worst_bucket_occupancy or 0.0, reverse=True)
+    tables = [_Table(one, table, table.hashing or HashingReport("")) for one in collections for table in one.tables]
+    indexes = [item for item in tables if any(item.hashing.counters.values())]
+    indexes.sort(key=lambda item: item.hashing.worst_bucket_occupancy or 0.0, reverse=True)
     sharded = [item for item in tables if item.table.sharding is not None]
-    nodes = [node for collection in report.collections for node in collection.nodes]
+    nodes = [node for collection in collections for node in collection.nodes]
     dense = _DENSE if any(item.table.has_dense_gradient for item in tables) else ""
     devices = ", ".join(sorted({item.table.device for item in tables} - {""}))
     total = f"{plural(len(tables), 'table')}, {size(sum(item.table.bytes for item in tables))}"
-    where = "".join(f"sharding, as rank {one.rank} of {one.world_size} sees it" for one in map(_sharding, sharded[:1]))
+    seen_by = [f"rank {item.sharding.rank} of {item.sharding.world_size}" for item in sharded[:1]]
     grids = [
         Grid.of("Indexes, the fullest first", indexes, _INDEXES, [*_INDEXES][2:]),
-        Grid.of("Collections", report.collections, _COLLECTIONS, ("tables", "size"), _HOW_FOUND),
+        Grid.of("Collections", collections, _COLLECTIONS, ("tables", "size"), _HOW_FOUND),
         Grid.of(f"Tables: {total}{' on ' * bool(devices)}{devices}", tables, _TABLES, ("rows", "dim", "size"), dense),
-        Grid.of(f"Shards: {where}", sharded, _SHARDING, ("rows here", "columns here", "size here")),
+        Grid.of(f"Shards: sharding, as {''.join(seen_by)} sees it", sharded, _SHARDING, [*_SHARDING][4:7]),
         Grid.of("Nodes", nodes, _NODES, more=_LEGEND),
     ]
     return [grid for grid in grids if grid.rows]
 
 
-def declined(report: ReportData) -> Grid:
+def declined(collections: Sequence[CollectionReport]) -> Grid:
     """What passes and kernel targets did not do, and why."""
     columns: dict[str, Callable[[Diagnostic], str]] = {
         "by": lambda refusal: refusal.by,
@@ -123,11 +118,7 @@ def declined(report: ReportData) -> Grid:
         "message": lambda refusal: refusal.message,
         "node": lambda refusal: refusal.node,
     }
-    return Grid.of("Declined", [why for collection in report.collections for why in collection.declined], columns)
-
-
-def _sharding(item: _Table) -> ShardingReport:
-    return item.sharding
+    return Grid.of("Declined", [why for collection in collections for why in collection.declined], columns)
 
 
 def _hashing(table: TableReport) -> str:
@@ -166,22 +157,22 @@ def _number(number: int | None) -> str:
 
 def _counted(counter: str) -> Callable[[_Table], str]:
     """A column that is left out if nothing was counted in any table."""
-    return lambda item: _number(item.index.count(counter) or None)
+    return lambda item: _number(item.hashing.counters.get(counter) or None)
 
 
 _INDEXES: dict[str, Callable[[_Table], str]] = {
     "table": lambda item: item.table.name,
     "collection": lambda item: wording.name_of(item.collection.path),
-    "ids held": lambda item: _number(item.index.ids_held),
-    "full": lambda item: f"{item.index.occupancy or 0:.1%}",
-    "worst bucket": lambda item: f"{item.index.worst_bucket_occupancy or 0:.1%}",
+    "ids held": lambda item: _number(item.hashing.ids_held),
+    "full": lambda item: f"{item.hashing.occupancy or 0:.1%}",
+    "worst bucket": lambda item: f"{item.hashing.worst_bucket_occupancy or 0:.1%}",
     "seen": _counted("ids_seen"),
     "evicted": _counted("evicted"),
     "shared": _counted("shared_answers"),
     "unseen": _counted("unseen_answers"),
-    "waiting": lambda item: _number(item.index.candidates),
-    "probe": lambda item: _number(item.index.longest_probe),
-    "bytes/row": lambda item: f"{(item.index.index_bytes or 0) / (item.index.rows_here or 1):.1f}",
+    "waiting": lambda item: _number(item.hashing.candidates),
+    "probe": lambda item: _number(item.hashing.longest_probe),
+    "bytes/row": lambda item: f"{(item.hashing.index_bytes or 0) / (item.hashing.rows_here or 1):.1f}",
 }
 _COLLECTIONS: dict[str, Callable[[CollectionReport], str]] = {
     "collection": lambda collection: " = ".join(map(wording.name_of, collection.paths)),

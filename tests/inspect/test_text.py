@@ -69,7 +69,7 @@ def test_the_fullest_index_is_the_first() -> None:
     features, lengths = [f"f{number}" for number in range(3)], torch.tensor([10, 90, 0])
     converted(KeyedJaggedTensor(features, torch.arange(100), lengths=lengths)).sum().backward()
     report = explain(converted)
-    indexes = sections(report)[0]
+    indexes = sections(report.collections)[0]
     assert [row[0] for row in indexes.rows][:2] == ["t1", "t0"]
     assert str(report).index("index_nearly_full") < str(report).index("Indexes")
 

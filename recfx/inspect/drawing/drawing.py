@@ -11,8 +11,7 @@ import sympy
 
 from recfx.inspect import wording
 from recfx.inspect.drawing.costs import NO_COSTS, DrawnCosts
-from recfx.inspect.reasons import type_name
-from recfx.inspect.table_report import TableReport
+from recfx.inspect.report_data import TableReport, type_name
 from recfx.ir.meta import BATCH, SourceLocation, mean_length
 from recfx.ir.node_kinds import NODE_KINDS, NOT_COMBINED, Stage
 from recfx.ir.operator_graph import node_name
