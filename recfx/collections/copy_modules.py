@@ -45,13 +45,14 @@ _PLAIN = (torch.Tensor, nn.Parameter)
 
 
 def copy_modules(
-    root: nn.Module, replacements: Mapping[int, nn.Module] = MappingProxyType({})
+    root: nn.Module, replacements: Mapping[int, nn.Module] = MappingProxyType({}), *, own_tensors: bool = False
 ) -> tuple[nn.Module, dict[int, nn.Module]]:
     """Copy every module of ``root`` and what its attributes hold, but none of its tensors.
 
     Args:
         replacements: modules that take the place of some modules in the copy, by ``id`` of the original. Attributes
             that they have taken over from the original refer to the copies afterwards.
+        own_tensors: copy tensors as well, except for registered parameters and buffers.
 
     Returns:
         the copy of ``root``, and the copy of every module by ``id`` of the original.
@@ -59,12 +60,14 @@ def copy_modules(
     reached = _reached(root, replacements)
     modules = [module for module in reached if id(module) not in replacements]
     copies: dict[int, nn.Module] = {id(module): _empty_copy(module) for module in modules} | dict(replacements)
-    memo: dict[Any, Any] = dict(copies)
+    memo = _Memo(copies)
+    memo.own_tensors = own_tensors
     for module in reached:
-        memo |= _known_of(module)
-    plain = [value for value in memo.values() if type(value) in _PLAIN and value.layout == torch.strided]
-    storages = [tensor.untyped_storage() for tensor in plain]
-    memo["torch"] = {storage._cdata: storage for storage in storages}  # where deepcopy looks for those of views
+        memo |= _known_of(module, own_tensors)
+    if not own_tensors:
+        plain = [value for value in memo.values() if type(value) in _PLAIN and value.layout == torch.strided]
+        storages = [tensor.untyped_storage() for tensor in plain]
+        memo["torch"] = {storage._cdata: storage for storage in storages}  # where deepcopy looks for those of views
     made = [(module, duplicate) for module in reached if (duplicate := copies[id(module)]) is not module]
     for module, duplicate in made:
         if id(module) in replacements:
@@ -77,7 +80,7 @@ def copy_modules(
     for module, duplicate in made:
         for name, hooks in duplicate.__dict__.items():
             if holds_hooks(name) and isinstance(hooks, dict):  # they stay where their handles expect them
-                hooks.update({key: _rebound(hook, memo) for key, hook in hooks.items()})
+                hooks.update({key: _copied(hook, memo) for key, hook in hooks.items()})
         if isinstance(duplicate, OptimizedModule) and id(module) not in replacements:
             duplicate._initialize()  # compiles the copy, not the original
     return copies[id(root)], copies
@@ -102,7 +105,7 @@ def _empty_copy(module: nn.Module) -> nn.Module:
     return module if is_shared(module) else kind.__new__(type(module))
 
 
-def _fill(duplicate: nn.Module, module: nn.Module, memo: dict[int, Any]) -> None:
+def _fill(duplicate: nn.Module, module: nn.Module, memo: _Memo) -> None:
     contents: tuple[tuple[Any, Any], ...] = ((dict, dict.update), (list, list.extend), (set, set.update))
     for kind, add in contents:
         if isinstance(module, kind):
@@ -121,16 +124,23 @@ def _fill(duplicate: nn.Module, module: nn.Module, memo: dict[int, Any]) -> None
         duplicate.__dict__[name] = value
 
 
-def _known_of(module: nn.Module) -> dict[int, Any]:
+class _Memo(dict[Any, Any]):
+    """The memo of ``copy.deepcopy``; see ``copy_modules`` for ``own_tensors``."""
+
+    own_tensors: bool
+
+
+def _known_of(module: nn.Module, own_tensors: bool) -> dict[int, Any]:
     """What a module and its attributes hold that stands for itself in a copy, by ``id``."""
     known = [*module._parameters.values(), *module._buffers.values()]
     for _, value in attributes(module):
         leaves = tree_leaves(value) if isinstance(value, _CONTAINERS) and value else (value,)
-        known += [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) or _stands_for_itself(leaf)]
+        tensors = [] if own_tensors else [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        known += [*tensors, *filter(_stands_for_itself, leaves)]
     return {id(value): value for value in known if value is not None}
 
 
-def _copied(value: Any, memo: dict[int, Any]) -> Any:
+def _copied(value: Any, memo: _Memo) -> Any:
     """What ``copy.deepcopy`` makes of an attribute if parameters, buffers and what it cannot copy stand for themselves.
 
     What it meets of these only inside other objects is put into ``memo``, and the attribute is copied again.
@@ -157,21 +167,25 @@ def _copied(value: Any, memo: dict[int, Any]) -> Any:
     return value
 
 
-def _known_inside(item: Any, memo: Mapping[int, Any]) -> dict[int, Any]:
+def _known_inside(item: Any, memo: _Memo) -> dict[int, Any]:
     """What the copy of ``item`` should have taken for something, and its parts, by ``id``."""
     if isinstance(item, nn.Module):
-        return {id(buffer): buffer for buffer in item._buffers.values() if buffer is not None}
+        buffers = () if memo.own_tensors else item._buffers.values()
+        return {id(buffer): buffer for buffer in buffers if buffer is not None}
     if isinstance(item, MethodType):
         owner = memo.get(id(item.__self__), item.__self__)
         return {} if type(owner) is type(item.__self__) else {id(item): _bound(item, owner)}
     if isinstance(item, torch.Tensor):
-        return {id(item): item} if item.requires_grad or isinstance(item, nn.Parameter) else {}
+        is_trained = item.requires_grad or isinstance(item, nn.Parameter)
+        return {id(item): item} if is_trained and not memo.own_tensors else {}
     return {id(item): item} if _stands_for_itself(item) else {}
 
 
 def _stands_for_itself(value: Any) -> bool:
     kind: Any = type(value)
-    if issubclass(kind, (*_CONTAINERS, nn.Module, torch.Tensor)) or kind.__module__ == "torch.storage":
+    if issubclass(kind, (*_CONTAINERS, nn.Module, torch.Tensor, torch.Generator, torch.device)):
+        return False
+    if kind.__module__ == "torch.storage":
         return False
     return issubclass(kind, torch.optim.Optimizer) or _package(kind) in _PACKAGES
 
@@ -187,17 +201,6 @@ def _is_searched(value: Any) -> bool:
 @functools.lru_cache(maxsize=1024)
 def _package(kind: Any) -> str:
     return str(kind.__module__).split(".")[0]
-
-
-def _rebound(hook: Any, memo: Mapping[int, Any]) -> Any:
-    """A hook that is bound to the copies; other objects that hooks hold stay: what watches a model watches both."""
-    if isinstance(hook, MethodType):
-        return _bound(hook, memo.get(id(hook.__self__), hook.__self__))
-    if type(hook) is functools.partial:
-        args = (memo.get(id(value), value) for value in hook.args)
-        keywords = {name: memo.get(id(value), value) for name, value in hook.keywords.items()}
-        return functools.partial(_rebound(hook.func, memo), *args, **keywords)
-    return memo.get(id(hook), hook)
 
 
 def _bound(method: MethodType, owner: Any) -> Any:

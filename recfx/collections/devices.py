@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 
 from recfx.errors import ConversionError, type_of
@@ -38,3 +40,8 @@ def _what_to_do(name: str) -> str:
         return f"install torch_npu, Ascend's package for torch, and source CANN's environment script; or {other}"
     count = module.device_count() if module is not None and hasattr(module, "device_count") else 0
     return f"name one of the {count} that are here, {kind}:0 to {kind}:{count - 1}; or 'cpu'." if count else other
+
+
+def not_on_meta_by_default() -> contextlib.AbstractContextManager[object]:
+    """A context in which new tensors are on the CPU by default, if the caller has put them on meta."""
+    return torch.device("cpu") if torch.get_default_device().type == "meta" else contextlib.nullcontext()

@@ -6,6 +6,7 @@ A closure, a global, a hook, a weak reference or a cache may hold the original, 
 from __future__ import annotations
 
 import contextlib
+import sys
 import weakref
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar, Token
@@ -69,7 +70,12 @@ class CatchingCall:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         module: Any = self._module()
-        if torch.compiler.is_compiling() or self._ids <= _REFUSED.get():
+        if torch.compiler.is_compiling():
+            return module._call_impl(*args, **kwargs)
+        caller = sys._getframe(1).f_locals.get("self")
+        if isinstance(caller, nn.Module) and caller.__dict__.get("_compiled_call_impl") is self:
+            module = caller  # such as a replica, which has been given the attributes of the module
+        if self._ids <= _REFUSED.get():
             return module._call_impl(*args, **kwargs)
         entered = _enter(self.caught)
         try:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import weakref
 from dataclasses import replace
 from types import CellType, FunctionType
+from typing import Any
 
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
+from torch.utils._pytree import tree_leaves
 
 from recfx.collections.copy_modules import attributes, compiled_in_place
 from recfx.collections.replaced import REPLACED
@@ -40,15 +42,21 @@ def refers_to_original(model: nn.Module, inplace: bool) -> list[Diagnostic]:
     notes: dict[str, Diagnostic] = {}
     for path, module in model.named_modules() if not inplace else ():
         hooks = [hook for name in FORWARD_HOOKS for hook in module.__dict__.get(name, {}).values()]
-        for value in (*(value for _, value in attributes(module)), *hooks):
-            cells = value.__closure__ or () if isinstance(value, FunctionType) else ()
-            held = [cell.cell_contents for cell in cells if cell != CellType()]
-            held += [value()] if isinstance(value, weakref.ref) else []
-            if any(id(item) in modules for item in held):
-                message = "a closure or weak reference, in an attribute or a hook, goes on using the original modules."
-                what_to_do = "pass inplace=True, or make it again for the converted model."
-                notes[path] = Diagnostic("refers_to_original", path, message, what_to_do, Severity.WARNING)
+        values = tree_leaves([hooks, *(value for _, value in attributes(module))])
+        if any(id(item) in modules for value in values for item in _shared_by_copies(value)):
+            message = "a closure or weak reference, in an attribute or a hook, goes on using the original modules."
+            what_to_do = "pass inplace=True, or make it again for the converted model."
+            notes[path] = Diagnostic("refers_to_original", path, message, what_to_do, Severity.WARNING)
     return list(notes.values())
+
+
+def _shared_by_copies(value: Any) -> list[Any]:
+    """What a function, a cached one, or a weak reference refers to."""
+    value = getattr(value, "__wrapped__", value) if callable(value) else value
+    if isinstance(value, weakref.ref):
+        return [getattr(value(), "__self__", value())]
+    cells = value.__closure__ or () if isinstance(value, FunctionType) else ()
+    return [cell.cell_contents for cell in cells if cell != CellType()]
 
 
 def check_conversion(

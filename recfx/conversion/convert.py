@@ -13,7 +13,7 @@ from recfx.argument_types import typed
 from recfx.collections.collection import unsharded_collections
 from recfx.collections.converted_collection import ConvertedCollection, converted_collections
 from recfx.collections.copy_modules import copy_modules, replace_in_place
-from recfx.collections.devices import usable_device
+from recfx.collections.devices import not_on_meta_by_default, usable_device
 from recfx.collections.first_use import first_use
 from recfx.collections.replaced import catch_calls, refuse_calls
 from recfx.collections.sharding.collection import sharded_collections
@@ -133,7 +133,8 @@ def convert(
         call, hashing, plan, env, device, backend, whole_graph, verify, inplace, on_unsupported, id_ranges,
         named_passes(passes), managed_collisions, dedup,
     )  # fmt: skip
-    return _convert(model, asked)
+    with not_on_meta_by_default():
+        return _convert(model, asked)
 
 
 def _ready(converted: nn.Module, collections: Mapping[str, ConvertedCollection]) -> None:

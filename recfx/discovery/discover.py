@@ -87,9 +87,8 @@ def _confirm_by_trace(model: nn.Module, sample: Sample, discovery: Discovery) ->
     hidden: set[int] = set()
     seen: set[tuple[str, str]] = set()
     for training in (True, False):
-        root, copies = copy_modules(unwrap(model))
+        root, copies = copy_modules(unwrap(model), own_tensors=True)  # code that is traced may change them
         set_mode(root, training)
-        _own_tensor_attributes(root)
         leaves = {id(copies[key]): key for key in findings if key in copies}
         tracer = ShallowTracer(set(leaves))
         try:
@@ -130,11 +129,3 @@ def set_mode(root: nn.Module, training: bool) -> None:
     """Like ``root.train(training)``, but does not touch modules that the copy shares with the user's model."""
     for module in own_modules(root):
         module.training = training
-
-
-def _own_tensor_attributes(root: nn.Module) -> None:
-    """Clone plain tensor attributes: they are not proxies, so code that is traced would change the user's in place."""
-    for module in own_modules(root):
-        for name, value in module.__dict__.items():
-            if issubclass(type(value), torch.Tensor):
-                module.__dict__[name] = value.clone()

@@ -15,6 +15,7 @@ from recfx.argument_types import typed
 from recfx.collections.collection import unsharded_collections
 from recfx.collections.converted_collection import converted_collections
 from recfx.collections.copy_modules import copy_with_tensors
+from recfx.collections.devices import not_on_meta_by_default
 from recfx.collections.kinds import kind_of, standard_kind
 from recfx.collections.replaced import REPLACED, calls_refused, refuse_calls
 from recfx.collections.wrappers import unwrap
@@ -227,7 +228,7 @@ def verify(
                 reason="invalid_argument",
                 what_to_do=f"pass a finite number that is not below 0 for {name}.",
             )
-    with torch.inference_mode(False), torch.enable_grad():  # whatever the caller's modes are
+    with torch.inference_mode(False), torch.enable_grad(), not_on_meta_by_default():  # whatever the caller's modes are
         return _verify(original, converted, Sample.of(sample), rtol, atol)
 
 

@@ -20,6 +20,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 from torchrec.distributed.types import ShardingEnv
 
@@ -334,6 +335,88 @@ def test_what_a_copy_changes_is_its_own(kind: str) -> None:
     assert state(model.value) == before
 
 
+ADVANCED: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "averaged": (
+        lambda: Helper(AveragedModel(nn.Linear(1, 1))),
+        lambda value: value.module.update_parameters(value.module.module),
+        lambda value: value.module.n_averaged.item(),
+    ),
+    "generator": (
+        lambda: torch.Generator().manual_seed(1),
+        lambda value: torch.rand(1, generator=value),
+        lambda value: value.get_state().tolist(),
+    ),
+    "listed tensor": (lambda: [torch.zeros(1)], lambda value: value[0].add_(1), lambda value: value[0].item()),
+}
+
+
+@pytest.mark.parametrize("inplace", [False, True], ids=["copy", "inplace"])
+@pytest.mark.parametrize("kind", ADVANCED)
+def test_a_conversion_with_a_sample_advances_nothing(kind: str, inplace: bool) -> None:
+    made, advance, state = ADVANCED[kind]
+
+    class Advancing(Block):
+        def __init__(self) -> None:
+            super().__init__()
+            self.value = made()
+
+        def forward(self, features: KeyedJaggedTensor) -> Any:
+            advance(self.value)
+            return self.ebc(features)
+
+    model = Advancing()
+    converted: Any = recfx.convert(model, (batch(5),), inplace=inplace)
+    assert state(model.value) == state(converted.value) == state(made())
+    converted(batch(5))
+    assert state(converted.value) != state(made())
+
+
+def test_a_hook_that_is_an_object_belongs_to_the_copy() -> None:
+    class Watcher:
+        def __init__(self, drop: nn.Module, seen: list[bool]) -> None:
+            self.drop, self.seen = drop, seen
+
+        def __call__(self, *_: Any) -> None:
+            self.seen.append(self.drop.training)
+
+    class Watched(Block):
+        def __init__(self) -> None:
+            super().__init__()
+            self.drop, self.seen = nn.Dropout(), list[bool]()
+            self.ebc.register_forward_hook(Watcher(self.drop, self.seen))
+
+    model: Any = Watched()
+    converted: Any = recfx.convert(model, (batch(5),)).eval()
+    converted(batch(5))
+    assert (converted.seen, model.seen) == ([False], [])
+
+
+def as_subclass(model: nn.Module) -> nn.Module:
+    class Doubled(Block):
+        def forward(self, features: KeyedJaggedTensor) -> Any:
+            return self.ebc(features).values() * 2
+
+    doubled = Doubled.__new__(Doubled)
+    doubled.__dict__.update(model.__dict__)
+    return doubled
+
+
+def replica_with_another_collection(model: Any) -> nn.Module:
+    replica = model._replicate_for_data_parallel()
+    replica.ebc = recfx.convert(collection())
+    return replica  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    "made",
+    [as_subclass, replica_with_another_collection],
+)
+def test_what_is_given_the_attributes_of_a_copy_runs_its_own_forward(made: Callable[[nn.Module], nn.Module]) -> None:
+    converted, features = recfx.convert(Block()), batch(5)
+    before, after = converted(features).values(), made(converted)(features)
+    assert not torch.equal(after if isinstance(after, torch.Tensor) else after.values(), before)
+
+
 def test_a_view_inside_an_object_stays_one() -> None:
     """``plain`` and buffers are the model's own in a copy, and so is their memory."""
     model = Block()
@@ -395,11 +478,17 @@ def test_a_module_that_is_a_container_as_well_keeps_its_contents(kind: Any, inpl
     assert isinstance(converted.ebc, HashEmbeddingBagCollection)
 
 
-@pytest.mark.parametrize("way", ["attribute", "hook", "weak reference", "none"])
+@pytest.mark.parametrize("way", ["attribute", "list", "cache", "hook", "weak reference", "weak method", "none"])
 def test_closures_that_go_on_using_the_original_are_reported(way: str) -> None:
     model = Block()
     model.drop = nn.Dropout()
-    uses: Any = weakref.ref(model.drop) if way == "weak reference" else lambda *args: model.drop(*args)
+    uses: Any = lambda *args: model.drop(*args)  # noqa: E731
+    uses = {
+        "weak reference": weakref.ref(model.drop),
+        "weak method": weakref.WeakMethod(model.drop.forward),
+        "list": [uses],
+        "cache": functools.lru_cache(uses),
+    }.get(way, uses)
     if way == "hook":
         model.ebc.register_forward_pre_hook(lambda *_: uses and model.drop and None)
     elif way != "none":
@@ -410,3 +499,12 @@ def test_closures_that_go_on_using_the_original_are_reported(way: str) -> None:
     reasons = [(reason.code, reason.path) for reason in recfx.explain(converted).reasons]
     assert (("refers_to_original", path) in reasons) == is_copy
     recfx.convert(model, inplace=True)
+
+
+@pytest.mark.parametrize("hashing", [None, recfx.HashConfig.raw_ids()], ids=["rows", "raw ids"])
+def test_a_default_device_of_meta_changes_nothing(hashing: recfx.HashConfig | None) -> None:
+    model, sample = Block(), (batch(5),)
+    with torch.device("meta"):
+        converted = recfx.convert(model, sample, hashing=hashing)
+        assert recfx.verify(model, converted, sample).ok
+    assert {parameter.device.type for parameter in converted.parameters()} == {"cpu"}

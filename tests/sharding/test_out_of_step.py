@@ -519,3 +519,27 @@ def test_pipelines_notice_losses_without_a_collection(pipeline: str, form: str, 
     case = replace(of_form(Case((table,))), beside=beside)
     step = 3 if pipeline in ("loop", "base") else 4
     assert ranks(2).run(pipelined_losses, case, pipeline) == [(step, "backward_on_some_ranks")] * 2
+
+
+def saved_after_the_last_step(rank: int, world_size: int, pipeline: str, folder: Path) -> str:
+    case = Case((Table("a", 12, 8, ("f0",), sharding=("table_wise", 1)),))
+    model = Either(sharded_model(replace(case, beside=case), world_size, "two"))
+    driver = PIPELINES[pipeline](model, torch.optim.SGD(model.over.parameters(), lr=0.1), CPU)
+    given: list[Any] = batches_of_rank(case, rank, world_size, 3, "two")
+    given[-1].dense[0, 1 - rank] = 0
+    source = iter(given)
+    for _ in given:
+        driver.progress(source)
+    with pytest.raises(StopIteration):
+        driver.progress(source)
+    try:
+        recfx.save_checkpoint(model, folder)
+    except recfx.OutOfStepError as error:
+        return error.reason
+    return ""
+
+
+@pytest.mark.parametrize("pipeline", ["sparse_dist", "recfx"])
+def test_what_the_last_step_of_a_pipeline_left_out_is_not_saved(pipeline: str, tmp_path: Path) -> None:
+    given = pipeline, tmp_path / "checkpoint"
+    assert ranks(2).run(saved_after_the_last_step, *given) == ["backward_on_some_ranks"] * 2

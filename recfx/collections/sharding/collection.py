@@ -91,6 +91,7 @@ class ShardedCollection(ShardedTables, ShardedModule[KJTList, dict[str, Any], An
 
     _checked: Any = None  # what ``TableStore.look`` returned when the tables were last found to be as they must be
     _computed: Any = None  # and when all lookups last ran
+    _started: int = 0  # batches whose ids were sent, and that were not computed yet
 
     def __init__(
         self,
@@ -237,6 +238,7 @@ class ShardedCollection(ShardedTables, ShardedModule[KJTList, dict[str, Any], An
         self, ctx: BatchContext, send: Stage, selected: KeyedJaggedTensor | None
     ) -> Awaitable[Awaitable[KJTList]]:
         values = ctx.values
+        self._started += 1
         (name,) = send.inputs
         outgoing = {name: Outgoing(selected, ctx.says | (marks.REFUSED if ctx.refused is not None else 0))}
         with self.in_step:
@@ -277,6 +279,7 @@ class ShardedCollection(ShardedTables, ShardedModule[KJTList, dict[str, Any], An
             OutOfStepError: an earlier step failed here when others had begun it; this batch's ids were sent before.
         """
         assert ctx.stages is not None  # since its ids were sent
+        self._started -= 1
         self.in_step.refuse_if_failed()
         wrong: Exception | None = marks.verdict(ctx.marks, self.collection)
         if ctx.refused is not None and not isinstance(wrong, OutOfStepError):
@@ -312,6 +315,11 @@ class ShardedCollection(ShardedTables, ShardedModule[KJTList, dict[str, Any], An
     def pipeline(self) -> object | None:
         """The object with which a pipeline of TorchRec sends ids in place of this collection; None if none does."""
         return self._input_dists[0].pipeline
+
+    @property
+    def in_pipeline(self) -> bool:
+        """Whether a pipeline of TorchRec is under way, whose messages have lengths of their own."""
+        return self.pipeline is not None and self._started > 0
 
     def input_dists(self) -> list[InputDistStart]:
         """The nodes that send ids; a copy around the same tables has its own."""

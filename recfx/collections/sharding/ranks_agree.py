@@ -98,7 +98,7 @@ def begin_on_all_ranks(sharded: Sequence[Any], call: str) -> None:
     """Find out whether all ranks make this call, before any of them waits for another. Collective.
 
     Nothing is asked after a step that failed on a rank alone, because messages in the group for ids may be those of the
-    step; nor while one of TorchRec's pipelines sends the ids, because its messages have other lengths, with which gloo
+    step; nor while one of TorchRec's pipelines is under way, because its messages have other lengths, with which gloo
     ends the process. A rank that is alone then waits until the timeout of the group.
 
     Args:
@@ -109,7 +109,7 @@ def begin_on_all_ranks(sharded: Sequence[Any], call: str) -> None:
         OutOfStepError: ``ranks_at_different_calls``, also on a rank that sends the ids of a batch;
             ``backward_on_some_ranks``, before what they have trained is saved.
     """
-    if not sharded or any(module.pipeline is not None for module in sharded):
+    if not sharded or any(module.in_pipeline for module in sharded):
         return
     groups: DistGroups = sharded[0].groups
     if has_failed(groups.pooled):
