@@ -25,7 +25,6 @@ GROW = (
 """The advice for whoever wants another configuration for a table that has been trained."""
 
 _NUMBERED = re.compile(r"(.*?)(?<![0-9])(0|[1-9][0-9]*)", re.DOTALL)
-_SHORTEST_RUN = 3  # of numbered names that are written as one
 
 
 def printable(text: str, keep: str = "") -> str:
@@ -113,17 +112,21 @@ class RecfxError(Exception):
         what_to_do: what the user can change to get past it.
 
     Attributes:
-        diagnostic: the same information as a value, as reports show it.
+        diagnostic: all of this as one value, as reports show it; ``message``, ``reason``, ``module_path`` and
+            ``what_to_do`` are attributes as well.
         by_all_ranks: whether all ranks of a sharded collection raise it at the same call, and can go on together.
     """
 
-    diagnostic: Diagnostic
     by_all_ranks: bool = False
 
     def __init__(self, message: str, *, reason: str = "", module_path: str = "", what_to_do: str = "") -> None:
         super().__init__(message, reason, module_path, what_to_do)
-        reason = reason or self._reason_in(message)
-        self.diagnostic = Diagnostic(reason, module_path, message, what_to_do, Severity.ERROR)
+        self._take(Diagnostic(reason or self._reason_in(message), module_path, message, what_to_do, Severity.ERROR))
+
+    def _take(self, diagnostic: Diagnostic) -> None:
+        self.diagnostic = diagnostic
+        self.message, self.reason = diagnostic.message, diagnostic.code
+        self.module_path, self.what_to_do = diagnostic.path, diagnostic.what_to_do
 
     @classmethod
     def of(cls: type[_Error], diagnostic: Diagnostic) -> _Error:
@@ -140,7 +143,7 @@ class RecfxError(Exception):
             module_path=diagnostic.path,
             what_to_do=diagnostic.what_to_do,
         )
-        error.diagnostic = replace(diagnostic, severity=Severity.ERROR)
+        error._take(replace(diagnostic, severity=Severity.ERROR))
         return error
 
     @classmethod
@@ -149,46 +152,6 @@ class RecfxError(Exception):
         name = re.escape(f"{cls.__module__}.{cls.__qualname__}")
         codes: list[str] = re.findall(rf"^{name}: \[(\w+)\] ", text, re.MULTILINE)
         return codes[-1] if codes else "reraised"
-
-    @property
-    def message(self) -> str:
-        """What is wrong.
-
-        Example:
-            >>> recfx.RecfxError("there is none.", reason="no_collection").message
-            'there is none.'
-        """
-        return self.diagnostic.message
-
-    @property
-    def reason(self) -> str:
-        """Reason code.
-
-        Example:
-            >>> recfx.RecfxError("there is none.", reason="no_collection").reason
-            'no_collection'
-        """
-        return self.diagnostic.code
-
-    @property
-    def module_path(self) -> str:
-        """Fully qualified name of the module concerned.
-
-        Example:
-            >>> recfx.RecfxError("it is full.", module_path="ebc").module_path
-            'ebc'
-        """
-        return self.diagnostic.path
-
-    @property
-    def what_to_do(self) -> str:
-        """What the user can change.
-
-        Example:
-            >>> recfx.RecfxError("it is full.", what_to_do="give it more rows.").what_to_do
-            'give it more rows.'
-        """
-        return self.diagnostic.what_to_do
 
     def __str__(self) -> str:
         return str(self.diagnostic)
@@ -357,31 +320,24 @@ def few(names: Sequence[str], most: int) -> str:
 
     Args:
         names: the names, in the order in which they are shown.
-        most: how many names, or runs of names, are written out. At least that many of them fit, or all.
+        most: how many names, or runs of at least three names with consecutive numbers, are written out.
     """
-    runs = runs_of(names)
-    shown, rest = runs[:most], sum(count for _, count in runs[most:])
-    return ", ".join(text for text, _ in shown) + (f" and {rest:,} more" if rest else "")
-
-
-def runs_of(names: Sequence[str]) -> list[tuple[str, int]]:
-    """Each run of at least three consecutive numbers as ``table_0..25``, other names as they are, with their counts."""
-    runs: list[list[tuple[str, str, int]]] = []  # runs of (name, name without number, number)
+    runs: list[list[str]] = []
     for name in names:
-        matched = _NUMBERED.fullmatch(name)
-        stem, number = (matched[1], int(matched[2])) if matched is not None else (name, -1)
-        last = runs[-1][-1] if runs else ("", "", -1)
-        if matched is not None and last[2] >= 0 and (last[1], last[2] + 1) == (stem, number):
-            runs[-1].append((name, stem, number))
+        numbered = _NUMBERED.fullmatch(runs[-1][-1]) if runs else None
+        if numbered is not None and name == f"{numbered[1]}{int(numbered[2]) + 1}":
+            runs[-1].append(name)
         else:
-            runs.append([(name, stem, number)])
-    shown = []
+            runs.append([name])
+    shown: list[tuple[str, int]] = []
     for run in runs:
-        if len(run) < _SHORTEST_RUN:
-            shown += [(name, 1) for name, _, _ in run]
+        last = _NUMBERED.fullmatch(run[-1])
+        if len(run) >= 3 and last is not None:
+            shown.append((f"{run[0]}..{last[2]}", len(run)))
         else:
-            shown.append((f"{run[0][0]}..{run[-1][2]}", len(run)))
-    return shown
+            shown += [(name, 1) for name in run]
+    rest = sum(count for _, count in shown[most:])
+    return ", ".join(text for text, _ in shown[:most]) + (f" and {rest:,} more" if rest else "")
 
 
 def plural(count: int, noun: str) -> str:

@@ -23,17 +23,7 @@ def with_prefix(described: Mapping[str, _Value], prefix: str) -> dict[str, _Valu
 
 
 def check_names(what: str, expected: Collection[str], saved: Collection[str], what_to_do: str) -> None:
-    """Raise if a checkpoint lacks something, or has something that is not used here.
-
-    Args:
-        what: what stands before the names in the message, with a space at its end; "" if they say it themselves.
-        expected: the names here.
-        saved: the names in the checkpoint.
-        what_to_do: the advice.
-
-    Raises:
-        CheckpointError: ``checkpoint_mismatch``, naming both.
-    """
+    """Raise ``checkpoint_mismatch`` if names are missing in a checkpoint, or not used here; ``what`` precedes them."""
     saved_names, here = set(saved), set(expected)
     missing = [name for name in expected if name not in saved_names]
     unexpected = [name for name in saved if name not in here]
@@ -49,47 +39,29 @@ def mismatch(message: str, *, module_path: str = "", what_to_do: str = BUILD_AS_
 
 
 def check_storable(name: str, tensor: Tensor) -> None:
-    """Refuse a tensor whose content is not simply its elements, such as a quantized or a sparse one.
-
-    Raises:
-        CheckpointError: ``value_not_supported``.
-    """
+    """Raise ``value_not_supported`` for a tensor whose content is not simply its elements, such as a sparse one."""
     value: object = tensor
     if is_traceable_wrapper_subclass(value):  # such as DTensor, whose elements are in other tensors
-        raise CheckpointError(
-            f"{name} is {type_of(value)}.",
-            reason="value_not_supported",
-            what_to_do="save such a model with torch.distributed.checkpoint.",
-        )
+        raise _not_supported(f"{name} is {type_of(value)}.", "save such a model with torch.distributed.checkpoint.")
     if tensor.layout != torch.strided or tensor.is_quantized:
-        raise CheckpointError(
-            f"{name} is a tensor of dtype {tensor.dtype} and layout {tensor.layout}.",
-            reason="value_not_supported",
-            what_to_do="save it by other means, and register it with persistent=False.",
-        )
+        message = f"{name} is a tensor of dtype {tensor.dtype} and layout {tensor.layout}."
+        raise _not_supported(message, "save it by other means, and register it with persistent=False.")
 
 
 def check_loadable(name: str, tensor: Tensor) -> None:
-    """Refuse a tensor that nothing can be loaded into, before torch does so halfway through.
-
-    Raises:
-        CheckpointError: ``value_not_supported``.
-    """
+    """Raise ``value_not_supported`` for a tensor that nothing can be loaded into, before torch does so halfway."""
     check_storable(name, tensor)
     if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
-        raise CheckpointError(
-            f"{name} is expanded: some of its elements share memory, so nothing can be loaded into it.",
-            reason="value_not_supported",
-            what_to_do="register a clone() of the tensor.",
-        )
+        message = f"{name} is expanded: some of its elements share memory, so nothing can be loaded into it."
+        raise _not_supported(message, "register a clone() of the tensor.")
+
+
+def _not_supported(message: str, what_to_do: str) -> CheckpointError:
+    return CheckpointError(message, reason="value_not_supported", what_to_do=what_to_do)
 
 
 def check_has_elements(name: str, tensors: Iterable[Tensor]) -> None:
-    """Refuse parameters of lazy modules, which have no shape yet, and tensors on the meta device.
-
-    Raises:
-        CheckpointError: ``model_is_lazy``, ``model_on_meta``.
-    """
+    """Refuse parameters of lazy modules (``model_is_lazy``) and tensors on the meta device (``model_on_meta``)."""
     for tensor in tensors:
         if is_lazy(tensor):
             raise CheckpointError(
@@ -108,10 +80,6 @@ def check_has_elements(name: str, tensors: Iterable[Tensor]) -> None:
 def check_saved_as(
     name: str, saved: Tensor, dtype: torch.dtype, shape: tuple[int, ...], loadable: tuple[int, ...]
 ) -> None:
-    """Check the dtype and the shape of a saved tensor, given those here and the only shape that can be loaded.
-
-    Raises:
-        CheckpointError: ``checkpoint_mismatch``.
-    """
+    """Check the dtype and the shape of a saved tensor, given those here and the only shape that can be loaded."""
     if tuple(saved.shape) != loadable or saved.dtype != dtype:
         raise mismatch(f"{name} was saved as {saved.dtype} {tuple(saved.shape)}, but is {dtype} {shape} here.")

@@ -13,7 +13,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from torch.distributed.checkpoint.api import CheckpointException
@@ -79,12 +79,9 @@ def locked(directory: Path, shared: bool) -> Iterator[None]:
         _lock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, directory)
         yield
     finally:
-        try:  # Ctrl-C may come here, too
+        with suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing would not release it in processes forked meanwhile
-        except OSError:
-            pass
-        finally:
-            os.close(descriptor)
+        os.close(descriptor)
 
 
 def _lock(descriptor: int, kind: int, directory: Path) -> None:
@@ -93,36 +90,27 @@ def _lock(descriptor: int, kind: int, directory: Path) -> None:
         try:
             return fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
         except BlockingIOError:
-            pass
+            if time.monotonic() > give_up:
+                raise CheckpointError(
+                    f"{directory} is being read or written by another process.",
+                    reason="checkpoint_busy",
+                    what_to_do="try again later, or give each writer its own directory.",
+                ) from None
+            time.sleep(0.05)
         except OSError:  # network file systems may not lock directories; a single writer does not need it
             return None
-        if time.monotonic() > give_up:
-            raise CheckpointError(
-                f"{directory} is being read or written by another process.",
-                reason="checkpoint_busy",
-                what_to_do="try again later, or give each writer its own directory.",
-            )
-        time.sleep(0.05)
 
 
 @contextmanager
-def told_as(reason: str, path: Path, consequence: Callable[[], str], what_to_do: str) -> Iterator[None]:
-    """Turn errors of the disk, and those that DCP wraps, into a ``CheckpointError``.
-
-    Args:
-        reason: the reason code.
-        path: path of the checkpoint, for the message.
-        consequence: says what state things are in now; called when something has failed.
-        what_to_do: what the user can do.
-    """
+def disk_errors(reason: str, path: Path, consequence: Callable[[], str], what_to_do: str) -> Iterator[None]:
+    """Turn errors of the disk, and those that DCP wraps, into a ``CheckpointError`` that says its consequence."""
     try:
         yield
     except (OSError, CheckpointException) as error:
         cause = cause_of(error)
         if not isinstance(cause, Exception):  # DCP also wraps Ctrl-C
             raise cause from None
-        text = str(cause) or type(cause).__name__
-        message = f"{path}: {text}. {consequence()}"
+        message = f"{path}: {str(cause) or type(cause).__name__}. {consequence()}"
         raise CheckpointError(message, reason=reason, what_to_do=what_to_do) from cause
 
 

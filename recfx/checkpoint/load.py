@@ -7,35 +7,24 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from torchrec.optim.warmup import WarmupOptimizer
 
 from recfx.argument_types import typed
 from recfx.checkpoint.contents import MODEL, check_names, with_prefix
-from recfx.checkpoint.directory import locked, told_as
-from recfx.checkpoint.in_backward import FusedPlan, attached_to, fused_tables
+from recfx.checkpoint.describe_optimizers import Stepped, attached_to, fused_tables, stepped_by
+from recfx.checkpoint.directory import disk_errors, locked
+from recfx.checkpoint.load_optimizers import FusedPlan, rebuild_state
 from recfx.checkpoint.manifest import Manifest, missing, torn
-from recfx.checkpoint.model_plan import ModelPlan, plan_model, refused_as
-from recfx.checkpoint.ordinary import (
-    Stepped,
-    load_state,
-    load_warm_ups,
-    other_optimizer,
-    plan_warm_ups,
-    rebuild_state,
-    stepped_by,
-    unwrap_optimizer,
-)
-from recfx.checkpoint.peers import Peers, checked_directory, checked_model
+from recfx.checkpoint.model_plan import ModelPlan, plan_model, prefix_of, refused_as
+from recfx.checkpoint.peers import checked_arguments
 from recfx.checkpoint.saved_optimizers import STEP_AS_SAVED, SavedOptimizers
 from recfx.checkpoint.settings import read_settings
 from recfx.checkpoint.storage import SavedFolder
-from recfx.checkpoint.table_names import prefix_of
 from recfx.checkpoint.tables import tables_of
+from recfx.checkpoint.wrapped_optimizers import load_state, other_optimizer, plan_warm_ups, unwrap_optimizer
 from recfx.collections.converted_collection import collections_by_prefix
 from recfx.collections.sharding.collection import ShardedCollection
 from recfx.errors import CheckpointError, Diagnostic, Severity, few, with_article
@@ -92,57 +81,30 @@ def load_checkpoint(
             ``invalid_argument``, ``bucket_too_small``, ``other_rank_failed``, or what is wrong with an index. On all
             ranks.
     """
-    _load_checked(model, directory, optimizer, in_backward, "")
+    load_part(model, directory, "", optimizer, in_backward)
 
 
-def load_part(model: nn.Module, directory: str | os.PathLike[str], submodule: str) -> None:
-    """Load what was saved of one submodule, without optimizers, into a model that is not sharded.
+def load_part(
+    model: nn.Module,
+    directory: str | os.PathLike[str],
+    submodule: str,
+    optimizer: torch.optim.Optimizer | None = None,
+    in_backward: bool = False,
+) -> None:
+    """Load what was saved of one submodule, which ``model`` is; see ``load_checkpoint`` for the rest.
 
     Args:
-        model: built and converted as that submodule was when saving.
-        directory: as given to ``save_checkpoint``.
         submodule: its path, where names of wrappers may be left out; empty for the whole model.
 
     Raises:
         CheckpointError: as ``load_checkpoint``; ``checkpoint_mismatch`` also if there is no such submodule.
     """
-    _load_checked(model, directory, None, False, submodule)
-
-
-def _load_checked(
-    model: nn.Module,
-    directory: str | os.PathLike[str],
-    optimizer: torch.optim.Optimizer | None,
-    in_backward: bool,
-    submodule: str,
-) -> None:
-    root, peers = checked_model(model, "load_checkpoint")
-    path, if_different = checked_directory(directory, peers)
-    consequence = ["Nothing was loaded."]
-    what_to_do = if_different or "make sure that the files can be read, and load again; or use another checkpoint."
-    with told_as("checkpoint_unreadable", path, lambda: consequence[-1], what_to_do):
-        try:
-            _load(root, path, optimizer, in_backward, submodule, consequence, peers)
-            for _, module in collections_by_prefix(root, ShardedCollection):
-                for start in module.input_dists():
-                    start.forget_backwards()
-        except CheckpointError as error:
-            if not if_different or error.reason != "checkpoint_torn":
-                raise
-            raise CheckpointError(error.message, reason=error.reason, what_to_do=if_different) from error
-
-
-def _load(
-    root: nn.Module,
-    path: Path,
-    optimizer: torch.optim.Optimizer | None,
-    in_backward: bool,
-    submodule: str,
-    consequence: list[str],
-    peers: Peers,
-) -> None:
-    """Load; ``consequence`` gets what is true of the model if the disk fails from here on."""
-    with contextlib.ExitStack() as lock:
+    root, path, peers = checked_arguments(model, directory, "load_checkpoint")
+    consequence = "Nothing was loaded."
+    what_to_do = "make sure that the files can be read, and load again; or use another checkpoint."
+    plans: list[_Plans] = []
+    disk = disk_errors("checkpoint_unreadable", path, lambda: consequence, what_to_do)
+    with disk, contextlib.ExitStack() as lock:
 
         def begin() -> str:  # the first rank locks and verifies for all
             if not path.is_dir():
@@ -153,11 +115,10 @@ def _load(
             return manifest.data
 
         folder = SavedFolder(path / str(peers.first(begin)))
-        plans: list[_Plans] = []
 
         def plan() -> tuple[tuple[bool, bool], list[Diagnostic]]:
             if not folder.path.is_dir():
-                raise torn(folder.path, "it is missing")
+                raise torn(folder.path, "it is missing; all ranks must name one shared directory")
             plans.append(_plan(root, folder, optimizer, in_backward, submodule))
             return (optimizer is None, in_backward), plans[0].notes
 
@@ -173,10 +134,13 @@ def _load(
         except BaseException:
             plans[0].undo()
             raise
-        consequence.append("The model may hold a mixture of old and new.")
-        peers.agree(lambda: plans[0].carry_out(folder))
-        for note in dict.fromkeys(note for _, notes in of_ranks for note in notes) if peers.is_first else ():
-            _log.warning("%s", note)
+        consequence = "The model may hold a mixture of old and new."
+        peers.agree(lambda: plans[0].carry_out())
+    for note in dict.fromkeys(note for _, notes in of_ranks for note in notes) if peers.is_first else ():
+        _log.warning("%s", note)
+    for _, module in collections_by_prefix(root, ShardedCollection):
+        for start in module.input_dists():
+            start.forget_backwards()
 
 
 @dataclass
@@ -187,14 +151,14 @@ class _Plans:
         model: the plan for parameters and indexes.
         fused: the plans for fused optimizers.
         optimizers: other optimizers, in backward or ordinary, and the states for them.
-        warm_ups: TorchRec's warm-ups, and the states for them.
+        load_warm_ups: loads TorchRec's warm-ups.
         notes: what the user should know about optimizers.
     """
 
     model: ModelPlan
     fused: list[FusedPlan]
     optimizers: list[tuple[torch.optim.Optimizer, dict[str, Any]]]
-    warm_ups: list[tuple[WarmupOptimizer, list[int]]]
+    load_warm_ups: Callable[[], None]
     notes: list[Diagnostic]
     done: list[Callable[[], None]] = field(default_factory=list)
 
@@ -213,59 +177,51 @@ class _Plans:
         while self.done:
             self.done.pop()()
 
-    def carry_out(self, folder: SavedFolder) -> None:
+    def carry_out(self) -> None:
         """Load the rest. Everything has been checked; what can still fail is the disk."""
         with torch.no_grad():
             self.model.carry_out()
             for plan in self.fused:
-                plan.carry_out(folder)
-            load_warm_ups(self.warm_ups)  # last, as they set learning rates
+                plan.carry_out()
+            self.load_warm_ups()  # last, as they set learning rates
 
 
-def _plan(
-    root: nn.Module,
-    folder: SavedFolder,
-    optimizer: torch.optim.Optimizer | None,
-    in_backward: bool,
-    submodule: str,
-) -> _Plans:
+def _plan(root: nn.Module, folder: SavedFolder, optimizer: Any, in_backward: bool, submodule: str) -> _Plans:
     settings = read_settings(folder)
     extra = settings["extra_state"]
     names = [*with_prefix(folder.described, MODEL), *extra]
     prefix = prefix_of(submodule, root.state_dict(), names) if submodule else ""
     plan = plan_model(root, folder, with_prefix(extra, prefix), MODEL + prefix)
-    saved = SavedOptimizers.of(settings, folder.described)
+    saved = SavedOptimizers.of(settings, folder)
     inner = None if optimizer is None else unwrap_optimizer(optimizer)
     stepped = [] if inner is None else stepped_by(inner, root)
     tables, attached = fused_tables(root), attached_to(root)
     of_backward = [*(table.weight for table, _ in tables), *(of_parameter.name for of_parameter in attached)]
-    ordinary = None if inner is None else [of_parameter.name for of_parameter in stepped]
-    _check_all_taken(root, saved, ordinary, of_backward, in_backward)
+    _check_all_taken(root, saved, None if inner is None else [one.name for one in stepped], of_backward, in_backward)
     fused: list[FusedPlan] = []
-    optimizers: list[tuple[torch.optim.Optimizer, dict[str, Any]]] = []
+    optimizers: list[tuple[Any, dict[str, Any]]] = []
     notes: list[Diagnostic] = []
     if in_backward:
         fused = [
-            FusedPlan(table, settings_here, saved.entries.get(table.weight), plan.moves.get(table.weight))
-            for table, settings_here in tables
+            FusedPlan(table, here, saved.entries.get(table.weight), plan.moves.get(table.weight))
+            for table, here in tables
         ]
-        for of_parameter in attached:
-            alone = [Stepped(of_parameter.parameter, of_parameter.name, None)]
-            state, _ = rebuild_state(of_parameter.optimizer, alone, folder, saved, plan.moves)
-            optimizers.append((of_parameter.optimizer, state))
+        for name, parameter, of_parameter in attached:
+            state, _ = rebuild_state(of_parameter, [Stepped(parameter, name, None)], saved, plan.moves)
+            optimizers.append((of_parameter, state))
         notes += _without_state([name for name in of_backward if name not in saved.entries])
-    if optimizer is not None and inner is not None:
-        state, notes_of_settings = rebuild_state(inner, stepped, folder, saved, plan.moves, of_backward)
+    if inner is not None:
+        state, of_settings = rebuild_state(inner, stepped, saved, plan.moves, of_backward)
         optimizers.append((optimizer, state))
-        notes += notes_of_settings
-    warm_ups = [] if optimizer is None else plan_warm_ups(optimizer, settings["warm_ups"])
+        notes += of_settings
+    load_warm_ups = plan_warm_ups(optimizer, {} if optimizer is None else settings["warm_ups"])
     for of_table in fused:
         of_table.check()
     for of_table in fused:
         of_table.prepare()
     if inner is None and in_backward:
         notes += _not_loaded(saved, set(of_backward))
-    return _Plans(plan, fused, optimizers, warm_ups, notes)
+    return _Plans(plan, fused, optimizers, load_warm_ups, notes)
 
 
 def _check_all_taken(
@@ -285,38 +241,34 @@ def _check_all_taken(
     """
     elsewhere = [table.weight for table in tables_of(root) if ordinary is not None and not table.here]  # other ranks
     taken = {*(ordinary or ()), *of_backward, *elsewhere}
-    left = sorted(name for name, entry in saved.entries.items() if entry.group is None and name not in taken)
+    left = {name: entry.group for name, entry in sorted(saved.entries.items()) if name not in taken}
     if in_backward:
-        check_names("an optimizer in backward for ", [], left, STEP_AS_SAVED)
+        only_backward = [name for name, group in left.items() if group is None]
+        check_names("an optimizer in backward for ", [], only_backward, STEP_AS_SAVED)
     if ordinary is None:
         return
     missing = [name for name in ordinary if name not in saved.entries and name not in of_backward]
     if missing and not saved.groups:
         raise other_optimizer("the checkpoint was saved without optimizer=.", "load it without optimizer= as well.")
-    left = sorted(name for name, entry in saved.entries.items() if entry.group is not None and name not in taken)
-    if missing or left:
-        here = f"no optimizer that was saved stepped {few(missing, 10)}" if missing else ""
-        there = f"the saved optimizer stepped {few(left, 10)}, which no optimizer does here" if left else ""
-        raise other_optimizer(f"{'; '.join(filter(None, [here, there]))}.")
+    left_by_ordinary = [name for name, group in left.items() if group is not None]
+    if missing or left_by_ordinary:
+        here = f"no optimizer that was saved stepped {few(missing, 10)}" * bool(missing)
+        there = f"the saved optimizer stepped {few(left_by_ordinary, 10)}, which no optimizer does here"
+        raise other_optimizer(f"{'; '.join(filter(None, [here, there * bool(left_by_ordinary)]))}.")
 
 
 def _not_loaded(saved: SavedOptimizers, taken: set[str]) -> list[Diagnostic]:
-    """What is said of an ordinary optimizer that was saved and is not asked for."""
+    """The warning about an ordinary optimizer that was saved and is not asked for."""
     if not saved.ordinary_kind or taken >= saved.ordinary:
         return []
-    message = (
-        f"the checkpoint has {with_article(saved.ordinary_kind)}, whose state was not loaded, as optimizer= was not "
-        "given."
-    )
-    what_to_do = (
-        "to continue training, load again with optimizer=; if the model will only be evaluated, in_backward=False says "
-        "so."
-    )
+    kind = with_article(saved.ordinary_kind)
+    message = f"the checkpoint has {kind}, whose state was not loaded, as optimizer= was not given."
+    what_to_do = "to continue training, load again with optimizer=; for evaluation alone, pass in_backward=False."
     return [Diagnostic("optimizer_not_loaded", "optimizer", message, what_to_do, Severity.WARNING)]
 
 
 def _without_state(names: list[str]) -> list[Diagnostic]:
-    """What is said of parameters whose optimizer in backward takes no state, as none was saved."""
+    """The warning about parameters whose optimizer in backward takes no state, as none was saved."""
     if not names:
         return []
     message = f"no optimizer that was saved had stepped {few(names, 3)}: in backward, it begins anew."

@@ -12,7 +12,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from recfx.checkpoint.directory import DATA_NAME, MANIFEST, write_durably
+from recfx.checkpoint.directory import MANIFEST, write_durably
 from recfx.errors import CheckpointError
 from recfx.kernels.build.private_files import sync_directory
 
@@ -24,12 +24,7 @@ _BEGIN, _MARK = b'{"data": "data-', b'"format": "recfx"'  # a damaged manifest s
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint consists of.
-
-    Args:
-        data: name of the data folder.
-        files: size in bytes and SHA-256 of every file in it, by name.
-    """
+    """What a checkpoint consists of: a data folder, and size in bytes and SHA-256 of every file in it, by name."""
 
     data: str
     files: dict[str, tuple[int, str]]
@@ -39,11 +34,8 @@ class Manifest:
         """The manifest of a folder that was just written; its files and names are on the disk when this returns."""
         files = {}
         for path in sorted(folder.iterdir()):
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            with open(path, "rb") as file:
+                os.fsync(file.fileno())
             files[path.name] = path.stat().st_size, _digest_of(path)
         sync_directory(folder)
         return cls(folder.name, files)
@@ -62,14 +54,12 @@ class Manifest:
 
     @classmethod
     def read(cls, directory: Path) -> Manifest:
-        """The directory's manifest, its own checksum verified.
-
-        Raises:
-            CheckpointError: ``checkpoint_missing``, ``checkpoint_torn``, ``checkpoint_version``.
-            OSError: an error of the disk.
-        """
+        """The directory's manifest; ``checkpoint_missing``, ``checkpoint_torn`` or ``checkpoint_version`` otherwise."""
         path = directory / MANIFEST
-        line, _, rest = _content(directory).partition(b"\n")
+        try:
+            line, _, rest = path.read_bytes().partition(b"\n")
+        except (FileNotFoundError, NotADirectoryError):
+            raise missing(directory) from None
         if rest != hashlib.sha256(line).hexdigest().encode() + b"\n":
             raise torn(path, "its checksum is wrong")
         try:
@@ -88,12 +78,7 @@ class Manifest:
             raise torn(path, "it is not a manifest of recfx") from None
 
     def verify(self, directory: Path) -> None:
-        """Read all files, and compare them with what the manifest says.
-
-        Raises:
-            CheckpointError: ``checkpoint_torn``.
-            OSError: an error of the disk.
-        """
+        """Read all files, and raise ``checkpoint_torn`` if they are not what the manifest says."""
         for name, (size, digest) in self.files.items():
             path = directory / self.data / name
             try:
@@ -106,41 +91,21 @@ class Manifest:
 
 
 def is_foreign(directory: Path) -> bool:
-    """Whether the directory has a ``checkpoint.json`` that ``save_checkpoint`` has not written, damaged or not.
-
-    Raises:
-        OSError: what the disk says.
-    """
-    try:
-        content = _content(directory)
-    except CheckpointError:
-        return False
-    except IsADirectoryError:
-        return True
-    rest = content.strip(b"\0")  # some file systems leave zeros in a file after a power cut
-    return not (_BEGIN.startswith(rest[: len(_BEGIN)]) or _MARK in rest)
-
-
-def _content(directory: Path) -> bytes:
-    try:
-        return (directory / MANIFEST).read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
-        raise missing(directory) from None
+    """Whether the directory has a ``checkpoint.json`` that ``save_checkpoint`` has not written, damaged or not."""
+    path = directory / MANIFEST
+    if not path.is_file():
+        return path.exists()
+    content = path.read_bytes().strip(b"\0")  # some file systems leave zeros in a file after a power cut
+    return not (_BEGIN.startswith(content[: len(_BEGIN)]) or _MARK in content)
 
 
 def missing(directory: Path) -> CheckpointError:
-    """The error for a directory without a checkpoint, which says what is there instead."""
-    what, advice = f"there is no finished checkpoint in {directory}", "pass the directory given to save_checkpoint."
-    if not os.path.lexists(directory):
-        what = f"{directory} does not exist"
-    elif not os.path.isdir(directory):
-        what = f"{directory} is not a directory"
-    elif DATA_NAME.fullmatch(directory.name) and os.path.exists(directory.parent / MANIFEST):
-        what, advice = f"{directory} is a folder inside a checkpoint", f"pass {directory.parent}."
-    elif os.path.exists(directory / ".metadata"):
-        what = f"{directory} was saved by torch.distributed.checkpoint, not by save_checkpoint"
-        advice = "load it with torch.distributed.checkpoint.load."
-    return CheckpointError(f"{what}.", reason="checkpoint_missing", what_to_do=advice)
+    """The error for a directory without a checkpoint."""
+    return CheckpointError(
+        f"there is no finished checkpoint of save_checkpoint in {directory}.",
+        reason="checkpoint_missing",
+        what_to_do="pass the directory given to save_checkpoint.",
+    )
 
 
 def torn(path: Path, why: str) -> CheckpointError:
@@ -153,7 +118,6 @@ def torn(path: Path, why: str) -> CheckpointError:
 
 
 def _digest_of(path: Path) -> str:
-    """SHA-256 of a file."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while chunk := file.read(_CHUNK):

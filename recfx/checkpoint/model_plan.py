@@ -9,19 +9,33 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
-from recfx.checkpoint.contents import MODEL, check_has_elements, check_loadable, check_saved_as, mismatch, with_prefix
+from recfx.checkpoint.contents import (
+    BUILD_AS_SAVED,
+    MODEL,
+    check_has_elements,
+    check_loadable,
+    check_names,
+    check_saved_as,
+    mismatch,
+    with_prefix,
+)
 from recfx.checkpoint.storage import SavedFolder
-from recfx.checkpoint.table_names import fit_names
 from recfx.checkpoint.tables import TablePlan, plan_tables, tables_of
+from recfx.collections.wrappers import without_wrappers
+from recfx.errors import few
+from recfx.hashing.identity import IDENTITY
 from recfx.hashing.row_move import RowMove
+from recfx.hashing.state import EVERY_NAME
 
 _EXTRA_STATE = "_extra_state"  # torch's name for what modules save by themselves; it may have any shape
+_OPTIONAL = tuple(name for name in EVERY_NAME if name not in ("row_ids", "row_state", IDENTITY))
 
 
 @dataclass
@@ -48,10 +62,7 @@ class ModelPlan:
         return {plan.table.weight: plan.move for plan in self.tables if plan.move is not None}
 
     def begin(self, done: list[Callable[[], None]]) -> None:
-        """Give modules their extra states, which their own code loads.
-
-        Args:
-            done: gets the functions that undo it.
+        """Give modules their extra states, which their own code loads; ``done`` gets the functions that undo it.
 
         Raises:
             CheckpointError: ``checkpoint_mismatch``.
@@ -82,10 +93,8 @@ def refused_as(subject: str, module_path: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise mismatch(
-            f"{subject} does not accept what was saved ({type(error).__name__}: {error}).",
-            module_path=module_path,
-        ) from error
+        message = f"{subject} does not accept what was saved ({type(error).__name__}: {error})."
+        raise mismatch(message, module_path=module_path) from error
 
 
 def plan_model(model: nn.Module, folder: SavedFolder, extra_state: Mapping[str, Any], start: str = MODEL) -> ModelPlan:
@@ -98,23 +107,81 @@ def plan_model(model: nn.Module, folder: SavedFolder, extra_state: Mapping[str, 
         for index in {index for table in tables_of(model) for index in table.indexes}:
             stack.enter_context(index.readable())
         state = model.state_dict()
-    names, saved = fit_names(model, state, with_prefix(folder.described, start), extra_state)
+    saved = with_prefix(folder.described, start)
+    names = _loaded_names(model, state, saved, extra_state)
     plans = plan_tables(model, folder, saved, start)
     of_tables = {key for table in tables_of(model) for key in (table.weight, *table.index_keys.values())}
     state = {name: state[name] for name in names if name not in of_tables}
     tensors = {name: value for name, value in state.items() if name not in extra_state}
-    for name, value in tensors.items():
-        if not name.endswith(_EXTRA_STATE):
-            check_has_elements(name, [value])
-            check_loadable(name, value)
-            check_saved_as(name, saved[name], value.dtype, tuple(value.shape), tuple(value.shape))
+    plain = {name: value for name, value in tensors.items() if not name.endswith(_EXTRA_STATE)}
+    for name, value in plain.items():
+        check_has_elements(name, [value])
+        check_loadable(name, value)
+        check_saved_as(name, saved[name], value.dtype, tuple(value.shape), tuple(value.shape))
     own = {tensor.data_ptr() for tensor in [*model.parameters(), *model.buffers()]}
-    in_place = {
-        start + name: value
-        for name, value in tensors.items()
-        if not name.endswith(_EXTRA_STATE) and value.data_ptr() in own
-    }
+    in_place = {start + name: value for name, value in plain.items() if value.data_ptr() in own}
     aside = folder.read([start + name for name in tensors if start + name not in in_place])
     state.update(with_prefix(aside, start))
     state.update(extra_state)
     return ModelPlan(model, folder, state, in_place, plans)
+
+
+def _loaded_names(
+    model: nn.Module, state: Mapping[str, object], saved: Collection[str], extra_state: Collection[str]
+) -> list[str]:
+    """The names in the model's ``state_dict`` that are to be loaded; all of them, and no others, must be saved.
+
+    Some keys of an index are needed under some policies only: an index loads without them, as
+    ``state.buffers_from_state`` says, and does not use those that it does not need.
+
+    Raises:
+        CheckpointError: ``checkpoint_mismatch``.
+    """
+    optional: set[str] = set()
+    for table in tables_of(model):
+        index = f"{table.prefix}hash_indexes.{table.name}."
+        optional |= {index + name for name in _OPTIONAL if table.spec.has_index}
+        was_saved = f"{index}row_ids" in saved
+        if table.weight not in saved or was_saved == table.spec.has_index:
+            continue
+        message = f"the checkpoint has an index for table {table.name!r}, which has no index here."
+        what_to_do = "convert with hashing=HashConfig.raw_ids(...) as when saving."
+        if not was_saved:  # without it, the rows of ids mean nothing
+            message = f"table {table.name!r} was saved without an index, but has one here."
+            what_to_do = "convert with hashing=HashConfig() as when saving, or load the plain state with "
+            what_to_do += "load_state_dict, which empties the index."
+        raise mismatch(message, module_path=table.prefix.rstrip("."), what_to_do=what_to_do)
+    loaded = [name for name in state if name not in optional or name in saved]
+    used = [name for name in saved if name not in optional or name in state]
+    what_to_do = BUILD_AS_SAVED
+    if places := _places_of(loaded, saved):  # this model may be a part of the one that was saved
+        place = places.most_common(1)[0][0]
+        place = without_wrappers(place) or place
+        what_to_do += f" To export a part of it, pass submodule={place!a} to recfx.export."
+    check_names("", loaded, [*used, *extra_state], what_to_do)
+    return loaded
+
+
+def _places_of(names: Collection[str], saved: Collection[str]) -> Counter[str]:
+    """The submodules that have names of a model: how many of ``names`` are among ``saved`` behind each path."""
+    expected = set(names)
+    dots = [(name, place) for name in saved for place, letter in enumerate(name) if letter == "."]
+    return Counter(name[:dot] for name, dot in dots if name[dot + 1 :] in expected)
+
+
+def prefix_of(submodule: str, names: Collection[str], saved: Collection[str]) -> str:
+    """What the names of a submodule, whose state has ``names``, begin with in a checkpoint; wrappers may be left out.
+
+    Raises:
+        CheckpointError: ``checkpoint_mismatch``: there is no such submodule.
+    """
+    places = _places_of(names, saved)
+    alike = [path for path in places if without_wrappers(path) == without_wrappers(submodule)]
+    if not alike and not any(name.startswith(f"{submodule}.") for name in saved):
+        others = few([ascii(without_wrappers(path) or path) for path, _ in places.most_common(3)], 3)
+        raise mismatch(
+            f"the checkpoint has no submodule {submodule!a}.",
+            module_path=submodule,
+            what_to_do=f"pass one that has the parts of this model: {others}." if places else BUILD_AS_SAVED,
+        )
+    return f"{max(alike, key=places.__getitem__, default=submodule)}."

@@ -15,21 +15,13 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from recfx.argument_types import typed
 from recfx.checkpoint import storage
 from recfx.checkpoint.contents import MODEL, SETTINGS, check_has_elements, check_storable
-from recfx.checkpoint.directory import (
-    MANIFEST,
-    locked,
-    make_directory,
-    new_names,
-    remove_leftovers,
-    told_as,
-)
-from recfx.checkpoint.in_backward import describe_in_backward
+from recfx.checkpoint.describe_optimizers import describe_in_backward, describe_optimizer, join_described
+from recfx.checkpoint.directory import MANIFEST, disk_errors, locked, make_directory, new_names, remove_leftovers
 from recfx.checkpoint.manifest import Manifest, is_foreign
-from recfx.checkpoint.ordinary import describe_optimizer, join_described, unwrap_optimizer, warm_up_states
-from recfx.checkpoint.peers import Peers, checked_directory, checked_model
+from recfx.checkpoint.peers import Peers, checked_arguments
 from recfx.checkpoint.settings import pack_settings
 from recfx.checkpoint.storage import SavedFolder
-from recfx.checkpoint.tables import fused_states
+from recfx.checkpoint.wrapped_optimizers import unwrap_optimizer, warm_ups
 from recfx.collections.converted_collection import collections_by_prefix
 from recfx.collections.sharding.collection import ShardedCollection
 from recfx.errors import CheckpointError
@@ -68,21 +60,19 @@ def save_checkpoint(
             an optimizer that updates parameters outside the model), ``value_not_supported``, ``other_rank_failed``.
             Raised on all ranks.
     """
-    root, peers = checked_model(model, "save_checkpoint")
-    path, if_different = checked_directory(directory, peers)
+    root, path, peers = checked_arguments(model, directory, "save_checkpoint")
     tensors = _contents(root, optimizer, peers)
     data, temporary = peers.agree(new_names)[0]
 
     def consequence() -> str:
-        counts = _counts(path, data)
-        if counts is None:
-            return "It is unknown which checkpoint is valid now; neither the old one nor the new one was deleted."
-        if counts:
-            return "The new checkpoint is complete, but may not survive a crash, and the old one may still be there."
-        return "The old checkpoint, if there was one, is as it was."
+        return {
+            True: "The new checkpoint is complete, but may not survive a crash, and the old one may still be there.",
+            False: "The old checkpoint, if there was one, is as it was.",
+            None: "It is unknown which checkpoint is valid now; neither the old one nor the new one was deleted.",
+        }[_is_switched(path, data)]
 
-    what_to_do = if_different or "make room on the disk, or make the directory writable, and save again."
-    with told_as("checkpoint_not_written", path, consequence, what_to_do):
+    what_to_do = "make room on the disk, or make the directory writable, and save again."
+    with disk_errors("checkpoint_not_written", path, consequence, what_to_do):
         _write(path, tensors, data, temporary, peers)
 
 
@@ -106,7 +96,7 @@ def _write(path: Path, tensors: dict[str, Any], data: str, temporary: str, peers
             for file in sorted(SavedFolder(path / data).files()):
                 if not (path / data / file).is_file():
                     raise FileNotFoundError(
-                        f"{file} of another rank is not in {path / data} here: the directory must be shared"
+                        f"{file} of another rank is not in {path / data} here: all ranks must name one shared directory"
                     )
             switching.append(Manifest.of_folder(path / data))
             switching[0].switch(path, temporary)
@@ -116,7 +106,7 @@ def _write(path: Path, tensors: dict[str, Any], data: str, temporary: str, peers
             storage.write(path / data, tensors, peers.group)
             peers.first(finish)
         except BaseException:
-            if peers.is_first and (not switching or _counts(path, data) is False):
+            if peers.is_first and (not switching or _is_switched(path, data) is False):
                 # Without hiding the error: what cannot be deleted now is deleted by the next save.
                 shutil.rmtree(path / data, ignore_errors=True)
                 with contextlib.suppress(OSError):
@@ -138,20 +128,18 @@ def _contents(model: nn.Module, optimizer: Any, peers: Peers) -> dict[str, Any]:
         for _, module in collections_by_prefix(model, ShardedCollection):
             module.prepare_to_save()
         state = model.state_dict()
-        sharded = {name: value for name, value in state.items() if isinstance(value, ShardedTensor)}
-        tensors = {name: value for name, value in state.items() if isinstance(value, Tensor) and name not in sharded}
-        for name, tensor in tensors.items():
-            check_has_elements(name, [tensor])
+        settings["extra_state"] = {name: value for name, value in state.items() if not isinstance(value, Tensor)}
+        for name, value in state.items():
+            if isinstance(value, ShardedTensor):
+                written[MODEL + name] = value
+            elif isinstance(value, Tensor):
+                check_has_elements(name, [value])
+                common[MODEL + name] = value.detach()
         described, whole, parts = (None, {}, {}) if inner is None else describe_optimizer(inner, model)
+        settings["in_backward"], of_attached, of_tables = describe_in_backward(model, peers.is_first)
         written.update(parts)
-        written.update(fused_states(model, peers.is_first))
-        written.update({MODEL + name: value for name, value in sharded.items()})
-        if peers.is_first:
-            settings["extra_state"] = {name: value for name, value in state.items() if not isinstance(value, Tensor)}
-            settings["in_backward"], of_attached = describe_in_backward(model)
-            common.update(whole)
-            common.update(of_attached)
-            common.update({MODEL + name: tensor.detach() for name, tensor in tensors.items()})
+        written.update(of_tables)
+        common.update({**whole, **of_attached})
         return described
 
     all_ranks = peers.agree(describe)
@@ -168,14 +156,14 @@ def _contents(model: nn.Module, optimizer: Any, peers: Peers) -> dict[str, Any]:
                 what_to_do="pass the same optimizer= on all ranks, or none on any.",
             )
         settings["optimizer"] = join_described(described) if described else None
-        settings["warm_ups"] = warm_up_states(optimizer)
+        settings["warm_ups"] = {place: state for place, _, state in warm_ups(optimizer)}
         written[SETTINGS] = pack_settings(settings)
 
     peers.first(join)
     return written
 
 
-def _counts(path: Path, data: str) -> bool | None:
+def _is_switched(path: Path, data: str) -> bool | None:
     """Whether the manifest had already been switched to ``data`` when something failed later; None if unknown."""
     try:
         return Manifest.read(path).data == data

@@ -25,28 +25,20 @@ from recfx.errors import CheckpointError
 
 
 def pack_settings(settings: dict[str, Any]) -> Tensor:
-    """The settings as a uint8 tensor.
-
-    Raises:
-        CheckpointError: ``value_not_supported``.
-    """
+    """The settings as a uint8 tensor; ``value_not_supported`` for what is not plain data."""
     stream = io.BytesIO()
     try:
         torch.save(tree_map(_plain, settings), stream)
-        _load(stream.getvalue())
+        torch.load(io.BytesIO(stream.getvalue()), weights_only=True)
     except Exception as error:  # of the user's classes
+        refused = re.search(r"GLOBAL (\S+)", str(error))  # in a message of a page
+        what = refused[1] if refused else f"{type(error).__name__}: {error}"
         raise CheckpointError(
-            f"a setting of an optimizer, or an extra state of a module, is not plain data ({_what(error)}).",
+            f"a setting of an optimizer, or an extra state of a module, is not plain data ({what}).",
             reason="value_not_supported",
             what_to_do="use numbers, strings and tensors, and lists and dicts of them.",
         ) from error
     return torch.frombuffer(bytearray(stream.getvalue()), dtype=torch.uint8)
-
-
-def _what(error: Exception) -> str:
-    """The class that torch refuses, out of a message of a page; otherwise what has happened."""
-    refused = re.search(r"GLOBAL (\S+)", str(error))
-    return refused[1] if refused else f"{type(error).__name__}: {error}"
 
 
 def _plain(value: Any) -> Any:
@@ -55,23 +47,15 @@ def _plain(value: Any) -> Any:
     return value.detach().to("cpu", copy=True) if type(value) is Tensor else value  # not all that it is a view of
 
 
-def _load(content: bytes) -> dict[str, Any]:
-    settings: dict[str, Any] = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
-    return settings
-
-
 def read_settings(folder: SavedFolder) -> dict[str, Any]:
-    """The settings that were given to ``pack_settings``.
-
-    Raises:
-        CheckpointError: ``checkpoint_torn``.
-    """
+    """The settings that were given to ``pack_settings``; ``checkpoint_torn`` if they cannot be read."""
     if SETTINGS not in folder.described:
         raise torn(folder.path, "it has no settings")
     content = folder.read([SETTINGS])[SETTINGS].numpy().tobytes()
     try:
         if not content.startswith(b"{"):
-            return _load(content)
+            loaded: dict[str, Any] = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
+            return loaded
         settings: dict[str, Any] = json.loads(content, object_hook=_version_2)
     except Exception as error:
         raise torn(folder.path, f"its settings cannot be read: {error}") from None

@@ -6,6 +6,7 @@ read here by an unpickler that knows no other classes than those of such a descr
 
 from __future__ import annotations
 
+import io
 import pickle
 import warnings
 from collections.abc import Iterable, Mapping
@@ -32,11 +33,7 @@ from recfx.checkpoint.manifest import torn
 
 
 class Parts:
-    """Rectangles of one tensor.
-
-    Args:
-        size: size of the whole tensor.
-    """
+    """Rectangles of one tensor, of which ``size`` is that of the whole tensor."""
 
     def __init__(self, size: tuple[int, ...]) -> None:
         self._size = torch.Size(size)
@@ -106,28 +103,18 @@ class _MetadataUnpickler(pickle.Unpickler):
 
 
 class SavedFolder:
-    """A data folder, opened for reading.
-
-    Args:
-        path: its path.
-    """
+    """A data folder, opened for reading."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @cached_property
     def metadata(self) -> Metadata:
-        """DCP's description of the folder.
-
-        Raises:
-            CheckpointError: ``checkpoint_torn``.
-        """
+        """DCP's description of the folder; ``checkpoint_torn`` if it is none."""
         path = self.path / ".metadata"
+        content = path.read_bytes()
         try:
-            with open(path, "rb") as file:
-                metadata = _MetadataUnpickler(file).load()
-        except OSError:
-            raise
+            metadata = _MetadataUnpickler(io.BytesIO(content)).load()
         except Exception as error:  # a pickle that is damaged can raise anything
             raise torn(path, f"it does not describe a checkpoint ({error})") from None
         if not isinstance(metadata, Metadata):
@@ -149,12 +136,7 @@ class SavedFolder:
         return {entry.relative_path for entry in self.metadata.storage_data.values()}
 
     def read_into(self, targets: Mapping[str, Tensor | Parts]) -> None:
-        """Read tensors into ``targets``, which have the same shapes; dtypes are converted.
-
-        Raises:
-            CheckpointError: ``checkpoint_torn``.
-            OSError: an error of the disk.
-        """
+        """Read tensors into ``targets``, which have the same shapes; dtypes are converted."""
         planner, reader = _LoadPlanner(targets, self.metadata), FileSystemReader(self.path)
         reader.set_up_storage_reader(self.metadata, True)
         try:

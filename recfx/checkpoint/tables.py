@@ -7,7 +7,6 @@ index, because ids move. No rank ever holds whole weights or optimizer state of 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recfx.checkpoint.contents import OPTIMIZER, check_has_elements, check_saved_as
+from recfx.checkpoint.contents import check_has_elements, check_saved_as
 from recfx.checkpoint.storage import Parts, SavedFolder
 from recfx.collections.collection import UnshardedCollection
 from recfx.collections.converted_collection import collections_by_prefix
@@ -31,7 +30,6 @@ from recfx.hashing.slices import COUNTS, SLICE_COUNTS, STATISTICS, part_count, p
 from recfx.hashing.state import NOT_BY_ROW, state_names
 from recfx.ir.tables import Shard, TableSpec
 from recfx.optim.fused_optimizer import FusedOptimizer
-from recfx.optim.rules.rule import STEP, Rule
 
 
 @dataclass(frozen=True)
@@ -74,11 +72,6 @@ class Table:
     def saved_here(self) -> list[Shard]:
         """The shards of this rank that are saved."""
         return [shard for shard in self.saved if shard.rank == self.rank]
-
-    @property
-    def saves_common(self) -> bool:
-        """Whether this rank saves what all shards have in common."""
-        return self.saved[0].rank == self.rank
 
     @cached_property
     def column_blocks(self) -> tuple[tuple[int, int], ...]:
@@ -136,71 +129,6 @@ def tables_of(model: nn.Module) -> list[Table]:
     return tables
 
 
-def sharded_parameters(model: nn.Module) -> dict[int, tuple[Table, Shard]]:
-    """The shard that each parameter of this rank is, by the ``id`` of the parameter."""
-    return {
-        id(table.module.store.weight(shard.name)): (table, shard)
-        for table in tables_of(model)
-        if table.first and table.module.is_sharded
-        for shard in table.here
-    }
-
-
-# Saving
-
-
-def fused_states(model: nn.Module, is_first: bool) -> dict[str, Tensor | Parts]:
-    """This rank's parts of the state of fused optimizers; collections save weights and indexes in their ``state_dict``.
-
-    Args:
-        model: the model without wrappers.
-        is_first: whether this rank saves what is not sharded.
-    """
-    tensors: dict[str, Tensor | Parts] = {}
-    for table in tables_of(model):
-        if table.first and (table.module.is_sharded or is_first) and (fused := table.fused) is not None:
-            _save_optimizer(table, fused.rule, tensors)
-    return tensors
-
-
-def _parts(table: Table, size: tuple[int, ...], tensor_of: Any, blocks: Sequence[tuple[int, int]] = ()) -> Parts:
-    """This rank's parts of a tensor cut like the weight or, with ``blocks``, of one with a number per row and block."""
-    parts = Parts(size)
-    for shard in table.saved_here:
-        row, column = shard.rows[0], shard.columns[0]
-        if blocks:
-            row, column = blocks.index(shard.columns) * table.spec.num_embeddings + row, 0
-        parts.put((row, column), tensor_of(shard))
-    return parts
-
-
-def saved_state_names(table: Table, rule: Rule) -> list[str]:
-    """The tensors of its fused optimizer that are saved: an unsharded one has none before its first step."""
-    if table.module.is_sharded:
-        return list(rule.tensor_names)
-    return [name for name in rule.tensor_names if name in table.fused_of(table.shards[0]).state]
-
-
-def _save_optimizer(table: Table, rule: Rule, tensors: dict[str, Tensor | Parts]) -> None:
-    spec, start = table.spec, f"{OPTIMIZER}{table.weight}."
-    names = saved_state_names(table, rule)
-    for declared in rule.states if rule.states and rule.states[0].name in names else ():
-
-        def tensor_of(shard: Shard, name: str = declared.name) -> Tensor:
-            state: Tensor = table.fused_of(shard).state[name]
-            return state.reshape(state.shape[0], math.prod(state.shape[1:]))
-
-        rows, blocks = spec.num_embeddings, table.column_blocks if declared.per_row else ()
-        size = (len(blocks) * rows, 1) if blocks else (rows, spec.embedding_dim)
-        tensors[start + declared.name] = _parts(table, size, tensor_of, blocks)
-    if STEP in names and table.saves_common:
-        step = table.fused_of(table.saved[0]).state[STEP]
-        tensors[start + STEP] = torch.as_tensor(step).detach().reshape(())
-
-
-# Loading
-
-
 @dataclass
 class TablePlan:
     """What is to be done to this rank's shards of one table.
@@ -234,13 +162,7 @@ class TablePlan:
 
 
 def plan_tables(model: nn.Module, folder: SavedFolder, saved: Mapping[str, Tensor], start: str) -> list[TablePlan]:
-    """Check the saved state of tables against this rank's shards. Changes nothing.
-
-    Args:
-        model: the model without wrappers.
-        folder: the data folder.
-        saved: shapes and dtypes, by name in the model; everything that the tables need is there.
-        start: what the model's names begin with in the folder.
+    """Check the saved state of tables, whose names begin with ``start`` in the folder, against this rank's shards.
 
     Raises:
         CheckpointError: ``checkpoint_mismatch``, or what is wrong with an index.
@@ -295,16 +217,10 @@ def _plan_index(plan: TablePlan, folder: SavedFolder, saved: Mapping[str, Tensor
 def read_rows(
     folder: SavedFolder, name: str, shard: Shard, move: RowMove | None, target: Tensor, column: int, row: int = 0
 ) -> None:
-    """Read the rows of one shard into ``target``, and as many columns as ``target`` has.
+    """Read a shard's rows of a saved tensor into ``target``, and as many columns as that has, from ``column`` on.
 
-    Args:
-        folder: the data folder.
-        name: name of the saved tensor.
-        shard: the shard whose rows are read.
-        move: where rows are now; None if they are where they were.
-        target: the tensor to read into; rows for which nothing was saved stay as they are.
-        column: the first column that is read.
-        row: the position of the table's row 0.
+    ``move`` says where rows are now, if they are not where they were; rows for which nothing was saved stay as they
+    are. The table's row 0 is the tensor's row ``row``.
     """
     (first, end), described = shard.rows, folder.described[name]
     if move is None:

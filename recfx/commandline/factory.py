@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from recfx.commandline import UsageError
-from recfx.errors import below_current, type_of
+from recfx.errors import type_of
 
 
 class Made(NamedTuple):
@@ -73,14 +73,9 @@ def _of_file(name: str) -> ModuleType:
     while (folder / "__init__.py").is_file():
         names, folder = [folder.name, *names], folder.parent
     sys.path.insert(0, str(folder))  # where Python itself looks if it runs the file
-    if names[0] not in sys.builtin_module_names and importlib.util.find_spec(names[0]) is not None:
-        module = importlib.import_module(".".join(names))
-        if Path(getattr(module, "__file__", None) or os.devnull).resolve() == path:
-            return module
-    # Another module has this name, so it gets one of its own.
-    spec = importlib.util.spec_from_file_location(f"_recfx_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
+    if len(names) > 1:
+        return importlib.import_module(".".join(names))
+    spec: Any = importlib.util.spec_from_file_location(f"_recfx_{path.stem}", path)  # other modules may have its name
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # classes of the model are looked up there
     spec.loader.exec_module(module)
@@ -94,20 +89,7 @@ def _run(function: Callable[[], Any], what: str) -> Any:
     except (UsageError, KeyboardInterrupt):
         raise
     except SystemExit as error:
-        raise UsageError(f"{what}calls sys.exit({error.code!r}){_place(error)}") from error
+        raise UsageError(f"{what}calls sys.exit({error.code!r})") from error
     except BaseException as error:  # pytest.skip's, and those of asyncio, are not an Exception
         text = traceback.format_exception_only(error)[-1].strip().partition("\n")[0]
-        raise UsageError(f"{what}raises {text}{_place(error)}") from error
-
-
-def _place(error: BaseException) -> str:
-    """The last line of code that is not in a library, of those that led to the error."""
-    if isinstance(error, SyntaxError) and error.filename:
-        return f" ({below_current(Path(error.filename))}:{error.lineno})"
-    library = (str(Path(os.__file__).parent), str(Path(__file__)), "<")
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith(library) and "site-packages" not in frame.filename
-    ]
-    return f" ({below_current(Path(frames[-1].filename))}:{frames[-1].lineno})" if frames else ""
+        raise UsageError(f"{what}raises {text}") from error

@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        _give_up_output()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python's last flush would complain
         return NO_READER
     except UsageError as error:
         if given.traceback and error.__cause__ is not None:
@@ -192,19 +192,13 @@ def _print(output: Any) -> None:
     """Colours and the terminal's width in a terminal, plain text elsewhere, as wide as ``COLUMNS`` says."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # names that the encoding of the terminal does not have
-    try:
-        has_width = sys.stdout is not None and (sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit())
-        if has_width and not isinstance(output, str):
-            from rich.console import Console
+    has_width = sys.stdout is not None and (sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit())
+    if has_width and not isinstance(output, str):
+        from rich.console import Console
 
-            Console(highlight=False, markup=False, emoji=False).print(output)
-        else:
-            print(output, flush=True)
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        _give_up_output()
-        raise OSError(f"the output cannot be written: {error.strerror}") from error
+        Console(highlight=False, markup=False, emoji=False).print(output)
+    else:
+        print(output, flush=True)
 
 
 @contextlib.contextmanager
@@ -227,9 +221,3 @@ def _prints_to_stderr() -> Iterator[None]:
         sys.stderr.flush()
         os.dup2(saved, descriptor)
         os.close(saved)
-
-
-def _give_up_output() -> None:
-    """Nothing reads stdout any more: let Python's last flush go nowhere, instead of complaining."""
-    with contextlib.suppress(OSError, AttributeError, io.UnsupportedOperation), open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), sys.stdout.fileno())

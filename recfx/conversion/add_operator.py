@@ -61,52 +61,51 @@ def add_operator(kind: NodeKind, make: Callable[[Lowered], nn.Module], price: Fo
     Raises:
         ConversionError: ``invalid_argument``.
     """
-    if kind.name not in OWN_MAKERS and (why := _why_not_named(kind.name)):
-        raise _refused(f"the name {kind.name!r} {why}", "give the operator another name.")
-    for name, of_type in kind.attributes.items():
-        means_else = name in _ARGUMENTS or of_type is not _MEANT.get(name, of_type)
-        if not name.isidentifier() or means_else or of_type not in _PLAIN:
-            raise _refused(
-                f"{kind.name} has an attribute {name!r} of type {getattr(of_type, '__name__', of_type)!r}",
-                "attributes are bool, int, float, str, torch.dtype or tuple; tables, hashed and divided are tuples of "
-                f"tables, way a way back; and {', '.join(map(repr, _ARGUMENTS))} mean something else.",
-            )
-    if kind.cut_before:
-        raise _refused(
-            f"{kind.name} has cut_before=True", "leave it out: recfx's own operators say where graphs are cut."
-        )
-    if kind.like_input and (not kind.inputs or ValueType.BATCH in kind.inputs[0].types):
-        raise _refused(
+    wrong = [
+        name
+        for name, of_type in kind.attributes.items()
+        if not name.isidentifier() or name in _ARGUMENTS or of_type not in _PLAIN
+        or of_type is not _MEANT.get(name, of_type)
+    ]  # fmt: skip
+    for is_wrong, what, what_to_do in (
+        (
+            kind.name not in OWN_MAKERS and _has_meaning(kind.name),
+            f"an operator cannot be called {kind.name!r}",
+            "give it another name: an identifier that does not end with a number and has no other meaning in graphs.",
+        ),
+        (
+            wrong,
+            f"{kind.name} has an attribute {', '.join(map(repr, wrong))} with this type",
+            "attributes are bool, int, float, str, torch.dtype or tuple; tables, hashed and divided are tuples of "
+            f"tables, way a way back; and {', '.join(map(repr, _ARGUMENTS))} mean something else.",
+        ),
+        (
+            kind.cut_before,
+            f"{kind.name} has cut_before=True",
+            "leave it out: recfx's own operators say where graphs are cut.",
+        ),
+        (
+            kind.like_input and (not kind.inputs or ValueType.BATCH in kind.inputs[0].types),
             f"{kind.name} has like_input=True, but no first input that has columns or ids of tables",
             "let it take the value of select_features or of a later node.",
-        )
-    if not kind.outputs:
-        raise _refused(f"{kind.name} has no output", "declare outputs=(...,), or like_input=True.")
-    if not kind.like_input and _WITH_COLUMNS.intersection(kind.outputs):
-        raise _refused(
+        ),
+        (not kind.outputs, f"{kind.name} has no output", "declare outputs=(...,), or like_input=True."),
+        (
+            not kind.like_input and _WITH_COLUMNS.intersection(kind.outputs),
             f"{kind.name} returns pooled rows, but no declaration says which columns of which tables they are",
             "declare it with like_input=True, and let its value have the columns of its first input.",
-        )
+        ),
+    ):
+        if is_wrong:
+            raise ConversionError(f"{what}.", reason="invalid_argument", what_to_do=what_to_do)
     NODE_KINDS[kind.name], OWN_MAKERS[kind.name] = kind, make
     FORMULAS.pop(kind.name, None)
     if price is not None:
         FORMULAS[kind.name] = price
 
 
-def _why_not_named(name: str) -> str:
-    """Why no operator can have this name; ``""`` if one can. Nodes call modules and functions of this name."""
-    if name in _OURS:
-        return "is an operator of recfx's"
-    if not name.isidentifier() or keyword.iskeyword(name):
-        return "is no identifier"
-    if re.search(r"_\d+$", name):
-        return "ends with a number, as the names of nodes do"
-    if hasattr(fx.GraphModule(nn.Module(), fx.Graph()), name) or (
-        hasattr(operators, name) and name not in operators.OPERATORS
-    ):
-        return "has another meaning in graphs"
-    return ""
-
-
-def _refused(what: str, what_to_do: str) -> ConversionError:
-    return ConversionError(f"{what}.", reason="invalid_argument", what_to_do=what_to_do)
+def _has_meaning(name: str) -> bool:
+    """Whether no operator can have this name: nodes call modules and functions of this name."""
+    no_name = not name.isidentifier() or keyword.iskeyword(name) or re.search(r"_\d+$", name) is not None
+    in_graphs = hasattr(fx.GraphModule(nn.Module(), fx.Graph()), name) or hasattr(operators, name)
+    return no_name or name in _OURS or (in_graphs and name not in operators.OPERATORS)

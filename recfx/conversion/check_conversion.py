@@ -69,7 +69,16 @@ def check_conversion(
     if skipped is None:
         assert asked.call is not None
         report = conversion.verification = verify(model, converted, asked.call)
-        _note_calls(report, discovery, conversion)
+        # What was run overrules the trace, which enters neither hooks nor a forward that is put on a module.
+        for finding in discovery.findings:
+            if finding.found == "never called" and report.called.intersection(finding.paths):
+                finding.found = "traced"
+        conversion.found = [
+            replace(record, found="traced")
+            if record.found == "never called" and report.called.intersection(record.paths)
+            else record
+            for record in conversion.found
+        ]
         skipped = _judge(report)
     return [] if skipped is None else [skipped]
 
@@ -97,20 +106,6 @@ def _why_not_verified(model: nn.Module, call: Sample | None, whatever_its_size: 
     return skipped(message, "pass verify=True to convert, or verify a model with smaller tables.")
 
 
-def _note_calls(report: VerifyReport, discovery: Discovery, conversion: Conversion) -> None:
-    """What was run overrules the trace, which enters neither hooks nor a ``forward`` that is put on a module."""
-    called = report.called
-    for finding in discovery.findings:
-        if finding.found == "never called" and called.intersection(finding.paths):
-            finding.found = "traced"
-    conversion.found = [
-        replace(collection, found="traced")
-        if collection.found == "never called" and called.intersection(collection.paths)
-        else collection
-        for collection in conversion.found
-    ]
-
-
 def _judge(report: VerifyReport) -> Diagnostic | None:
     """Refuse a conversion that differs from the original; if nothing could be compared, the note says why."""
     for check in report.of(DIFFERENT):
@@ -120,7 +115,6 @@ def _judge(report: VerifyReport) -> Diagnostic | None:
                 reason="sample_failed",
                 what_to_do=check.what_to_do or "pass another sample, or convert without one.",
             )
-    for check in report.of(DIFFERENT):
         if check.what == "calls":
             raise ConversionError(check.message, reason=REPLACED, module_path=check.where, what_to_do=check.what_to_do)
     if report.of(DIFFERENT):

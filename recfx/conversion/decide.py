@@ -12,7 +12,7 @@ from torch import nn
 from recfx.collections.converted_collection import ConvertedCollection
 from recfx.collections.copy_modules import copy_modules, refuse_fully_sharded
 from recfx.collections.devices import usable_device
-from recfx.collections.kinds import kind_of, standard_kind
+from recfx.collections.kinds import kind_of
 from recfx.conversion.check_conversion import check_conversion, compile_dropped, refers_to_original
 from recfx.conversion.request import DEFAULT_HASHING, Request, declared_ranges
 from recfx.discovery.classify import CONVERTED, CONVERTIBLE, KEPT, REFUSED, SHARDED_BY_TORCHREC, Finding
@@ -92,8 +92,6 @@ def decide(
     if asked.shards:
         with refusals():
             _refuse_sharded(discovery)
-    with refusals():
-        _refuse_hashing_of_managed(discovery, asked)
     if discovery.of(CONVERTED) and not discovery.of(CONVERTIBLE):
         with refusals():
             _refuse_other_request(discovery, asked)
@@ -204,29 +202,6 @@ def _refuse_unsupported(discovery: Discovery, on_unsupported: str) -> None:
         )
 
 
-def _refuse_hashing_of_managed(discovery: Discovery, asked: Request) -> None:
-    """Refuse ``hashing`` by table name for tables of managed collisions that stay as they are."""
-    if not isinstance(asked.hashing, Mapping):
-        return
-    convertible: list[Any] = [finding.module for finding in discovery.of(CONVERTIBLE)]
-    elsewhere = {config.name for module in convertible for config in kind_of(module).configs_of(module)}
-    for finding in discovery.of(KEPT) + discovery.of(REFUSED):
-        if finding.reason != "managed_collision":
-            continue
-        inner: Any = finding.module
-        inner = inner._embedding_module
-        tables = [] if standard_kind(inner) is None else [config.name for config in kind_of(inner).configs_of(inner)]
-        for table in tables:
-            if table in asked.hashing and table not in elsewhere:
-                raise ConversionError(
-                    f"hashing names table {table!r}, but {type(finding.module).__name__} stays as it is, and remaps "
-                    "its ids by itself.",
-                    reason="managed_collision",
-                    module_path=finding.path,
-                    what_to_do="pass managed_collisions='convert' as well, or leave the table out of hashing=.",
-                )
-
-
 def _refuse_raw_ids_of_kept(discovery: Discovery, replacements: Mapping[int, nn.Module]) -> None:
     """Refuse raw ids for the whole model if some collections stay as they are: these would take the ids for rows."""
     collections = [module for module in replacements.values() if isinstance(module, ConvertedCollection)]
@@ -234,8 +209,8 @@ def _refuse_raw_ids_of_kept(discovery: Discovery, replacements: Mapping[int, nn.
     for finding in discovery.of(KEPT):
         if raw and finding.reason == SHARDED_BY_TORCHREC:
             raise ConversionError(
-                f"hashing= makes the whole model take raw ids, but {type(finding.module).__name__} is not converted: "
-                "its tables would take them for rows.",
+                f"hashing= makes the whole model take raw ids, which {type(finding.module).__name__}, which is not "
+                "converted, would take for rows.",
                 reason="raw_ids_of_kept_tables",
                 module_path=finding.path,
                 what_to_do=f"name the tables, hashing={{{raw[0]!r}: HashConfig(...)}}; or, if the kept tables get "
@@ -253,20 +228,15 @@ def _refuse_other_request(discovery: Discovery, asked: Request) -> None:
             for table, requested in converted.requested.items()
             if asked.hashing is not DEFAULT_HASHING and config_for(table, asked.hashing) != requested
         ]
-        if other:
-            what = f"a different hashing of table {other[0]!r}"
-        elif asked.backend not in ("auto", converted.backend):
-            what = f"backend {asked.backend!r}"
-        elif asked.passes is not None and asked.passes != converted.passes:
-            what = "other passes"
-        elif asked.dedup != "auto" and any(
-            dedup_of(table.name, asked.dedup) != table.dedup for table in converted.tables
+        other_dedup = any(dedup_of(table.name, asked.dedup) != table.dedup for table in converted.tables)
+        for is_asked, what in (
+            (other, f"a different hashing of table {other[0]!r}" if other else ""),
+            (asked.backend not in ("auto", converted.backend), f"backend {asked.backend!r}"),
+            (asked.passes is not None and asked.passes != converted.passes, "other passes"),
+            (asked.dedup != "auto" and other_dedup, "another dedup"),
         ):
-            what = "another dedup"
-        else:
-            what = ""
-        if what:
-            raise _already_converted(finding, what)
+            if is_asked:
+                raise _already_converted(finding, what)
 
 
 def _already_converted(finding: Finding, what: str) -> ConversionError:

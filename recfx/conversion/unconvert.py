@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import nn
 
 from recfx.argument_types import typed
 from recfx.collections.collection import UnshardedCollection, unsharded_collections
-from recfx.collections.converted_collection import ConvertedCollection
 from recfx.collections.copy_modules import copy_modules, refuse_fully_sharded, standard_collection
 from recfx.collections.kinds import kind_of
 from recfx.collections.sharding.collection import sharded_collections
@@ -78,9 +75,22 @@ def unconvert(model: nn.Module, with_mapping: bool = False) -> nn.Module | tuple
     items |= {
         (path, name): held_ids(table) for path, tables in whole.items() for name, table in tables.items() if table.index
     }
-    if not with_mapping:
-        _refuse_held_ids(items)
-    _warn_of_own_operators({**collections, **sharded})
+    for (path, table), (ids, _) in items.items() if not with_mapping else ():
+        if ids.numel():
+            raise ConversionError(
+                f"the index of table {table!r} holds {ids.numel()} ids, which a standard collection cannot express.",
+                reason="index_holds_ids",
+                module_path=path,
+                what_to_do="call unconvert(model, with_mapping=True) and give the plain model mapping.to_rows(batch). "
+                f"If you only want more rows, do not unconvert. {GROW}",
+            )
+    for path, collection in (*collections.items(), *sharded.items()):
+        kinds = {meta.kind for node in collection.graph_module.graph.nodes if (meta := node_meta(node)) is not None}
+        if own := sorted(kinds.intersection(OWN_MAKERS)):
+            _log.warning(
+                "collection %r is standard again, without the operators of your passes [own_operators_dropped]: "
+                "compute what %s computed in the model itself.", path, " and ".join(own)
+            )  # fmt: skip
     mapping = RowsOfIds(items, {**collections, **sharded})
     replacements: dict[int, nn.Module] = {id(collection): _standard(collection) for collection in collections.values()}
     replacements |= {id(module): unsharded_collection(module, whole[path]) for path, module in sharded.items()}
@@ -89,29 +99,6 @@ def unconvert(model: nn.Module, with_mapping: bool = False) -> nn.Module | tuple
     detach_fused_optimizer(plain)
     release_loading(plain)
     return (plain, mapping) if with_mapping else plain
-
-
-def _refuse_held_ids(items: dict[tuple[str, str], tuple[torch.Tensor, torch.Tensor]]) -> None:
-    for (path, table), (ids, _) in items.items():
-        count = ids.numel()
-        if count:
-            raise ConversionError(
-                f"the index of table {table!r} holds {count} ids, which a standard collection cannot express.",
-                reason="index_holds_ids",
-                module_path=path,
-                what_to_do="call unconvert(model, with_mapping=True) and give the plain model mapping.to_rows(batch). "
-                f"If you only want more rows, do not unconvert. {GROW}",
-            )
-
-
-def _warn_of_own_operators(collections: Mapping[str, ConvertedCollection]) -> None:
-    for path, collection in collections.items():
-        kinds = {meta.kind for node in collection.graph_module.graph.nodes if (meta := node_meta(node)) is not None}
-        if own := sorted(kinds.intersection(OWN_MAKERS)):
-            _log.warning(
-                "collection %r is standard again, without the operators of your passes [own_operators_dropped]: "
-                "compute what %s computed in the model itself.", path, " and ".join(own)
-            )  # fmt: skip
 
 
 def _standard(collection: UnshardedCollection) -> nn.Module:

@@ -4,24 +4,34 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor, fx, nn
 
 from recfx.collections.converted_collection import ConvertedCollection, converted_collections
-from recfx.collections.copy_modules import carry_hooks, copy_modules, own_modules, refuse_fully_sharded
+from recfx.collections.copy_modules import (
+    carry_hooks,
+    copy_modules,
+    copy_with_tensors,
+    own_modules,
+    refuse_fully_sharded,
+)
+from recfx.collections.sharding.collection import sharded_collections
 from recfx.collections.whole_graph import WholeGraph, share_children
-from recfx.conversion.known_value import known_value
 from recfx.discovery.attribute_reads import AttributeReads
 from recfx.discovery.discover import set_mode
-from recfx.discovery.sample import Sample
+from recfx.discovery.sample import Sample, fixed_randomness
 from recfx.discovery.shallow_tracer import (
     Computed,
     ShallowTracer,
     UnpicklingTracer,
     ValueNeeded,
+    fixed_value,
     rollback_of,
     source_of,
     trace_graph,
@@ -100,7 +110,7 @@ def make_whole_graph(model: nn.Module, sample: Sample) -> WholeGraph:
     for training, graph in traced.items():
         if graph.not_compared:
             message, what_to_do = told_by(graph.not_compared, "")
-            where = f"the graph of {'train' if training else 'eval'} mode was not compared: {message}"
+            where = f"the graph of {_name(training)} mode was not compared: {message}"
             rollbacks.append(Diagnostic("not_compared", "", where, what_to_do))
     whole = WholeGraph(
         model,
@@ -129,9 +139,17 @@ def build_whole_graph(model: nn.Module, sample: Sample, training: bool) -> Trace
         if not isinstance(difference, Difference):
             return Traced(graph_module, given_up + rollbacks, tuple(sorted(entered)), constants, difference)
         if entered <= opaque:
-            raise _differs(difference, training)
+            raise ConversionError(
+                f"the graph differs from the Python model in {_name(training)} mode: {difference}.",
+                reason="whole_graph_differs",
+                what_to_do="convert without whole_graph=True: replacing collections keeps the model's own code.",
+            )
         given_up += [Diagnostic("graph_differs", path, str(difference)) for path in sorted(entered - opaque)]
         opaque |= entered
+
+
+def _name(training: bool) -> str:
+    return "train" if training else "eval"
 
 
 def _trace(
@@ -151,7 +169,7 @@ def _trace(
                 tracer.check_reads()
                 break
             except ValueNeeded as needed:
-                known[needed.node.name] = known_value(root, sample, needed)
+                known[needed.node.name] = _known_value(root, sample, needed)
         graph._tracer_cls = UnpicklingTracer  # which a pickle names; the tracer here needs arguments
         # Names that are not identifiers can make code that does not compile.
         graph_module = fx.GraphModule(root, graph, type(model).__name__)
@@ -171,6 +189,59 @@ def _trace(
     graph_module.meta["recfx_training"] = training
     constants = reads.values | {(path, name): {} for path in inlined for name in FORWARD_HOOKS}
     return graph_module, tracer.rollbacks, entered, dict(sorted(constants.items()))  # module by module
+
+
+def _known_value(root: nn.Module, sample: Sample, needed: ValueNeeded) -> int | list[str]:
+    """A value that Python needs while ``root`` is traced, if it is the same for batches of any size and with any ids.
+
+    What was traced so far is run on the sample, on one of another size and on one without ids, on copies.
+
+    Raises:
+        ValueNeeded: the values differ, or are no numbers, keys or counts. It is raised again, with a reason.
+    """
+    values: list[Any] = []
+    is_sharded = bool(sharded_collections(root))  # ranks would have to run it together
+    for call in (sample, sample.resized(), sample.without_ids()) if not is_sharded else ():
+        try:
+            if call is not None:
+                value = _run_up_to(root, needed.node, call)
+                values.append(fixed_value(value) if isinstance(value, int) or not needed.number else None)
+        except Exception:  # a model need not take every batch, and then the comparison leaves it out as well
+            if call is sample:
+                raise
+    computed = [needed.node]
+    for node in computed:  # which grows
+        computed += [one for one in node.all_input_nodes if one not in computed]
+    is_read = any(node.op == "call_method" and node.target in ("item", "tolist") for node in computed)
+    if values and values[0] is not None and not is_read and all(value == values[0] for value in values):
+        known: int | list[str] = values[0]
+        return known
+    seen = " or ".join(dict.fromkeys(map(str, values)))
+    why = f"it is {seen}, as the batch has samples and ids"
+    if is_sharded:
+        why = "its collections are sharded"
+    elif is_read or values[0] is None:
+        why = "it is read from a tensor"
+    needed.args = (f"Python needs the value of {needed.node.name} while it is traced, but {why}",)
+    raise needed
+
+
+def _run_up_to(root: nn.Module, node: fx.Node, call: Sample) -> Any:
+    """The value of a node whose graph is traced so far, for one call."""
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    graph.graph_copy(node.graph, copies)
+    graph.output(copies[node])
+    call = call.clone()
+    by_name = {f"argument_{position}": value for position, value in enumerate(call.args)} | call.kwargs
+    if "forward" not in root.__dict__:
+        bound = inspect.signature(type(root).forward).bind(root, *call.args, **call.kwargs)
+        bound.apply_defaults()
+        by_name = dict(bound.arguments) | by_name
+    names = [str(placeholder.target) for placeholder in graph.find_nodes(op="placeholder")]
+    inputs = [by_name[name if name in by_name else re.sub(r"_1$", "", name)] for name in names]
+    with torch.no_grad(), fixed_randomness():
+        return fx.Interpreter(copy_with_tensors(root), graph=graph).run(*inputs)
 
 
 @contextlib.contextmanager
@@ -196,12 +267,4 @@ def sample_failed(error: Exception) -> ConversionError:
         f"the model cannot be called with the sample: {message}",
         reason="sample_failed",
         what_to_do=what_to_do,
-    )
-
-
-def _differs(difference: Difference, training: bool) -> ConversionError:
-    return ConversionError(
-        f"the graph differs from the Python model in {'train' if training else 'eval'} mode: {difference}.",
-        reason="whole_graph_differs",
-        what_to_do="convert without whole_graph=True: replacing collections keeps the model's own code.",
     )

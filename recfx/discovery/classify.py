@@ -86,6 +86,7 @@ def classify(module: nn.Module, path: str) -> Finding | None:
     def kept(reason: str, message: str, what_to_do: str = "") -> Finding:
         return Finding(module, [path], KEPT, Diagnostic(reason, path, message, what_to_do))
 
+    name = type(module).__name__
     if isinstance(module, ConvertedCollection):
         return Finding(module, [path], CONVERTED)
     if isinstance(module, DistributedModelParallel) and sharded_collections(module):
@@ -93,72 +94,44 @@ def classify(module: nn.Module, path: str) -> Finding | None:
     if isinstance(module, ShardedEmbeddingCollection):
         return kept(SHARDED_BY_TORCHREC, "TorchRec has already sharded this EmbeddingCollection; it works as before.")
     if isinstance(module, (DistributedModelParallel, ShardedModule)):
-        return refused(
-            "distributed_model_parallel",
-            f"{type(module).__name__} has already sharded its collections.",
-            "convert the model before it is wrapped in DistributedModelParallel.",
-        )
+        advice = "convert the model before it is wrapped in DistributedModelParallel."
+        return refused("distributed_model_parallel", f"{name} has already sharded its collections.", advice)
     if isinstance(module, torch.jit.ScriptModule):
-        if not _scripts_a_collection(module):
-            return None
-        return refused(
-            "script_module",
-            "a ScriptModule holds a collection; its code can no longer be rewritten.",
-            "convert the Python model instead, and call recfx.export for TorchScript.",
-        )
+        advice = "convert the Python model instead, and call recfx.export for TorchScript."
+        message = "a ScriptModule holds a collection; its code can no longer be rewritten."
+        return refused("script_module", message, advice) if _scripts_a_collection(module) else None
     if isinstance(module, fx.GraphModule) and (node := _inlined_table(module)) is not None:
-        return refused(
-            "inlined_collection",
-            f"a collection was traced into this graph ({node.target}).",
-            "convert before tracing, or trace with the collection as a leaf.",
-        )
+        advice = "convert before tracing, or trace with the collection as a leaf."
+        return refused("inlined_collection", f"a collection was traced into this graph ({node.target}).", advice)
     if isinstance(module, ManagedCollisionEmbeddingCollection):
-        message = f"{type(module).__name__} is not pooled, and remaps ids by itself; it works as before."
-        message += " The model and its conversion share its state and its mode."
+        message = f"{name} is not pooled, and remaps ids by itself; it works as before. The model and its conversion "
+        message += "share its state and its mode."
         return kept("managed_collision", message, "nothing, if this is intended; to convert it, pass " + _TAKE_OVER)
     if isinstance(module, BaseManagedCollisionEmbeddingCollection):
-        return refused(
-            "managed_collision",
-            f"{type(module).__name__} remaps ids by itself, and hashing remapped ids would hash twice.",
-            "keep it with on_unsupported='keep': the model and its conversion then share its state and its mode; or "
-            "convert it with " + _TAKE_OVER,
-        )
+        message = f"{name} remaps ids by itself, and hashing remapped ids would hash twice."
+        advice = "keep it with on_unsupported='keep': the model and its conversion then share its state and its mode; "
+        return refused("managed_collision", message, f"{advice}or convert it with {_TAKE_OVER}")
     if isinstance(module, (QuantEmbeddingBagCollection, QuantEmbeddingCollection)):
-        return refused(
-            "quantized_collection",
-            "a quantized collection cannot be trained or re-indexed.",
-            "convert the float model; recfx.export(..., quantize=) quantizes what it writes.",
-        )
+        advice = "convert the float model; recfx.export(..., quantize=) quantizes what it writes."
+        return refused("quantized_collection", "a quantized collection cannot be trained or re-indexed.", advice)
     if isinstance(module, (FusedEmbeddingBagCollection, FusedEmbeddingCollection)):
-        return refused(
-            "fused_collection",
-            f"{type(module).__name__} keeps its tables in its own kernels.",
-            f"use {type(module).__name__.removeprefix('Fused')} with apply_optimizer_in_backward; recfx fuses the "
-            "optimizer.",
-        )
+        advice = f"use {name.removeprefix('Fused')} with apply_optimizer_in_backward; recfx fuses the optimizer."
+        return refused("fused_collection", f"{name} keeps its tables in its own kernels.", advice)
     if (kind := standard_kind(module)) is not None:
         if is_replaced(module):
-            return refused(
-                REPLACED,
-                "it has been replaced by a converted collection, in place.",
-                "convert the model that holds the converted one, or recfx.unconvert that model first.",
-            )
+            advice = "convert the model that holds the converted one, or recfx.unconvert that model first."
+            return refused(REPLACED, "it has been replaced by a converted collection, in place.", advice)
         if type(module).forward is not kind.standard.forward or "forward" in module.__dict__:
-            return refused(
-                "own_forward",
-                f"{type(module).__name__} has its own forward, which a conversion would drop.",
-                "move the extra work out of forward, or keep it with on_unsupported='keep'.",
-            )
+            advice = "move the extra work out of forward, or keep it with on_unsupported='keep'."
+            return refused("own_forward", f"{name} has its own forward, which a conversion would drop.", advice)
         if not kind.configs_of(module):
             return kept("no_tables", "the collection has no tables.")
         return Finding(module, [path], CONVERTIBLE)
     for kind in KINDS:
         if isinstance(module, kind.interface):
-            return refused(
-                "unknown_collection",
-                f"{type(module).__name__} implements {kind.interface.__name__} in a way that recfx does not know.",
-                f"use torchrec.{kind.standard.__name__}, or keep it with on_unsupported='keep'.",
-            )
+            message = f"{name} implements {kind.interface.__name__} in a way that recfx does not know."
+            advice = f"use torchrec.{kind.standard.__name__}, or keep it with on_unsupported='keep'."
+            return refused("unknown_collection", message, advice)
     return None
 
 

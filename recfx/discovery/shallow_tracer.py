@@ -140,13 +140,7 @@ class UnpicklingTracer(fx.Tracer):
 
 
 class DictProxy(InPlaceProxy):
-    """A proxy of a dict whose keys are known while a model is traced, so that code may iterate over it.
-
-    Args:
-        node: its node.
-        tracer: the tracer.
-        keys: the keys, in order.
-    """
+    """A proxy of a dict whose keys are known while a model is traced, so that code may iterate over it."""
 
     def __init__(self, node: fx.Node, tracer: fx.Tracer, keys: list[str]) -> None:
         super().__init__(node, tracer)
@@ -223,14 +217,10 @@ class ShallowTracer(fx.Tracer):
         return InPlaceProxy(node, self)
 
     def fixed(self, proxy: fx.Proxy, *, number: bool = False) -> Any:
-        """The known value of a proxy, as :func:`fixed_value` makes it.
-
-        Raises:
-            ValueNeeded: it is not known.
-        """
+        """The known value of a proxy, as :func:`fixed_value` makes it; ``ValueNeeded`` is raised if it is not known."""
         if (known := self._known.get(proxy.node.name)) is None:
             raise ValueNeeded(proxy.node, number)
-        self.create_proxy("call_function", expect_value, (proxy, known, number), {})
+        expect_constant(proxy, known, "")
         return known
 
     def iter(self, obj: fx.Proxy) -> Iterator[Any]:
@@ -260,7 +250,8 @@ class ShallowTracer(fx.Tracer):
             keys = _keys_of_output(m) if id(m) in self._leaves else None
             return output if keys is None else DictProxy(output.node, self, keys)
         # fx creates the nodes of attribute proxies lazily; if it did so inside `m`, a rollback would remove them.
-        map_aggregate((args, kwargs), _touch)
+        for value in _leaves((args, kwargs)):
+            _ = value.node if isinstance(value, fx.Proxy) else None
         last = next(iter(reversed(self.graph.nodes)), None)
         module_stack = self.module_stack.copy()
         reads = {} if self._reads is None else dict(self._reads.values)
@@ -278,11 +269,7 @@ class ShallowTracer(fx.Tracer):
             return self.create_proxy("call_module", path, args, kwargs)
 
     def check_reads(self) -> None:
-        """Refuse to make a constant of an attribute that the traced code changes.
-
-        Raises:
-            LostByTracing: there is one.
-        """
+        """Refuse to make a constant of an attribute that the traced code changes."""
         changed = None if self._reads is None else self._reads.changed()
         if changed is not None:
             raise LostByTracing(f"attribute {changed}, which the code changes, would be a constant of the graph")
@@ -314,12 +301,6 @@ def _raised_at(error: Exception) -> SourceLocation | None:
     return None
 
 
-def _touch(value: Any) -> Any:
-    if isinstance(value, fx.Proxy):
-        _ = value.node
-    return value
-
-
 def trace_graph(root: nn.Module, sample: Sample, tracer: ShallowTracer, *, inference: bool = False) -> fx.Graph:
     """Trace ``root`` as ``sample`` calls it, in its current mode, and raise whatever its code raises on proxies. With
     ``inference``, the graph will never run backwards, so it may lack gradient modes and activation checkpointing.
@@ -348,31 +329,30 @@ def trace_graph(root: nn.Module, sample: Sample, tracer: ShallowTracer, *, infer
 
 
 def expect_constant(value: object, constant: object, name: str) -> None:
-    """Refuse another value for an argument that is a constant of the graph, such as None.
+    """Refuse another value for an argument that is a constant of the graph, such as None; without a name, for a number
+    or keys that the code of the model needs, as :func:`fixed_value` makes them.
 
     Raises:
         InputError: ``wrong_argument``.
     """
-    if isinstance(value, fx.Proxy):  # a graph is traced again where it is unpickled
+    if isinstance(value, fx.Proxy):  # also where a pickled graph is traced again
         value.tracer.create_proxy("call_function", expect_constant, (value, constant, name), {})
-    elif isinstance(value, torch.Tensor) or value != constant:
+        return
+    given = value if name else fixed_value(value)
+    if isinstance(given, torch.Tensor) or given != constant:
         raise InputError(
-            f"{name} is {short(value)}, but the graph was made for {short(constant)}.",
+            f"{name or 'what the code needs of the batch'} is {short(given)}, but the graph was made for "
+            f"{short(constant)}.",
             reason="wrong_argument",
-            what_to_do="make the graph with a sample that has it, or convert without whole_graph=True.",
+            what_to_do="make the graph with a sample like this call, or convert without whole_graph=True.",
         )
 
 
-def fixed_value(value: Any, number: bool) -> int | list[str] | None:
-    """What a graph may have instead of a value: a number, strings, or how many items there are. None if it is not one.
-
-    Args:
-        value: the value.
-        number: whether it has to be a number itself.
-    """
+def fixed_value(value: Any) -> int | list[str] | None:
+    """What a graph may have instead of a value: a number, strings, or how many items there are; otherwise None."""
     if isinstance(value, int):
         return int(value)
-    if number or not isinstance(value, Sized):
+    if not isinstance(value, Sized):
         return None
     items: list[Any] = list(value) if isinstance(value, Iterable) and not isinstance(value, torch.Tensor) else [None]
     return items if all(isinstance(item, str) for item in items) else len(value)
@@ -383,22 +363,6 @@ def items_of(value: Any) -> Any:
     if isinstance(value, fx.Proxy):
         return value.tracer.create_proxy("call_function", items_of, (value,), {})
     return list(value)
-
-
-def expect_value(value: Any, expected: int | list[str], number: bool) -> None:
-    """Refuse a batch whose value is not that for which the graph was made.
-
-    Raises:
-        InputError: ``wrong_argument``.
-    """
-    if isinstance(value, fx.Proxy):
-        value.tracer.create_proxy("call_function", expect_value, (value, expected, number), {})
-    elif (given := fixed_value(value, number)) != expected:
-        raise InputError(
-            f"the graph was made for batches with {short(expected)}, but this one has {short(given)}.",
-            reason="wrong_argument",
-            what_to_do="make the graph with a sample like it, or convert without whole_graph=True.",
-        )
 
 
 def _type_hints(root: nn.Module) -> dict[str, Any]:

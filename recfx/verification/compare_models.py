@@ -1,8 +1,9 @@
-"""Whether two models agree in one mode: compares a whole graph with the Python model, on copies."""
+"""Whether two steps, or two models in one mode, agree: value by value, on copies."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -57,6 +58,37 @@ def largest_difference(expected: torch.Tensor, actual: torch.Tensor) -> float:
     return float(difference.nan_to_num(nan=math.inf, posinf=math.inf).max())
 
 
+def compare_runs(
+    expected_run: Run, actual_run: Run, rtol: float = 1e-5, atol: float = 1e-6, masked: Collection[str] = ()
+) -> Iterator[tuple[str, str, float, str]]:
+    """Every value of two steps: what it is, its name, the largest difference, and how it differs (``""``: it does not).
+
+    Rows of ``masked`` weights may differ if the batch did not use them: the dense rule updates them, the fused rule
+    does not.
+    """
+    for what in COMPARED:
+        expected, actual = getattr(expected_run, what), getattr(actual_run, what)
+        for where in sorted(expected.keys() | actual.keys()):
+            pair = [expected.get(where), actual.get(where)]
+            if what == "parameters" and where in masked:
+                pair = [touched(value, expected_run.touched.get(where)) for value in pair]
+            first, second = pair
+            if first is not None and second is not None and first.dtype == second.dtype and torch.equal(first, second):
+                yield what, where, 0.0, ""
+            elif first is not None and second is not None:
+                difference = compare_tensors(where, first, second, rtol, atol)
+                yield what, where, largest_difference(first, second), "" if difference is None else difference.message
+            elif what == "gradients" and not bool((second if first is None else first).any()):
+                yield what, where, 0.0, ""  # a missing gradient counts as zero
+            else:
+                yield what, where, math.inf, f"only the {'converted' if first is None else 'original'} model has it"
+
+
+def touched(value: torch.Tensor | None, rows: torch.Tensor | None) -> torch.Tensor | None:
+    """The rows that the batch used: a fused step updates only these, a dense step may update others."""
+    return value if value is None or rows is None else value[rows[rows < value.shape[0]]]
+
+
 def compare_forward(
     expected: nn.Module, actual: nn.Module, sample: Sample, training: bool
 ) -> Difference | Exception | None:
@@ -95,14 +127,9 @@ def _step(model: nn.Module, call: Sample, training: bool) -> Run:
     return run_step(copy_with_tensors(model), call, training)
 
 
-def _first_difference(expected_run: Run, actual_run: Run) -> Difference | None:
-    for what in COMPARED:
-        expected, actual = getattr(expected_run, what), getattr(actual_run, what)
-        of_one = set(expected) - set(actual) if what == "buffers" else set(expected) ^ set(actual)
-        if of_one:  # a graph may have more buffers: tensors that the model's code makes, or keeps as attributes
-            return Difference(what, f"only one of them has {sorted(of_one)}")
-        for name, value in expected.items():
-            difference = compare_tensors(f"{what} {name}", value, actual[name], rtol=1e-5, atol=1e-6)
-            if difference is not None:
-                return difference
+def _first_difference(expected: Run, actual: Run) -> Difference | None:
+    for what, where, _, message in compare_runs(expected, actual):
+        # A graph may have more buffers: tensors that the model's code makes, or keeps as attributes.
+        if message and (what != "buffers" or where in expected.buffers):
+            return Difference(f"{what} {where}", message)
     return None

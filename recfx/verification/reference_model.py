@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -61,13 +61,9 @@ def _look_up(
     if isinstance(table, nn.Embedding):
         return nn.functional.embedding(input, rows)
     return nn.functional.embedding_bag(
-        input,
-        rows,
-        offsets,
-        mode=table.mode,
-        per_sample_weights=per_sample_weights,
+        input, rows, offsets, mode=table.mode, per_sample_weights=per_sample_weights,
         include_last_offset=table.include_last_offset,
-    )
+    )  # fmt: skip
 
 
 def _answer(of: Callable[[], Any], features: KeyedJaggedTensor) -> Any:
@@ -107,17 +103,16 @@ def _map(hashed: UnshardedCollection, table: str, ids: torch.Tensor) -> torch.Te
     if table not in hashed.hash_indexes:
         return ids
     index: Any = hashed.hash_indexes[table]
-    known_ids, rows = (part.to(ids.device) for part in index.items())
-    dense = (ids >= 0) & (ids < (index.config.dense_rows or 0))
-    known, mapped = torch.zeros_like(dense), torch.zeros_like(ids)
-    if known_ids.numel():
-        known_ids, order = known_ids.sort()
-        place = torch.searchsorted(known_ids, ids).clamp(max=known_ids.numel() - 1)
-        known, mapped = known_ids[place] == ids, rows[order[place]]
-    absent = ~(known | dense)
+    known, rows_of_known = (part.to(ids.device) for part in index.items())  # the oracle knows only the listing
+    rows = torch.where((ids >= 0) & (ids < index.config.dense_rows), ids, -1)
+    if known.numel():
+        known, order = known.sort()
+        place = torch.searchsorted(known, ids).clamp(max=known.numel() - 1)
+        rows = torch.where((known[place] == ids) & (rows < 0), rows_of_known[order[place]], rows)
+    absent = rows < 0
     if bool(absent.any()):
-        mapped[absent] = _map_absent(index, ids[absent], hashed.training)
-    return torch.where(dense, ids, mapped)
+        rows[absent] = _map_absent(index, ids[absent], hashed.training)
+    return rows
 
 
 def _map_absent(index: Any, ids: torch.Tensor, training: bool) -> torch.Tensor:
@@ -167,15 +162,21 @@ def attach_optimizers(source: nn.Module, duplicate: nn.Module, skip: set[str]) -
         optimizers = attached_optimizers(parameter)
         if not optimizers or name in skip:
             continue
-        target = parameters[name]
-        fused = fused_optimizer_of(parameter, name)
+        target, fused = parameters[name], fused_optimizer_of(parameter, name)
         if isinstance(fused, FusedOptimizer) and not hasattr(optimizers[0], "param_groups"):
-            _attach_dense(fused, target)  # one of TorchRec's placeholders, whose step() only raises
+            # One of TorchRec's placeholders, whose step() only raises.
+            settings = {key: fused.group[key] for key in fused.rule.supported if key in fused.group}
+            run_in_backward(fused.rule.dense_class, target, settings)
+            _copy_state(fused.state, attached_optimizers(target)[0], target)
             continue
-        for optimizer_class, settings in attached_classes(parameter):
-            run_in_backward(optimizer_class, target, dict(settings))
+        for optimizer_class, arguments in attached_classes(parameter):
+            run_in_backward(optimizer_class, target, dict(arguments))
+        ours: Any
         for ours, theirs in zip(attached_optimizers(target), optimizers, strict=True):
-            _copy_optimizer(theirs, ours, parameter, target)
+            if hasattr(theirs, "param_groups"):  # no placeholder that no rule stands for
+                group = {key: value for key, value in theirs.param_groups[0].items() if key != "params"}
+                ours.param_groups[0].update(group)
+                _copy_state(theirs.state.get(parameter, {}), ours, target)
 
 
 def copy_fused_state(hashed: nn.Module, reference: nn.Module) -> None:
@@ -187,23 +188,10 @@ def copy_fused_state(hashed: nn.Module, reference: nn.Module) -> None:
         for table, fused in collection.fused_optimizers().items():
             weight: Any = reference.get_parameter(kind_of(collection).weight_name(path, table))
             for optimizer in attached_optimizers(weight):
-                if fused.state and hasattr(optimizer, "state"):
-                    optimizer.state[weight] = {key: clone_value(value) for key, value in fused.state.items()}
+                if hasattr(optimizer, "state"):
+                    _copy_state(fused.state, optimizer, weight)
 
 
-def _attach_dense(fused: FusedOptimizer, target: nn.Parameter) -> None:
-    settings = {key: fused.group[key] for key in fused.rule.supported if key in fused.group}
-    run_in_backward(fused.rule.dense_class, target, settings)
-    (optimizer,) = attached_optimizers(target)
-    optimizer.state[target].update({key: clone_value(value) for key, value in fused.state.items()})
-
-
-def _copy_optimizer(source: Any, duplicate: Any, parameter: nn.Parameter, target: nn.Parameter) -> None:
-    if not hasattr(source, "param_groups"):  # a placeholder that no rule stands for
-        return
-    for key, value in source.param_groups[0].items():
-        if key != "params":
-            duplicate.param_groups[0][key] = value
-    state = {key: clone_value(value) for key, value in source.state.get(parameter, {}).items()}
+def _copy_state(state: Mapping[str, Any], optimizer: Any, target: nn.Parameter) -> None:
     if state:
-        duplicate.state[target] = state
+        optimizer.state[target] = {key: clone_value(value) for key, value in state.items()}

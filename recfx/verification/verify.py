@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,22 +21,18 @@ from recfx.collections.wrappers import unwrap
 from recfx.discovery.sample import Sample, fixed_randomness
 from recfx.errors import ConversionError, RecfxError, told_by
 from recfx.runtime.in_flight import on_a_copy
-from recfx.verification.checks import Checker
-from recfx.verification.compare_models import batch_sizes
-from recfx.verification.reference_model import (
-    attach_optimizers,
-    copy_fused_state,
-    reference_of,
-)
+from recfx.verification.compare_models import batch_sizes, compare_runs, largest_difference, touched
+from recfx.verification.reference_model import attach_optimizers, copy_fused_state, reference_of
 from recfx.verification.run_step import Run, run_step
 from recfx.verification.verify_report import (
     DIFFERENT,
+    EQUAL,
     NOT_REPRODUCIBLE,
     REFUSED_SAMPLE,
     SKIPPED,
     Check,
     VerifyReport,
-)
+)  # fmt: skip
 
 
 class Comparison:
@@ -49,6 +44,7 @@ class Comparison:
         self.tables: dict[str, dict[str, dict[str, float]]] = {}
         self.called: set[str] = set()
         self.collections = unsharded_collections(converted)
+        self.has_index = any(len(collection.hash_indexes) for collection in self.collections.values())
         kept = {id(module) for module in converted.modules()}
         self.originals = {
             path: module
@@ -62,11 +58,11 @@ class Comparison:
         }
         self.fused = set(fused)
         # Only here may rows that the batch did not use differ: the dense rule updates them, the fused one does not.
-        masked = frozenset(name for name, optimizer in fused.items() if optimizer.differs_from_dense_rule)
-        self.checker = Checker(self.collections, masked, rtol, atol)
+        self.masked = frozenset(name for name, optimizer in fused.items() if optimizer.differs_from_dense_rule)
+        self.rtol, self.atol = rtol, atol
 
     def report(self) -> VerifyReport:
-        return VerifyReport(tuple(self.checks), self.tables, self.checker.rtol, self.checker.atol, self.called)
+        return VerifyReport(tuple(self.checks), self.tables, self.rtol, self.atol, self.called)
 
     def check_indexes(self) -> None:
         """Every index must find what it lists: the reference model knows only the listing."""
@@ -91,12 +87,12 @@ class Comparison:
         except Exception as error:  # whatever the user's modules raise when they are copied
             self.skip(mode, batch, "copy", f"the model cannot be copied ({type(error).__name__}: {error})")
             return
-        if training and self._has_index() and self._admits_between_calls():
+        calls_of_tables = [(table, one.calls) for one in self.collections.values() for table in one.tables]
+        if training and any(table.admits and calls > 1 for table, calls in calls_of_tables):
             self.skip(mode, batch, "hash_ids", "one forward calls a collection several times, and ids may be admitted "
                       "between the calls, which the standard collection cannot reproduce")  # fmt: skip
             return
-        hashed, failure = self._hash_sample(call) if training and self._has_index() else (subject, None)
-
+        hashed, failure = self._hash_sample(call) if training and self.has_index else (subject, None)
         try:
             expected = self._run_reference(hashed, call, training)
         except Exception as error:  # the model itself fails, so there is nothing to compare with
@@ -104,8 +100,14 @@ class Comparison:
                 self.checks.append(_refused_or_failed(mode, batch, error))
                 return
             message, what_to_do = told_by(error, "")
-            also, advice = self._advice(subject, call, training)
-            self.skip(mode, batch, "original", f"the original raises {message}{also}", what_to_do or advice)
+            try:
+                run_step(subject, call, training)
+            except RecfxError as ours:  # it says what to do about a wrong batch
+                also, advice = told_by(ours, "")
+                message, what_to_do = f"{message} The converted model: {also}", what_to_do or advice
+            except Exception:
+                pass
+            self.skip(mode, batch, "original", f"the original raises {message}", what_to_do)
             return
         self.called |= expected.called
         try:
@@ -115,13 +117,35 @@ class Comparison:
         except Exception as error:
             self.checks.append(_refused_or_failed(mode, batch, error))
             return
-        checks = self.checker.of_runs(mode, batch, expected, actual)
-        if any(check.status == DIFFERENT for check in checks):
+        tolerances = (self.rtol, self.atol, self.masked)
+        compared = list(compare_runs(expected, actual, *tolerances))
+        unsteady: set[tuple[str, str]] = set()
+        if any(message for *_, message in compared):
             kept = hashed if training else copy_with_tensors(self.converted).eval()  # the state before the step
-            again = self.checker.of_runs(mode, batch, expected, self._run_reference(kept, call, training))
-            checks = _without_unsteady(checks, again)
-        self.checks += checks
-        self.checker.note_tables(expected, actual, self.tables)
+            again = compare_runs(expected, self._run_reference(kept, call, training), *tolerances)
+            unsteady = {(what, where) for what, where, _, message in again if message}
+        for what, where, largest, message in compared:
+            status = DIFFERENT if message else EQUAL
+            if message and (what, where) in unsteady:
+                status, message = NOT_REPRODUCIBLE, "the original differs from itself under one seed"
+            self.checks.append(Check(mode, batch, what, where, status, largest, message))
+        self._note_tables(expected, actual)
+
+    def _note_tables(self, expected_run: Run, actual_run: Run) -> None:
+        """Note the largest differences of each table."""
+        runs = (expected_run, actual_run)
+        for path, collection in self.collections.items():
+            for table in collection.tables:
+                name = kind_of(collection).weight_name(path, table.name)
+                rows = expected_run.touched.get(name) if name in self.masked else None
+                noted = self.tables.setdefault(path, {}).setdefault(table.name, {})
+                for what, (expected, actual) in (
+                    ("gradient", [run.gradients.get(name) for run in runs]),
+                    ("weight", [touched(run.parameters.get(name), rows) for run in runs]),
+                    *(("output", [run.pooled.get((path, key)) for run in runs]) for key in table.embedding_names),
+                ):
+                    if expected is not None and actual is not None:
+                        noted[what] = max(noted.get(what, 0.0), largest_difference(expected, actual))
 
     def _hash_sample(self, call: Sample) -> tuple[nn.Module, Exception | None]:
         """A copy of the converted model in which the sample's ids are hashed, and the error if that failed.
@@ -139,46 +163,13 @@ class Comparison:
             refuse_calls(hashed.get_submodule(path), path)  # in case that code keeps it
         return hashed, None
 
-    def _admits_between_calls(self) -> bool:
-        return any(
-            table.admits and collection.calls > 1
-            for collection in self.collections.values()
-            for table in collection.tables
-        )
-
-    def _advice(self, subject: nn.Module, call: Sample, training: bool) -> tuple[str, str]:
-        """The error of the converted model if the original fails: it says what to do about a wrong batch."""
-        try:
-            run_step(subject, call, training)
-        except RecfxError as error:
-            message, what_to_do = told_by(error, "")
-            return f" The converted model: {message}", what_to_do
-        except Exception as error:
-            return f" The converted model raises {type(error).__name__}.", ""
-        return "", ""
-
-    def _has_index(self) -> bool:
-        return any(len(collection.hash_indexes) for collection in self.collections.values())
-
     def _run_reference(self, subject: nn.Module, call: Sample, training: bool) -> Run:
         """One step of the original; with an index, over copies of the tables of ``subject``, which stays as it is."""
         reference = reference_of(self.original, subject)
         attach_optimizers(self.original, reference, skip=set())
-        if self._has_index():
+        if self.has_index:
             copy_fused_state(subject, reference)
         return run_step(reference, call, training, self.originals)
-
-
-def _without_unsteady(checks: list[Check], again: list[Check]) -> list[Check]:
-    """The checks of two models, given those of the first model against itself, under one seed."""
-    unsteady = {(check.what, check.where) for check in again if check.status == DIFFERENT}
-    message = "the original differs from itself under one seed"
-    return [
-        replace(check, status=NOT_REPRODUCIBLE, message=message)
-        if check.status == DIFFERENT and (check.what, check.where) in unsteady
-        else check
-        for check in checks
-    ]
 
 
 def _refused_or_failed(mode: str, batch: str, error: Exception) -> Check:

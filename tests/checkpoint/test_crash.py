@@ -180,14 +180,14 @@ def test_an_error_after_the_switch_deletes_nothing(
     """Neither when the directory cannot be written to the disk, nor when its manifest cannot even be read then."""
     training, second = (Training.build("sgd", rows=40, model_class=OnePart, seed=seed) for seed in (0, 1))
     training.save(tmp_path)
-    replace, read = os.replace, manifest_module._content
+    replace = os.replace
 
-    def failing_content(directory: Path) -> bytes:
+    def fail_to_read(directory: Path) -> Manifest:
         raise unreadable
 
     def replace_and_fail(source: Path, target: Path) -> None:
         replace(source, target)
-        monkeypatch.setattr(manifest_module, "_content", failing_content)
+        monkeypatch.setattr(Manifest, "read", fail_to_read)
         raise OSError("the disk is gone")
 
     monkeypatch.setattr(os, "replace", replace_and_fail)
@@ -195,7 +195,7 @@ def test_an_error_after_the_switch_deletes_nothing(
         second.save(tmp_path)
     if isinstance(caught.value, recfx.CheckpointError):
         assert "neither the old one nor the new one was deleted" in caught.value.message
-    monkeypatch.setattr(manifest_module, "_content", read)
+    monkeypatch.undo()
     training.load(tmp_path)
     assert_same(dict(training.model.state_dict()), dict(second.model.state_dict()))
 

@@ -163,7 +163,7 @@ def test_a_disk_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     training = build(3)
     before = training.everything()
     if place == "manifest":
-        monkeypatch.setattr(manifest, "_content", fail)
+        monkeypatch.setattr(manifest, "_digest_of", fail)
     else:
         monkeypatch.setattr(SavedFolder, "read_into", fail)
     with refused("checkpoint_unreadable", match=r"No space left.*Nothing was loaded", error=recfx.CheckpointError):

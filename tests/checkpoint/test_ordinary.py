@@ -49,8 +49,8 @@ def wrapped(model: nn.Module, prefix: str = "") -> KeyedOptimizerWrapper:
         ),
         (KeyedOptimizer({"a": nn.Parameter(torch.ones(1))}, {}, [{"params": []}]), "optimizer= is a KeyedOptimizer"),
         (3, "optimizer= is an int"),
-        ([wrapped(layers(), "0")], "optimizer= is a list, not an optimizer"),
-        (StepLR(torch.optim.SGD(layers().parameters()), 1), "optimizer= is a StepLR, not an optimizer"),
+        ([wrapped(layers(), "0")], "optimizer= is a list"),
+        (StepLR(torch.optim.SGD(layers().parameters()), 1), "optimizer= is a StepLR"),
     ],
 )
 def test_what_cannot_be_saved(tmp_path: Path, optimizer: Any, message: str) -> None:
@@ -60,10 +60,6 @@ def test_what_cannot_be_saved(tmp_path: Path, optimizer: Any, message: str) -> N
         with refused("optimizer_not_supported", error=recfx.CheckpointError) as caught:
             call(layers(), tmp_path, optimizer=optimizer)
         assert message in caught.value.message
-        if "StepLR" in message:
-            assert "class Kept in recfx/checkpoint/README.md" in caught.value.what_to_do
-        elif "a list" in message or "has 2" in message:
-            assert "one torch.optim optimizer for all of their parameters" in caught.value.what_to_do
 
 
 def test_optimizers_that_are_all_fused_are_saved_with_the_model(tmp_path: Path) -> None:

@@ -81,23 +81,11 @@ def test_a_missing_file_is_noticed(saved: Path, tmp_path: Path) -> None:
         assert "missing" in error.message
 
 
-@pytest.mark.parametrize(
-    ("place", "what"),
-    [
-        ("nowhere", "d does not exist. What to do: pass the directory given to save_checkpoint."),
-        ("file", "d is not a directory."),
-        ("empty", "there is no finished checkpoint in "),
-        ("unfinished", "there is no finished checkpoint in "),
-        ("data", "is a folder inside a checkpoint. What to do: pass "),
-        ("dcp", "What to do: load it with torch.distributed.checkpoint.load."),
-    ],
-)
-def test_there_is_no_checkpoint(saved: Path, tmp_path: Path, place: str, what: str) -> None:
+@pytest.mark.parametrize("place", ["nowhere", "file", "empty", "unfinished", "dcp"])
+def test_there_is_no_checkpoint(saved: Path, tmp_path: Path, place: str) -> None:
     directory = tmp_path / "d"
     if place == "file":
         directory.write_text("a model")
-    if place == "data":
-        directory = saved / Manifest.read(saved).data
     if place == "dcp":
         torch.distributed.checkpoint.save({"weight": torch.zeros(2)}, checkpoint_id=directory, no_dist=True)
     if place == "empty":
@@ -107,7 +95,6 @@ def test_there_is_no_checkpoint(saved: Path, tmp_path: Path, place: str, what: s
         (directory / "checkpoint.json").unlink()
     error = refused(other(), directory)
     assert error.reason == "checkpoint_missing"
-    assert what in str(error)
     assert directory.exists() == (place != "nowhere")
 
 

@@ -128,11 +128,11 @@ def test_a_name_that_gives_no_model(name: str, message: str, capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        ("raise ValueError('no such data\\nsecond line')", "{name} raises ValueError: no such data ({path}:2)"),
-        ("raise RuntimeError", "{name} raises RuntimeError ({path}:2)"),
+        ("raise ValueError('no such data\\nsecond line')", "{name} raises ValueError: no such data"),
+        ("raise RuntimeError", "{name} raises RuntimeError"),
         ("import json; return json.loads('{')", "{name} raises json.decoder.JSONDecodeError: Expecting property name"),
-        ("import sys; sys.exit(3)", "{name} calls sys.exit(3) ({path}:2)"),
-        ("import asyncio; raise asyncio.CancelledError", "{name} raises asyncio.exceptions.CancelledError ({path}:2)"),
+        ("import sys; sys.exit(3)", "{name} calls sys.exit(3)"),
+        ("import asyncio; raise asyncio.CancelledError", "{name} raises asyncio.exceptions.CancelledError"),
         ("return 7", "{name} returns an int: return a model, or (model, sample)"),
     ],
 )

@@ -76,11 +76,3 @@ def test_a_stream_that_the_shell_has_closed(
     printed = capsys.readouterr()
     assert "Traceback" not in printed.err
     assert printed.out.startswith("1 collection: 1 convertible. OK\n") is (stream == "stderr")
-
-
-def test_a_disk_that_is_full(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    with open("/dev/full", "w") as full:  # closing it flushes what is left, as the interpreter does in the end
-        monkeypatch.setattr(sys, "stdout", full)
-        assert main(EXPLAIN) == 1
-    told = capsys.readouterr().err
-    assert told.splitlines()[-1] == "python -m recfx explain: the output cannot be written: No space left on device"

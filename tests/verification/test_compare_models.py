@@ -125,9 +125,9 @@ class More(Scaled):
 
 
 def test_what_only_one_of_them_has_is_named() -> None:
-    for expected, actual in ((Scaled(), More()), (More(), Scaled())):
+    for expected, actual, has in ((Scaled(), More(), "converted"), (More(), Scaled(), "original")):
         difference = compare_forward(expected, actual, SAMPLE, True)
-        assert difference == Difference("outputs", "only one of them has ['1']")
+        assert difference == Difference("outputs 1", f"only the {has} model has it")
 
 
 def test_a_sample_without_a_batch_size_is_compared_once() -> None:

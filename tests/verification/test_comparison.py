@@ -72,26 +72,20 @@ def test_a_batch_that_neither_model_can_read() -> None:
     report = recfx.verify(model, recfx.convert(model), (two_bags(1, 99),))
     ((what, where, message),) = said(report, SKIPPED)
     assert (what, where) == ("run", "original")
-    assert message.startswith("the original raises ")
-    assert " The converted model: " in message
     assert "99" in message.split("The converted model: ")[1]
 
 
-@pytest.mark.parametrize("converted_fails", [True, False])
-def test_an_original_that_fails_by_itself(converted_fails: bool) -> None:
+def test_an_original_that_fails_by_itself() -> None:
     def fail(*_: object) -> None:
         raise ValueError("broken")
 
     model = Model()
     converted = recfx.convert(model)
     model.register_forward_pre_hook(fail)
-    if converted_fails:
-        converted.register_forward_pre_hook(fail)
     report = recfx.verify(model, converted, (two_bags(1, 2),))
     assert not report.ok
     assert {check.status for check in report.checks} == {SKIPPED}
-    more = " The converted model raises ValueError." if converted_fails else ""
-    assert said(report, SKIPPED) == {("run", "original", f"the original raises ValueError: broken.{more}")}
+    assert said(report, SKIPPED) == {("run", "original", "the original raises ValueError: broken.")}
 
 
 def test_a_full_table_is_a_refusal_with_advice() -> None:

@@ -11,8 +11,6 @@ from torch import nn
 from recfx.errors import ConversionError, type_of
 from recfx.pipeline.train_pipeline import TrainPipeline
 
-MOST_BATCHES = 12
-
 
 class HybridTrainPipelineSparseDist:
     """Trains a sharded model on the batches of an iterator.
@@ -44,7 +42,24 @@ class HybridTrainPipelineSparseDist:
         return_loss: bool = False,
         pipe_n_batch: int = 6,
     ) -> None:
-        _check(model, optimizer, device, execute_all_batches, apply_jit, pipe_n_batch)
+        placed = getattr(model, "device", device)
+        for name, value, is_right, what_to_do in (
+            ("model", model, isinstance(model, nn.Module), "pass a torch.nn.Module."),
+            ("optimizer", optimizer, isinstance(optimizer, torch.optim.Optimizer), "pass a torch.optim.Optimizer."),
+            ("device", device, isinstance(device, torch.device), "pass a torch.device."),
+            (
+                "device",
+                device,
+                str(placed).split(":")[0] == str(device).split(":")[0],
+                f"the model is on {placed}: pass that.",
+            ),
+            ("execute_all_batches", execute_all_batches, execute_all_batches is True, "every batch is trained."),
+            ("apply_jit", apply_jit, apply_jit is False, "graphs of sharded tables are not scripted."),
+            ("pipe_n_batch", pipe_n_batch, type(pipe_n_batch) is int and 1 <= pipe_n_batch <= 12, "from 1 to 12."),
+        ):
+            if not is_right:
+                given = value if isinstance(value, (bool, int, float, torch.device)) else type_of(value)
+                raise ConversionError(f"{name} is {given}.", reason="pipeline_argument", what_to_do=what_to_do)
         self._model, self._return_loss = model, return_loss
         self._pipeline = TrainPipeline(model, optimizer, device)
 
@@ -76,35 +91,3 @@ def _loss_of(returned: Any) -> torch.Tensor:
             what_to_do="return the loss first, then the output.",
         )
     return returned[0].detach()
-
-
-def _check(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    device: torch.device,
-    execute_all_batches: bool,
-    apply_jit: bool,
-    pipe_n_batch: int,
-) -> None:
-    for name, value, expected in (
-        ("model", model, nn.Module),
-        ("optimizer", optimizer, torch.optim.Optimizer),
-        ("device", device, torch.device),
-    ):
-        if not isinstance(value, expected):
-            raise _refusal(f"{name} is {type_of(value)}.", f"pass a {expected.__module__}.{expected.__name__}.")
-    placed = getattr(model, "device", None)
-    if isinstance(placed, torch.device) and placed.type != device.type:
-        raise _refusal(
-            f"device is {device}, but the model is on {placed}.", "pass the device that the model was built for."
-        )
-    if execute_all_batches is not True:
-        raise _refusal(f"execute_all_batches is {execute_all_batches!r}.", "leave it out: every batch is trained.")
-    if apply_jit is not False:
-        raise _refusal(f"apply_jit is {apply_jit!r}.", "leave it out: graphs of sharded tables are not scripted.")
-    if isinstance(pipe_n_batch, bool) or not isinstance(pipe_n_batch, int) or not 1 <= pipe_n_batch <= MOST_BATCHES:
-        raise _refusal(f"pipe_n_batch is {pipe_n_batch!r}.", f"pass an integer from 1 to {MOST_BATCHES}.")
-
-
-def _refusal(message: str, what_to_do: str) -> ConversionError:
-    return ConversionError(message, reason="pipeline_argument", what_to_do=what_to_do)

@@ -52,68 +52,46 @@ class DistributedModelParallel(TorchRecModelParallel):  # type: ignore[misc, unu
     ) -> None:
         on_npu = device is not None and torch.device(device).type == "npu"
         if on_npu if check_arguments is None else check_arguments:
-            _check_defaults(
-                env=(env, None),
-                init_data_parallel=(init_data_parallel, True),
-                init_parameters=(init_parameters, True),
-                data_parallel_wrapper=(data_parallel_wrapper, None),
-                model_tracker_configs=(model_tracker_configs, None),
-            )
-            _check_sharders(sharders)
+            for name, value, default in (
+                ("env", env, None),
+                ("init_data_parallel", init_data_parallel, True),
+                ("init_parameters", init_parameters, True),
+                ("data_parallel_wrapper", data_parallel_wrapper, None),
+                ("model_tracker_configs", model_tracker_configs, None),
+            ):
+                if value is not default:
+                    message = f"{name} is {value!r}; on NPUs it must be {default!r}."
+                    raise ConversionError(message, reason="npu_argument", what_to_do=f"leave {name} out.")
+            ours = [sharder for sharder in sharders or () if isinstance(sharder, HashEmbeddingBagCollectionSharder)]
+            if not ours or any(sharder.host_group is None for sharder in ours):
+                raise ConversionError(
+                    "sharders are not those of get_default_hybrid_sharders, which send ids between hosts.",
+                    reason="npu_sharders",
+                    what_to_do="pass sharders=get_default_hybrid_sharders(host_env=host_env).",
+                )
             _check_plan(plan, module)
+        trackers = [] if model_tracker_configs is None else [model_tracker_configs]  # TorchRec 1.2 has none
         super().__init__(
-            module,
-            env,
-            device,
-            plan,
-            sharders,
-            init_data_parallel,
-            init_parameters,
-            data_parallel_wrapper,
-            *([] if model_tracker_configs is None else [model_tracker_configs]),  # TorchRec 1.2 has no trackers
-        )
-
-
-def _check_defaults(**arguments: tuple[Any, Any]) -> None:
-    for name, (value, default) in arguments.items():
-        if value is not default:
-            raise ConversionError(
-                f"{name} is {value!r}; on NPUs it must be {default!r}.",
-                reason="npu_argument",
-                what_to_do=f"leave {name} out.",
-            )
-
-
-def _check_sharders(sharders: list[ModuleSharder[nn.Module]] | None) -> None:
-    ours = [sharder for sharder in sharders or () if isinstance(sharder, HashEmbeddingBagCollectionSharder)]
-    if not ours or any(sharder.host_group is None for sharder in ours):
-        raise ConversionError(
-            "sharders are not those of get_default_hybrid_sharders: "
-            + ("none of them sends ids between hosts." if ours else "none of them shards HashEmbeddingBagCollection."),
-            reason="npu_sharders",
-            what_to_do="pass sharders=get_default_hybrid_sharders(host_env=host_env).",
+            module, env, device, plan, sharders, init_data_parallel, init_parameters, data_parallel_wrapper, *trackers
         )
 
 
 def _check_plan(plan: ShardingPlan | None, module: nn.Module) -> None:
     """Check that the plan is for this model; where it came from cannot be checked."""
-    how = "pass plan=EmbeddingShardingPlanner(...).collective_plan(module, sharders, dist.GroupMember.WORLD)."
-    if not isinstance(plan, ShardingPlan):
-        raise ConversionError(f"plan is {type_of(plan)}.", reason="npu_plan", what_to_do=how)
     collections = unsharded_collections(module)
-    if not collections:
+    if isinstance(plan, ShardingPlan) and not collections:
         raise ConversionError(
             "the model holds no HashEmbeddingBagCollection or HashEmbeddingCollection.",
             reason="no_collection",
             what_to_do="build its tables with them, or call recfx.convert(model) first.",
         )
+    planned: Any = plan.plan if isinstance(plan, ShardingPlan) else {}
     for path, collection in collections.items():
-        planned: Any = plan.plan.get(path, {})
-        missing = [table.name for table in collection.tables if table.name not in planned]
-        if missing:
+        missing = [table.name for table in collection.tables if table.name not in planned.get(path, {})]
+        if missing or not isinstance(plan, ShardingPlan):
             raise ConversionError(
-                f"the plan does not name table {missing[0]!r}: it was made for a different model.",
+                f"plan is {type_of(plan)} that does not name table {missing[0]!r}.",
                 reason="npu_plan",
                 module_path=path,
-                what_to_do=how,
+                what_to_do="pass EmbeddingShardingPlanner(...).collective_plan(module, sharders, WORLD) of this model.",
             )
