@@ -46,5 +46,8 @@ def test_a_time_that_is_not_known_is_not_left_out() -> None:
     nothing = NOTHING.mapped(sympy.sympify)
     assert time_formula(replace(by_kind["lookup"], forward=nothing, backward=nothing), H100, 1, lambda _: None) == 0
     predicted = [node.seconds > 0 for node in recfx.cost(model, H100).at().nodes]
-    assert [TIME in [name for name, _, _ in amounts] for amounts in costs_of(model, H100).amounts()] == predicted
+    costs = costs_of(model, H100)
+    assert [
+        TIME in [name for name, _, _ in amounts] for amounts in map(costs.amounts_of, costs.cost.nodes)
+    ] == predicted
     assert costs_of(model).cost.hardware == CPU_HOST

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from torchrec.models.dlrm import DLRM
 import recfx
 from recfx import HashConfig
 from recfx.inspect.drawing.collect import collect
-from recfx.inspect.drawing.drawing import CALL, Drawing, source_text
+from recfx.inspect.drawing.nodes import CALL, source_text
 from recfx.ir.meta import SourceLocation, node_meta
 from tests.inspect.models import batch, collection, dlrm
 from tests.passes.small_collection import ADOPTED, INDEXED
@@ -116,12 +117,12 @@ SAMPLE = (batch([1, 2, 3, 4]),)
 
 
 def sources(model: nn.Module) -> dict[str, list[str]]:
-    return {one["paths"][0]: one["sources"] for one in collect(model).collections}
+    return {one["paths"][0]: one["sources"] for one in collect(model)["collections"]}
 
 
-def node_sources(drawing: Drawing, path: str) -> set[str]:
-    (steps,) = (one["steps"] for one in drawing.collections if path in one["paths"])
-    nodes = [drawing.nodes[place] for step in steps for place in step["nodes"]]
+def node_sources(drawing: dict[str, Any], path: str) -> set[str]:
+    (steps,) = (one["steps"] for one in drawing["collections"] if path in one["paths"])
+    nodes = [drawing["nodes"][place] for step in steps for place in step["nodes"]]
     return {node["source"] for node in nodes if node["kind"] != "item"}
 
 
@@ -170,7 +171,7 @@ def test_a_container_of_torch_does_not_count_as_the_holder() -> None:
 
 def test_each_call_of_a_shared_collection_knows_its_own_line() -> None:
     graph = recfx.trace(recfx.convert(Shared(), SAMPLE, hashing=RAW), SAMPLE)
-    calls = [node for node in collect(graph).nodes if node["kind"] == CALL]
+    calls = [node for node in collect(graph)["nodes"] if node["kind"] == CALL]
     assert [call["source"] for call in calls] == [
         source_text(line_of(mark)) for mark in ("shared once", "shared twice")
     ]
@@ -183,7 +184,7 @@ def test_each_call_of_a_shared_collection_knows_its_own_line() -> None:
 
 def test_code_of_the_model_around_the_collections_has_lines_as_well() -> None:
     graph = recfx.trace(recfx.convert(Shared(), SAMPLE), SAMPLE)
-    by_name = {node["name"]: node["source"] for node in collect(graph).nodes if "source" in node}
+    by_name = {node["name"]: node["source"] for node in collect(graph)["nodes"] if "source" in node}
     assert by_name["values"] == source_text(line_of("shared once"))
     assert by_name["values_1"] == source_text(line_of("shared twice"))
 

@@ -1,37 +1,33 @@
-"""What each node of a model's graphs costs per step, for pictures: in words, and as formulas that a page evaluates."""
+"""What each node of a model's graphs, and each table of each rank, costs per step, for pictures: in words, and as
+formulas that a page evaluates.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import sympy
-import torch
 from torch import nn
-from torchrec.distributed.planner import Topology
-from torchrec.distributed.types import ShardingPlan
 
-from recfx.collections.converted_collection import ConvertedCollection
-from recfx.collections.whole_graph import WholeGraph
-from recfx.collections.wrappers import unwrap
-from recfx.discovery.classify import Finding
-from recfx.discovery.discover import discover
-from recfx.errors import ConversionError, DrawingError
-from recfx.inspect.cost import checked_topology, cost, priced_with_graphs
+from recfx.errors import ConversionError
+from recfx.inspect.cost import cost
 from recfx.ir.meta import BATCH, WORLD, mean_length
-from recfx.passes import Rewriting
+from recfx.ir.tables import Shard
 from recfx.planner.placements import PRIVATE
 from recfx.planner.pricing.cost import COST_VERSION, Cost
 from recfx.planner.pricing.cost_text import expression
-from recfx.planner.pricing.hardware import CPU_HOST, Hardware
+from recfx.planner.pricing.formulas import formula_of
+from recfx.planner.pricing.graph_prices import facts_of_shard
+from recfx.planner.pricing.hardware import CPU_HOST, Constant, Hardware
 from recfx.planner.pricing.node_price import runs_on_host
+from recfx.planner.pricing.planned_collection import PlannedCollection
 from recfx.planner.pricing.times import seconds_of_collective, seconds_of_work
-from recfx.planner.pricing.work import NOTHING, NodeCost, Work
-from recfx.planner.topology import NpuTopology, device_of_tables
-from recfx.replacement.conversion_record import Conversion, conversion_of, recorded
-from recfx.replacement.replace_collections import unchanged
+from recfx.planner.pricing.values import KnownBatch
+from recfx.planner.pricing.work import LENGTH, NO_RESIDENT, NOTHING, NodeCost, Resident, Work
+from recfx.planner.topology import device_of_tables
 
 
 def time_formula(node: NodeCost, hardware: Hardware, world_size: int, formula: Callable[[sympy.Expr], Any]) -> Any:
@@ -92,6 +88,10 @@ class DrawnCosts:
     def _places(self) -> dict[tuple[str, str], int]:
         return {(node.collection, node.name): place for place, node in enumerate(self.cost.nodes)}
 
+    @functools.cached_property
+    def _lengths(self) -> dict[sympy.Symbol, int]:
+        return {mean_length(feature): place for place, feature in enumerate(self.cost.features)}
+
     def place(self, collection: str, name: str) -> int:
         """The position of a node among the nodes of the cost; -1 if it is not there."""
         return self._places.get((collection, name), -1)
@@ -101,19 +101,66 @@ class DrawnCosts:
         kind = device.split(":")[0]
         return kind != "meta" and self.cost.hardware.device in ("", "npu" if kind == PRIVATE else kind)
 
-    def amounts(self) -> list[tuple[Amount, ...]]:
-        """What each node costs, in the order of the cost's nodes."""
-        lengths = {mean_length(feature): place for place, feature in enumerate(self.cost.features)}
-        return [self.amounts_of(node, self.cost.hardware, lengths) for node in self.cost.nodes]
-
-    def amounts_of(self, node: NodeCost, hardware: Hardware, lengths: Mapping[sympy.Symbol, int]) -> tuple[Amount, ...]:
-        """What one node costs on some hardware; ``lengths`` has the place of each feature."""
+    def amounts_of(self, node: NodeCost, hardware: Hardware | None = None) -> tuple[Amount, ...]:
+        """What a node costs on some hardware; default: that of the cost."""
+        hardware = hardware or self.cost.hardware
+        lengths = self._lengths
         seconds = time_formula(node, hardware, self.cost.world_size, lambda value: formula(value, lengths))
         amounts: list[Amount] = [] if seconds == 0 else [(TIME, f"on {hardware.name}", seconds)]
         for attribute, name in AMOUNTS.items():
             value = sympy.sympify(getattr(node, attribute))
             amounts += [] if value == 0 else [(name, expression(value), formula(value, lengths))]
         return tuple(amounts)
+
+    def as_data(self, positions: Mapping[str, int], known: KnownBatch) -> dict[str, Any]:
+        """What the page's script reads; ``positions`` has the place of each collection, by path."""
+        cost = self.cost
+        lengths = [(name, float(known.lengths.get(name, LENGTH))) for name in cost.features]
+        named = [f"{name}={length:g}" for name, length in lengths if length != LENGTH]
+        return {
+            "nodes": [
+                {"collection": positions.get(node.collection, -1), "amounts": self.amounts_of(node)}
+                for node in cost.nodes
+            ],
+            "features": cost.features,
+            "W": cost.world_size,
+            "B": known.batch,
+            "L": LENGTH,
+            "lengths": ", ".join([f"{LENGTH:g}", *named]),
+            "trains": cost.trains,
+            "hardware": cost.hardware.label if cost.nodes else "",
+            "note": self.note,
+            "rank": cost.rank,
+            "shards": [
+                {"collection": positions.get(planned.name, -1), **shards}
+                for planned in cost.planned
+                for shards in self._shards(planned)
+            ],
+        }
+
+    def _shards(self, planned: PlannedCollection) -> Iterator[dict[str, Any]]:
+        """The shards of a sharded collection; those of one table that cost their ranks the same are one item.
+
+        ``type`` is the sharding type; ``ranks`` are ranges, each the first rank and the one after the last; ``amounts``
+        are what hashing and looking up cost, without what every node costs.
+        """
+        alone = replace(self.cost.hardware, node_overhead=Constant(0.0, "counted for nodes"))
+        for table in planned.sharding.tables:
+            alike: dict[tuple[int, int, Resident], list[Shard]] = {}
+            for shard in table.filled:
+                alike.setdefault((shard.num_rows, shard.num_columns, planned.resident(shard)), []).append(shard)
+            for (rows, columns, resident), group in alike.items():
+                nodes = _nodes(planned, group[0], resident, self.cost.trains)
+                yield {
+                    "table": table.table.name,
+                    "type": table.type.name,
+                    "rows": rows,
+                    "columns": columns,
+                    "ranks": _ranges([shard.rank for shard in group]),
+                    "amounts": [
+                        (name, "", formula) for node in nodes for name, _, formula in self.amounts_of(node, alone)
+                    ],
+                }
 
 
 NO_COSTS = DrawnCosts(Cost(COST_VERSION, (), (), 1, 0, False, "", replace(CPU_HOST, device="")))
@@ -155,36 +202,33 @@ def formula(value: sympy.Expr, lengths: Mapping[sympy.Symbol, int]) -> Any:
     return None if operation is None or None in parts else [operation, *parts]
 
 
-@dataclass(frozen=True)
-class PlannedModel:
-    """What a plan would make of a model on rank 0."""
-
-    findings: list[Finding]  # its collections as they are now
-    conversion: Conversion  # what a conversion would record of them
-    graphs: Mapping[str, Rewriting]  # the graphs of the sharded collections, by path
-    cost: Cost
-
-
-def as_planned(
-    model_or_graph: nn.Module,
-    topology: Topology | NpuTopology | Hardware | None,
-    plan: ShardingPlan | None,
-    world_size: int | None,
-) -> PlannedModel:
-    """What ``plan``, or else ``recfx.plan``'s for ``topology``, would make of a model, which stays as it is.
-
-    Raises:
-        DrawingError: ``already_sharded``; and what ``recfx.cost`` raises.
-    """
-    model = unwrap(model_or_graph)
-    is_sharded = any(isinstance(module, ConvertedCollection) and module.is_sharded for module in model.modules())
-    if is_sharded or isinstance(model, (torch.fx.GraphModule, WholeGraph)):
-        raise DrawingError(
-            f"{'it' if is_sharded else 'a graph'} has its own plan, and cannot be drawn with another.",
-            reason="already_sharded",
-            what_to_do="leave out topology=, plan= and world_size=, or pass the model before it is sharded or a graph.",
+def _nodes(planned: PlannedCollection, shard: Shard, resident: Resident, trains: bool) -> Iterator[NodeCost]:
+    """The part that one shard has in the nodes of its rank."""
+    context = planned.context
+    for facts in facts_of_shard(context, shard.spec, trains):
+        phases, is_lookup = formula_of(facts.kind)(facts), facts.kind == "lookup"
+        yield NodeCost(
+            name=facts.kind,
+            kind=facts.kind,
+            collection=planned.name,
+            tables=(shard.spec.name,),
+            device=context.device,
+            kernel="",
+            forward=phases.forward.mapped(sympy.sympify),
+            backward=phases.backward.mapped(sympy.sympify),
+            collectives=(),
+            resident=resident if is_lookup else NO_RESIDENT,
+            calls=planned.calls,
+            on_host=context.copies_ids and not is_lookup,
         )
-    with unchanged(model):
-        discovery = discover(model)
-    cost, graphs = priced_with_graphs(model, checked_topology(topology), plan, world_size)
-    return PlannedModel(discovery.findings, recorded(discovery, "keep", before=conversion_of(model)), graphs, cost)
+
+
+def _ranges(ranks: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Ranks as ranges; a rank that has several shards is there several times."""
+    ranges: list[tuple[int, int]] = []
+    for rank in sorted(ranks):
+        if ranges and ranges[-1][1] == rank:
+            ranges[-1] = (ranges[-1][0], rank + 1)
+        else:
+            ranges.append((rank, rank + 1))
+    return tuple(ranges)

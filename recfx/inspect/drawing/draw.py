@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator
-from dataclasses import replace
 from html import escape
 from pathlib import Path
 from typing import Any, overload
@@ -18,27 +15,10 @@ from recfx.argument_types import typed
 from recfx.errors import ConversionError, DrawingError
 from recfx.inspect.cost import batch_of, checked_topology
 from recfx.inspect.drawing.collect import collect
-from recfx.inspect.drawing.costs import as_planned
 from recfx.inspect.drawing.html import render_html
 from recfx.kernels.build.private_files import new_file
 from recfx.planner.pricing.hardware import Hardware, HardwareName
 from recfx.planner.topology import NpuTopology
-
-
-def as_path(path: object) -> Path:
-    """The path of a file.
-
-    Raises:
-        DrawingError: ``invalid_argument``.
-    """
-    name = os.fspath(path) if isinstance(path, os.PathLike) else path
-    if not isinstance(name, str) or not name or "\0" in name:
-        raise DrawingError(
-            f"path is {path!r}, which cannot be the name of a file.",
-            reason="invalid_argument",
-            what_to_do="pass the path of the file, as a str or a pathlib.Path.",
-        )
-    return Path(name)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -47,31 +27,24 @@ def write_text(path: Path, text: str) -> None:
     Raises:
         DrawingError: ``cannot_write``. A file that was there before is as it was.
     """
-    if not path.parent.is_dir():
-        raise _cannot_write(path, f"there is no directory {path.parent}")
-    with _disk_errors(path):
-        place = Path(os.path.realpath(path))
-        if place.is_dir() or (place.exists() and not place.is_file()):
-            raise _cannot_write(path, "it is not a regular file")
-        with new_file(place) as file:
-            file.path.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
-            file.put_in_place()
-
-
-@contextlib.contextmanager
-def _disk_errors(path: Path) -> Iterator[None]:
+    place, why = Path(os.path.realpath(path)), ""
     try:
-        yield
+        if not path.parent.is_dir():
+            why = f"there is no directory {path.parent}"
+        elif place.exists() and not place.is_file():
+            why = "it is not a regular file"
+        else:
+            with new_file(place) as file:
+                file.path.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
+                file.put_in_place()
     except OSError as error:
-        raise _cannot_write(path, error.strerror or str(error)) from error
-
-
-def _cannot_write(path: Path, why: str) -> DrawingError:
-    return DrawingError(
-        f"{path} cannot be written: {why}. A file that was there before is as it was.",
-        reason="cannot_write",
-        what_to_do="pass the path of a file in a directory that exists, with room for it, where you may write.",
-    )
+        why = error.strerror or str(error)
+    if why:
+        raise DrawingError(
+            f"{path} cannot be written: {why}. A file that was there before is as it was.",
+            reason="cannot_write",
+            what_to_do="pass the path of a file in a directory that exists, with room for it, where you may write.",
+        )
 
 
 class Picture:
@@ -170,20 +143,22 @@ def draw(
             those of ``recfx.plan`` and of sharding.
         InputError: ``invalid_argument``: ``world_size`` is no number of ranks.
     """
-    target = None if path is None else as_path(path)
+    name = os.fspath(path) if isinstance(path, os.PathLike) else path
+    if name is not None and (not isinstance(name, str) or not name or "\0" in name):
+        raise DrawingError(
+            f"path is {path!r}, which cannot be the name of a file.",
+            reason="invalid_argument",
+            what_to_do="pass the path of the file, as a str or a pathlib.Path.",
+        )
+    target = None if name is None else Path(name)
     if target is not None and target.suffix.lower() != ".html":
         raise DrawingError(
             f"{target} does not end in .html, and recfx.draw writes one HTML page.",
             reason="unknown_ending",
             what_to_do="end the path in .html; the page can be printed, and its picture saved, from any browser.",
         )
-    topology = checked_topology(topology) if isinstance(topology, str) else topology
-    if plan is None and world_size is None and (topology is None or isinstance(topology, Hardware)):
-        drawing = collect(model_or_graph, topology)
-    else:
-        drawing = collect(model_or_graph, planned=as_planned(model_or_graph, topology, plan, world_size))
-    costs = replace(drawing.costs, cost=replace(drawing.costs.cost, known=batch_of(sample)))
-    text = render_html(replace(drawing, report=report, costs=costs))
+    drawing = collect(model_or_graph, checked_topology(topology), plan, world_size, batch_of(sample))
+    text = render_html(drawing, report)
     if target is None:
         return Picture(text)
     write_text(target, text)

@@ -10,10 +10,7 @@ from html import escape
 from typing import Any
 
 from recfx.errors import printable
-from recfx.inspect.drawing.assets import read, viz_js
-from recfx.inspect.drawing.drawing import Drawing
-from recfx.inspect.drawing.shards import drawn_shards
-from recfx.planner.pricing.work import LENGTH
+from recfx.inspect.drawing.assets import read
 
 STACK_FROM = 6
 """From this number on, like nodes of a collection are drawn as one stack."""
@@ -23,14 +20,18 @@ LONGEST_LABEL = 60
 """Longer lines of a box, and longer labels, are cut in the middle."""
 
 
-def render_html(drawing: Drawing) -> str:
-    """The whole page. Everything from the model is data, which the page's script shows as text."""
+def render_html(drawing: dict[str, Any], report: str = "") -> str:
+    """The whole page of what ``collect`` returns; ``report`` is the address of the report's page.
+
+    Everything from the model is data, which the page's script shows as text.
+    """
+    limits = {"stackFrom": STACK_FROM, "expandedUpTo": EXPANDED_UP_TO, "longest": LONGEST_LABEL}
     parts = {
-        "TITLE": escape(printable(drawing.title)),
-        "SUBTITLE": escape(printable(drawing.subtitle)),
+        "TITLE": escape(printable(drawing["title"])),
+        "SUBTITLE": escape(printable(drawing["subtitle"])),
         "STYLE": read("page.css"),
-        "DATA": _packed(page_data(drawing)),
-        "ENGINE": viz_js(),
+        "DATA": _packed(drawing | limits | {"report": report}),
+        "ENGINE": read("viz-global.js"),
         "SCRIPT": "\n".join(map(read, _SCRIPTS)),
     }
     page = read("page.html")
@@ -71,43 +72,3 @@ def _readable(data: Any) -> Any:
     if isinstance(data, dict):
         return {name: _readable(value) for name, value in data.items()}
     return [_readable(item) for item in data] if isinstance(data, (list, tuple)) else data
-
-
-def page_data(drawing: Drawing) -> dict[str, Any]:
-    """What the script of the page reads."""
-    return {
-        "title": drawing.title,
-        "report": drawing.report,
-        "steps": drawing.steps,
-        "stackFrom": STACK_FROM,
-        "expandedUpTo": EXPANDED_UP_TO,
-        "longest": LONGEST_LABEL,
-        "nodes": drawing.nodes,
-        "outer": drawing.outer,
-        "collections": [
-            one | {"paths": [drawing.names.get(path, path) for path in one["paths"]]} for one in drawing.collections
-        ],
-        "costs": _costs(drawing),
-    }
-
-
-def _costs(drawing: Drawing) -> dict[str, Any]:
-    costs, cost = drawing.costs, drawing.costs.cost
-    positions = {path: place for place, collection in enumerate(drawing.collections) for path in collection["paths"]}
-    lengths = [(name, float(cost.known.lengths.get(name, LENGTH))) for name in cost.features]
-    return {
-        "nodes": [
-            {"collection": positions.get(node.collection, -1), "amounts": amounts}
-            for node, amounts in zip(cost.nodes, costs.amounts(), strict=True)
-        ],
-        "features": cost.features,
-        "W": cost.world_size,
-        "B": cost.known.batch,
-        "L": LENGTH,
-        "lengths": ", ".join([f"{LENGTH:g}", *(f"{name}={length:g}" for name, length in lengths if length != LENGTH)]),
-        "trains": cost.trains,
-        "hardware": cost.hardware.label if cost.nodes else "",
-        "note": costs.note,
-        "rank": cost.rank,
-        "shards": [one | {"collection": positions.get(one["collection"], -1)} for one in drawn_shards(costs)],
-    }

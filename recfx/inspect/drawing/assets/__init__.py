@@ -9,12 +9,7 @@ import functools
 from importlib.resources import files
 
 
+@functools.cache
 def read(name: str) -> str:
     """The text of a file in this folder, byte for byte."""
     return files(__package__).joinpath(name).read_bytes().decode()
-
-
-@functools.cache
-def viz_js() -> str:
-    """Viz.js, as a script that sets the global ``Viz``."""
-    return read("viz-global.js")

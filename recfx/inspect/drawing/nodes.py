@@ -1,17 +1,17 @@
-"""What a picture shows, as data."""
+"""The nodes and collections of a drawing, as the page's script reads them."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import sympy
 
 from recfx.inspect import wording
-from recfx.inspect.drawing.costs import NO_COSTS, DrawnCosts
-from recfx.inspect.report_data import TableReport, type_name
+from recfx.inspect.drawing.costs import DrawnCosts
+from recfx.inspect.facts import Kernel
+from recfx.inspect.report_data import NodeReport, TableReport
 from recfx.ir.meta import BATCH, SourceLocation, mean_length
 from recfx.ir.node_kinds import NODE_KINDS, NOT_COMBINED, Stage
 from recfx.ir.operator_graph import node_name
@@ -22,6 +22,7 @@ INPUT, OUTPUT, CALL, DENSE, ITEM = "input", "output", "call", "dense", "item"
 """Kinds of nodes that are not recfx's: the model's inputs and outputs, calls of collections, other nodes of the model,
 and items of what recfx's nodes return, which are drawn as edges."""
 
+_STAGES = {INPUT: "io", OUTPUT: "io", CALL: "lookup", "collection": "lookup", DENSE: "dense", ITEM: "dense"}
 _STAGE_OF = {
     Stage.SELECT: "select",
     Stage.INPUT_DIST: "dist",
@@ -30,21 +31,7 @@ _STAGE_OF = {
     Stage.OUTPUT_DIST: "dist",
     Stage.ASSEMBLE: "dense",
 }
-
-
-@dataclass(frozen=True)
-class Drawing:
-    """A model or a graph. Nodes and collections are as the script of the page reads them."""
-
-    title: str
-    subtitle: str  # versions, mode and rank
-    nodes: Sequence[dict[str, Any]]  # of all steps
-    outer: tuple[int, ...]  # those around the collections, with their calls; only the calls without a whole graph
-    collections: tuple[dict[str, Any], ...]
-    steps: tuple[str, ...]  # "before", then the passes
-    costs: DrawnCosts = NO_COSTS  # of the nodes of the last step
-    names: Mapping[str, str] = field(default_factory=dict)  # the user's name of each path, which wrappers lengthen
-    report: str = ""  # the address of the report's page
+"""The groups that give nodes their colours; ``io`` are inputs and outputs of the model."""
 
 
 class Nodes:
@@ -53,7 +40,7 @@ class Nodes:
     def __init__(self) -> None:
         self.all: list[dict[str, Any]] = []
         self._places: dict[tuple[tuple[str, Any], ...], int] = {}
-        self.text_of = functools.cache(source_text)  # of many nodes
+        self._source_text = functools.cache(source_text)  # of many nodes
 
     def place(self, name: str, kind: str, line: str = "", source: SourceLocation | None = None, **more: Any) -> int:
         """The position of a node, whose name is unique in its graph.
@@ -63,14 +50,12 @@ class Nodes:
             kind: one of recfx's kinds, or one of the words above.
             line: as the text of the graph shows it.
             source: where the user's code makes it.
-            more: ``inputs``, ``shape``, ``bytes``, ``dtype``, ``device`` and ``kernel``; ``why`` this kernel serves it,
-                and why those before it do not; the positions of its ``tables`` in its collection; the ``passes`` that
-                made or changed it; ``collectives``; the position of its ``cost`` among the costs of the drawing; and
-                the position of the ``collection`` that a call calls. -1 if there is none.
+            more: what else the page shows; -1 stands for no position.
         """
         line = f"{line[:400]} ... {line[-80:]}" if len(line) > 500 else line
-        text = "" if source is None else self.text_of(source)
-        fields = {"name": name, "kind": kind, "stage": _stage(kind), "line": line, "source": text, **more}
+        text = "" if source is None else self._source_text(source)
+        stage = _STAGES[kind] if kind in _STAGES else _STAGE_OF[NODE_KINDS[kind].stage]
+        fields = {"name": name, "kind": kind, "stage": stage, "line": line, "source": text, **more}
         node = {name: value for name, value in fields.items() if value not in ("", (), -1)}
         place = self._places.setdefault(tuple(node.items()), len(self.all))
         if place == len(self.all):
@@ -81,26 +66,30 @@ class Nodes:
         self,
         records: Sequence[PassRecord],
         tables: Sequence[TableReport],
-        kernels: Mapping[str, tuple[str, ...]],
+        kernels: Mapping[str, Kernel],
         costs: DrawnCosts,
     ) -> list[dict[str, Any]]:
-        """The graphs of a collection, pass by pass; ``costs`` are those of the last one.
+        """The graphs of a collection, pass by pass; ``kernels``, by name of the node, and ``costs`` are those of the
+        last one.
 
-        ``kernels`` says why each lookup has the kernel that it has, by name of the node. ``giver`` is the node whose
-        value the graph returns, ``""`` if it returns its input, and ``input`` the name that nodes call the input by.
+        ``giver`` is the node whose value the graph returns, ``""`` if it returns its input, and ``input`` the name that
+        nodes call the input by.
         """
         positions = {table.name: place for place, table in enumerate(tables)}
         steps = []
         for record in records:
             by_op = {node.op: node for node in record.nodes}
-            inner = [node for node in record.nodes if node.op not in ("placeholder", "output")]
             output = by_op["output"].inputs if "output" in by_op else ()
-            shown = costs if record is records[-1] else NO_COSTS
+            is_last = record is records[-1]
             steps.append(
                 {
                     "name": record.name,
                     "modified": record.modified,
-                    "nodes": [self._of_graph(node, positions, kernels, shown) for node in inner],
+                    "nodes": [
+                        self._of_graph(node, positions, kernels, costs, is_last)
+                        for node in record.nodes
+                        if node.op not in ("placeholder", "output")
+                    ],
                     "giver": output[0] if output else "",
                     "input": by_op["placeholder"].name if "placeholder" in by_op else "",
                     "declined": [f"{refusal.code}: {refusal.message}" for refusal in record.declined],
@@ -109,25 +98,26 @@ class Nodes:
         return steps
 
     def _of_graph(
-        self, node: NodeSnapshot, positions: Mapping[str, int], kernels: Mapping[str, tuple[str, ...]],
-        costs: DrawnCosts,
+        self, node: NodeSnapshot, positions: Mapping[str, int], kernels: Mapping[str, Kernel], costs: DrawnCosts,
+        is_last: bool,
     ) -> int:  # fmt: skip
         meta = node.meta
         if meta is None:
             return self.place(node.name, ITEM, node.line, inputs=node.inputs)
-        kernel = meta.kernel if costs.is_of(meta.device) else ""
+        report = NodeReport.of(node.name, meta)
+        kernel = report.kernel if costs.is_of(report.device) else ""
         return self.place(
             node.name,
             meta.kind,
             node.line,
             meta.source,
             inputs=node.inputs,
-            shape=_shape(meta.shape),
-            bytes=_expression(meta.bytes),
-            dtype="" if meta.dtype is None else type_name(meta.dtype),
-            device=meta.device,
+            shape=_shape(report.shape),
+            bytes=_expression(report.bytes),
+            dtype=report.dtype,
+            device=report.device,
             kernel=kernel,
-            why=kernels.get(node.name, ()) if kernel else (),
+            why=_why(kernels[node.name]) if kernel and node.name in kernels else (),
             # A shard is called after its table.
             tables=tuple(positions.get(name, positions.get(name.rpartition("@")[0], -1)) for name in meta.tables),
             passes=meta.passes,
@@ -135,45 +125,46 @@ class Nodes:
                 f"{call.operation} of {_expression(call.bytes)} bytes{', in the backward' if call.backward else ''}"
                 for call in meta.collectives
             ),
-            cost=costs.place(meta.collection, node.name),
+            cost=costs.place(meta.collection, node.name) if is_last else -1,
         )
+
+
+def _why(kernel: Kernel) -> tuple[str, ...]:
+    """Which kernel serves a lookup, and why."""
+    if kernel.refused is not None:
+        return (f"none: {kernel.refused.message}",)
+    why_not = tuple(f"not {refusal.by}: {refusal.message}" for refusal in kernel.passed_over)
+    if not kernel.name:
+        return (f"none: backend {kernel.asked!r} was asked for", *why_not)
+    reason = "the backend that was asked for" if kernel.asked != "auto" else "the first that can serve these tables"
+    return (f"{kernel.name}: {reason}", *why_not)
 
 
 def drawn_collection(
     paths: Sequence[str],
     kind: str,
-    was: str,
-    status: str,
-    sources: Iterable[SourceLocation],
     tables: Sequence[TableReport],
     steps: Sequence[dict[str, Any]],
-    device: str = "",
-    why: str = "",
+    sources: Iterable[SourceLocation],
+    **more: str,
 ) -> dict[str, Any]:
     """One collection.
 
     Args:
         paths: its names; ``""`` is the root.
         kind: the name of its class.
-        was: the name of its class before conversion.
-        status: as in the report.
-        sources: the lines that call it, or the one that defines what holds it.
         tables: its tables.
         steps: its graph after each pass; none if it is not converted.
-        device: where its tables are.
-        why: why it is kept or refused.
+        sources: the lines that call it, or the one that defines what holds it.
+        more: ``status``, ``device`` and ``why`` as in the report, and ``was``, the class before conversion.
     """
     is_pooled = all(table.pooling != NOT_COMBINED for table in tables)  # a row per sample, not one per id
     return {
         "paths": tuple(paths),
         "prefix": node_name(paths[0], ""),
         "kind": kind,
-        "was": was,
         "shape": _output_shape(tables, is_pooled),
         "gives": "KeyedTensor" if is_pooled else "JaggedTensors",
-        "status": status,
-        "why": why,
-        "device": device,
         "sources": [source_text(source) for source in sources],
         "tables": [
             [
@@ -183,6 +174,8 @@ def drawn_collection(
             for table in tables
         ],
         "steps": steps,
+        "why": "",
+        **more,
     }  # fmt: skip
 
 
@@ -190,14 +183,6 @@ def source_text(source: SourceLocation) -> str:
     """``file:line``, and from where that is called, if it is not the user's own line."""
     place = wording.place_of(source.file, source.line)
     return place if source.called_from is None else f"{place}, called from {source_text(source.called_from)}"
-
-
-def _stage(kind: str) -> str:
-    """The group that gives a node its colour; ``io`` are inputs and outputs of the model."""
-    known = NODE_KINDS.get(kind)
-    if known is not None and kind != "collection":
-        return _STAGE_OF[known.stage]
-    return {INPUT: "io", OUTPUT: "io", CALL: "lookup", "collection": "lookup"}.get(kind, "dense")
 
 
 def _output_shape(tables: Sequence[TableReport], is_pooled: bool) -> str:
