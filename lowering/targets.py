@@ -8,7 +8,6 @@ import torch
 
 from recfx.errors import Diagnostic
 from recfx.ir.context import LookupFacts, Served
-from recfx.kernels.build import library
 from recfx.lowering.registry import BACKENDS, Backend, choose_backend, select_planned
 
 
@@ -35,9 +34,7 @@ class TargetsHere:
         return Served("reference", tuple(declined))
 
     def index_operators(self, device: str) -> str:
-        if device == "meta":
-            return ""
-        return "cpu" if device == "cpu" and library.load() else "reference"
+        return "" if device == "meta" else "cpu" if device == "cpu" else "reference"
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,14 @@
 """Operators of the hash index: which row of a table belongs to which raw 64-bit id.
 
-Each function calls the operator of the same name, which runs in C++ (``csrc/index/hash_index.cpp``), or by
-``hash_index_reference.py`` if there is no library. All tensors are on the CPU. ``index_buffers.py`` describes the
-tensors of an index.
+Each function calls the operator of the same name, which runs in C++ (``csrc/index/hash_index.cpp``). All tensors are on
+the CPU. ``index_buffers.py`` describes the tensors of an index.
 
 An id ``0 <= id < dense_rows`` is its own row and is in no index. Every other id belongs to one bucket and takes the
 bucket's lowest free row. An index holds all rows of its table, or a slice of them (see ``IndexPolicy``); its row
 numbers are then relative to the slice.
 
 Readers of one index may run at the same time; a writer runs alone: ``find`` and ``find_tables`` wait for a running
-``find_or_insert`` or ``erase``, and the other way round. The C++ operators hold the lock; the references may only be
-called from one thread at a time.
+``find_or_insert`` or ``erase``, and the other way round.
 """
 
 from __future__ import annotations
@@ -21,15 +19,9 @@ import torch
 from torch import Tensor
 
 from recfx.kernels.build import library
-from recfx.kernels.index import hash_index_reference, slot_table  # noqa: F401  register the references
 from recfx.kernels.index.index_buffers import IndexBuffers, IndexPolicy, flat
 
 _LATER_THAN_ANY = 2**62  # a batch number
-
-
-def finds_on_any_thread() -> bool:
-    """Whether one thread may call ``find_tables`` while another inserts into the same indexes."""
-    return library.load()
 
 
 class InFlight(NamedTuple):
@@ -156,7 +148,7 @@ def find_or_insert(
     the bucket has no free row, ``on_full`` decides: evict the lowest row, by (score, ``mix64(id)``), that no batch in
     flight uses; answer with a row of the bucket chosen by hash; or change nothing in any table and name the bucket in
     ``report``. The result does not depend on the number of threads. The cost is linear in the number of ids, and
-    nothing as large as a table is allocated (the reference, however, reads whole buckets).
+    nothing as large as a table is allocated.
 
     Args:
         ids: int64 ``[n]``.
@@ -179,15 +171,8 @@ def find_or_insert(
     Raises:
         RuntimeError: an id belongs to a different slice of its table; nothing has changed.
     """
-    arguments = _batch_arguments(buffers, policies, in_flight)
-    return Inserted(*library.operators().find_or_insert(ids, begins, ends, *arguments))
-
-
-def _batch_arguments(
-    buffers: list[IndexBuffers], policies: list[IndexPolicy], in_flight: list[InFlight]
-) -> tuple[object, ...]:
-    oldest, listed, oldest_listed = map(list, zip(*in_flight, strict=True)) if in_flight else ([], [], [])
-    return flat(buffers), flat(policies), oldest, listed, oldest_listed
+    kept = map(list, zip(*in_flight, strict=True)) if in_flight else ([], [], [])
+    return Inserted(*library.operators().find_or_insert(ids, begins, ends, flat(buffers), flat(policies), *kept))
 
 
 def add_counts(counts: list[Tensor], amounts: list[int]) -> None:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from recfx.kernels.index.buckets import bucket_begin, bucket_from
-from recfx.kernels.index.free_rows import word_count
 from recfx.kernels.index.slot_groups import SLOTS, group_count
 
 # States of a row. NEW and RENEWED rows are taken as well, but do not hold the weights of their ids yet; before it was
@@ -124,7 +123,7 @@ class IndexBuffers(NamedTuple):
     side_row: Tensor  # int64 [2]: the row of id -1, which slot_groups cannot hold (-1: none); the seed of their hash
     row_ids: Tensor  # int64 [rows]: the id that has the row, -1 if it is free
     row_state: Tensor  # uint8 [rows]: NEVER_USED, TAKEN, FREED, NEW or RENEWED
-    free_rows: Tensor  # int64 [words]: the free rows, see free_rows.py
+    free_rows: Tensor  # int64 [words]: the free rows, see csrc/index/free_rows.h
     bucket_taken: Tensor  # int64 [buckets]: the number of taken rows per bucket
     counts: Tensor  # int64 [6]: see COUNTERS
     lock: Tensor  # int64 [1]: see csrc/index/index_lock.h
@@ -197,6 +196,12 @@ def allocate_buffers(policy: IndexPolicy, device: str) -> IndexBuffers:
     )
 
 
+def word_count(rows: int) -> int:
+    """The words of the tree of bits that is the set of free rows, see csrc/index/free_rows.h."""
+    words = (rows + 63) // 64
+    return words if words <= 1 else words + word_count(words)
+
+
 def choose_seeds(buffers: IndexBuffers) -> None:
     """Give the slot groups seeds of their own, which nobody can know; whatever they hold must be inserted again.
 
@@ -220,12 +225,3 @@ def is_uninitialized(row_state: Tensor) -> Tensor:
 def flat(tables: Sequence[Sequence[object]]) -> list[object]:
     """Concatenate the lists of all tables: the form in which the operators take buffers and policies."""
     return [value for table in tables for value in table]
-
-
-_Kind = TypeVar("_Kind", IndexBuffers, IndexPolicy)
-
-
-def grouped(kind: type[_Kind], values: Sequence[Any]) -> list[_Kind]:
-    """The inverse of ``flat``."""
-    count = len(kind._fields)
-    return [kind(*values[start : start + count]) for start in range(0, len(values), count)]

@@ -1,4 +1,4 @@
-"""Slot groups in ATen: the map from id to row of an index that changes. Reference of ``csrc/index/slot_groups.h``.
+"""Slot groups, the map from id to row of an index that changes: their layout, which ``csrc/index/slot_groups.h`` fills.
 
 ``slot_groups`` is int64 ``[groups, 8]``: each group is one cache line of four slots, their ids first and then their
 rows, filled from the first one on, and -1 where a slot is empty. An id's home is the group at
@@ -30,7 +30,7 @@ def group_count(rows: int) -> int:
 
 
 def seeded_hash(ids: Tensor, seed: Tensor) -> Tensor:
-    """The hash of each id, as int64; its lower half is no good. ``seed``: int64 ``[1]``. Scriptable."""
+    """The hash of each id, as int64; its lower half is no good. ``seed``: int64 ``[1]``."""
     factor = mix64(seed + 1) | 1
     k = ids ^ mix64(seed)
     k = (k ^ ((k >> 33) & 0x7FFFFFFF)) * -49064778989728563  # 0xff51afd7ed558ccd
@@ -40,90 +40,6 @@ def seeded_hash(ids: Tensor, seed: Tensor) -> Tensor:
 def home_groups(ids: Tensor, groups: int, side_row: Tensor) -> Tensor:
     """The group at which the search for each id begins."""
     return (((seeded_hash(ids, side_row[1:]) >> 32) & 0xFFFFFFFF) * groups) >> 32
-
-
-def find_in_groups(ids: Tensor, slot_groups: Tensor, side_row: Tensor) -> Tensor:
-    """The row of each id, -1 if it is absent: int64 ``[n]`` to int64 ``[n]``. Scriptable."""
-    count = slot_groups.size(0)
-    group = home_groups(ids, count, side_row)
-    rows = torch.where(ids == -1, side_row[:1], torch.full_like(ids, -1))
-    pending = torch.nonzero(ids != -1).squeeze(1)
-    while pending.numel() > 0:
-        here = slot_groups[group[pending]]
-        same = here[:, :4] == ids[pending].unsqueeze(1)
-        rows[pending] = torch.where(same, here[:, 4:], torch.full_like(here[:, 4:], -1)).amax(1)
-        pending = pending[~same.any(1) & (here[:, 3] != -1)]
-        group[pending] = (group[pending] + 1) % count
-    return rows
-
-
-def insert_into_groups(ids: Tensor, rows: Tensor, slot_groups: Tensor, side_row: Tensor) -> None:
-    """Insert ids, which must be distinct and absent, with their rows."""
-    beside = rows[ids == -1]
-    if beside.numel() > 0:
-        side_row[:1].copy_(beside)
-    pending = torch.nonzero(ids != -1).squeeze(1)
-    group = home_groups(ids, slot_groups.size(0), side_row)
-    while pending.numel() > 0:
-        # Several ids may want the same empty slot: each writes its number there, and the one whose number remains gets
-        # it.
-        size = (slot_groups[group[pending], :SLOTS] != -1).sum(1)
-        claims, slot = pending[size < SLOTS], size[size < SLOTS]
-        slot_groups[group[claims], SLOTS + slot] = claims
-        won = slot_groups[group[claims], SLOTS + slot] == claims
-        winners, slot = claims[won], slot[won]
-        slot_groups[group[winners], slot] = ids[winners]
-        slot_groups[group[winners], SLOTS + slot] = rows[winners]
-        placed = (slot_groups[group[pending], :SLOTS] == ids[pending].unsqueeze(1)).any(1)
-        pending = pending[~placed]
-        full = slot_groups[group[pending], SLOTS - 1] != -1
-        group[pending] = torch.where(full, (group[pending] + 1) % slot_groups.size(0), group[pending])
-
-
-def erase_from_groups(id_: int, slot_groups: Tensor, side_row: Tensor) -> int:
-    """Erase one id and return its row, or -1. An id that passed the place takes it: there are no tombstones."""
-    if id_ == -1:
-        row = int(side_row[0])
-        side_row[0] = -1
-        return row
-    count = slot_groups.size(0)
-
-    def home(value: int) -> int:
-        return int(home_groups(slot_groups.new_tensor([value]), count, side_row).item())
-
-    def ids_of(number: int) -> list[int]:
-        return [value for value in slot_groups[number, :SLOTS].tolist() if value != -1]
-
-    def passed(full: int) -> tuple[int, int] | None:
-        """The first id after a full group whose home is that group or an earlier one."""
-        number = full
-        while True:
-            number = (number + 1) % count
-            for slot, other in enumerate(ids_of(number)):
-                if (number - home(other)) % count >= (number - full) % count:
-                    return number, slot
-            if len(ids_of(number)) < SLOTS:
-                return None
-
-    group = home(id_)
-    while id_ not in ids_of(group):
-        if len(ids_of(group)) < SLOTS:
-            return -1
-        group = (group + 1) % count
-    slot = ids_of(group).index(id_)
-    row = int(slot_groups[group, SLOTS + slot])
-    while len(ids_of(group)) == SLOTS and (later := passed(group)) is not None:
-        _copy_slot(slot_groups, later, (group, slot))
-        group, slot = later
-    last = len(ids_of(group)) - 1
-    _copy_slot(slot_groups, (group, last), (group, slot))
-    slot_groups[group, last] = slot_groups[group, SLOTS + last] = -1
-    return row
-
-
-def _copy_slot(slot_groups: Tensor, source: tuple[int, int], target: tuple[int, int]) -> None:
-    for part in (0, SLOTS):
-        slot_groups[target[0], part + target[1]] = slot_groups[source[0], part + source[1]].clone()
 
 
 def longest_probe(slot_groups: Tensor, side_row: Tensor, begin: int = 0, end: int | None = None) -> int:

@@ -12,8 +12,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from recfx.kernels.build import library
-from recfx.kernels.index.index_buffers import is_taken
 from recfx.kernels.index.shifts import shifted_right
 
 
@@ -105,21 +103,3 @@ def insert_beside(ids: Tensor, rows: Tensor, slots: Tensor, side_row: Tensor) ->
         pending = pending[~got]
         position[pending] = (position[pending] + 1) & (slots.size(0) - 1)
     return None
-
-
-@library.reference("slot_tables_")
-def slot_tables_(
-    all_slots: Tensor,
-    all_side_rows: Tensor,
-    slot_counts: list[int],
-    row_ids: list[Tensor],
-    row_states: list[Tensor],
-    locks: list[Tensor],
-) -> None:
-    """``slot_tables_`` in ATen."""
-    all_slots.fill_(-1)
-    all_side_rows.fill_(-1)
-    slots, side_rows = all_slots.split(slot_counts), all_side_rows.split(1)
-    for table, (ids, states) in enumerate(zip(row_ids, row_states, strict=True)):
-        rows = torch.nonzero(is_taken(states)).squeeze(1)
-        insert_into_slots(ids[rows], rows, slots[table], side_rows[table])

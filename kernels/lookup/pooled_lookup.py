@@ -2,7 +2,7 @@
 
 ``recfx::pooled_lookup``, ``find_and_pool`` and ``pool_again_`` run in C++ (``csrc/lookup/pooled_lookup.cpp``), and
 ``recfx::pooled_lookup_triton`` by the kernels in ``pooled_lookup_triton.py`` and ``gather_rows_triton.py``;
-``pooled_lookup_reference.py`` has all of them in ATen.
+``pooled_lookup_reference.py`` has it in ATen.
 
 All of them use the same conventions. A lookup has ``F`` features, in column order; feature ``f`` reads table
 ``table_of_feature[f]``, and its bag ``b`` spans ``offsets[f * B + b]`` to ``offsets[f * B + b + 1]``. Weights are

@@ -11,6 +11,7 @@ from recfx.errors import CheckpointError, ConversionError
 from recfx.hashing.config import ResolvedHashConfig
 from recfx.hashing.identity import IDENTITY, check_identity, torn
 from recfx.hashing.slices import SLICE_COUNTS, checked_sums, parts_between
+from recfx.kernels.build import library
 from recfx.kernels.build.huge_pages import advise_huge_pages
 from recfx.kernels.index import index_rebuild
 from recfx.kernels.index.index_buffers import (
@@ -56,8 +57,15 @@ def allocate(policy: IndexPolicy, device: str, name: str = "") -> IndexBuffers:
     """Uninitialised buffers, on ``"cpu"`` or ``"meta"``.
 
     Raises:
-        ConversionError: ``no_memory_for_rows``.
+        ConversionError: ``no_library``, ``no_memory_for_rows``.
     """
+    if device == "cpu" and not library.load():
+        raise ConversionError(
+            f"recfx's C++ library, which indexes need, is missing: {library.why_not()}.",
+            reason="no_library",
+            module_path=name,
+            what_to_do=library.WHAT_TO_DO,
+        )
     try:
         buffers = allocate_buffers(policy, device)
     except RuntimeError as error:  # of torch's allocator

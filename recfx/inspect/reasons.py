@@ -38,12 +38,8 @@ def _kernel_reasons(table: ConvertedTable) -> Iterator[Diagnostic]:
         message, advice = f"the reference kernel serves it. {why}", "expect a slower lookup, or change what it names."
         yield Diagnostic("kernel_fallback", "", message, advice, Severity.WARNING)
     why = library.why_not()
-    if why and (table.index is not None or table.weight.device.type == "cpu"):
-        looked_up = "Its ids are" if table.index is not None else "It is"
-        message = (
-            f"recfx's C++ library is missing: {why}. {looked_up} looked up without it, and a training step on raw ids "
-            "takes about ten times as long."
-        )
+    if why and table.weight.device.type == "cpu":
+        message = f"recfx's C++ library is missing: {why}. It is looked up without it, which is slower."
         yield Diagnostic("no_library", "", message, library.WHAT_TO_DO, Severity.WARNING)
 
 

@@ -14,7 +14,6 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recfx.hashing import HashIndex
 from recfx.ir.tables import TableSpec
-from recfx.kernels.index.hash_index import finds_on_any_thread
 from recfx.kernels.index.index_buffers import IndexBuffers, IndexView
 from recfx.lowering.registry import Outputs
 from recfx.runtime.bags import keep_ids, with_values
@@ -191,7 +190,7 @@ class SnapshotIndexes(_StepOfHashing):
         rows.
         """
         indexes = self.hash_ids.indexes
-        if indexes.counts_every_id or not self.hash_ids.training or not finds_on_any_thread():
+        if indexes.counts_every_id or not self.hash_ids.training:
             return False
         return not any(indexes.index(name).slot_groups.is_meta for name in indexes.hashed)
 

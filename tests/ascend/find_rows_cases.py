@@ -7,10 +7,9 @@ from functools import partial
 
 import torch
 
+from recfx.kernels.index.find_rows import ReadIndexes, find_rows_reference
 from recfx.kernels.index.mix64 import mix64_integer
-from recfx.kernels.index.slot_groups import SLOTS, group_count, insert_into_groups
 from recfx.kernels.index.slot_table import insert_into_slots, slot_count
-from recfx.kernels.lookup import pooled_lookup_reference
 from tests.ascend.kernel_case import Call, KernelCase, Place
 
 _PROGRAMS = 5
@@ -60,7 +59,7 @@ def cases() -> list[KernelCase]:
 
 def _call(place: Place, most: int, tables: tuple[_Table, ...] = _TABLES) -> Call:
     draw = torch.Generator().manual_seed(most)
-    slots, groups, side_rows, beside, asked = [], [], [], [], []
+    slots, side_rows, asked = [], [], []
     for table in tables:
         known_ids = torch.cat([torch.tensor(EXTREMES), torch.randint(-(2**62), 2**62, (table.rows,), generator=draw)])
         known_ids = known_ids[(known_ids < 0) | (known_ids >= table.dense_rows)]
@@ -69,11 +68,7 @@ def _call(place: Place, most: int, tables: tuple[_Table, ...] = _TABLES) -> Call
         side_row = torch.full((1,), -1)
         insert_into_slots(known_ids, torch.arange(known_ids.numel()) % table.rows, of_table, side_row)
         slots.append(of_table if table.indexed else torch.empty(0, 2, dtype=torch.int64))
-        in_groups, beside_groups = torch.full((group_count(table.rows), 2 * SLOTS), -1), torch.tensor([-1, most])
-        insert_into_groups(known_ids, torch.arange(known_ids.numel()) % table.rows, in_groups, beside_groups)
-        groups.append(in_groups if table.indexed else in_groups[:0])
         side_rows.append(side_row)
-        beside.append(beside_groups)
         absent = torch.randint(-(2**62), 2**62, (5,), generator=draw)
         of_slice = torch.arange(max(table.dense_rows, table.row_begin + table.rows))  # dense ids end within it
         some = torch.cat([known_ids, absent, torch.tensor(EXTREMES), of_slice])
@@ -82,10 +77,7 @@ def _call(place: Place, most: int, tables: tuple[_Table, ...] = _TABLES) -> Call
         asked.append(some[torch.randperm(some.numel(), generator=draw)][:most])
     ids = torch.cat(asked)
     ends = torch.tensor([of_table.numel() for of_table in asked]).cumsum(0)
-    _, rows, absent_ids = pooled_lookup_reference.find_and_pool(
-        ids, torch.cat([torch.zeros(1, dtype=torch.int64), ends]), [torch.empty(table.rows, 1) for table in tables],
-        list(range(len(tables))), groups, beside, *_facts(tables), None,
-    )  # fmt: skip
+    rows, absent_ids = _by_reference(ids, ends, tables, slots, side_rows)
     per_program = (-(-ids.numel() // _PROGRAMS) + 7) // 8 * 8
     rows_found, counts = place(torch.full_like(ids, -7)), place(torch.zeros(_PROGRAMS, len(tables), dtype=torch.int32))
     placed, placed_sides = [place(of_table) for of_table in slots], [place(side_row) for side_row in side_rows]
@@ -101,29 +93,20 @@ def _call(place: Place, most: int, tables: tuple[_Table, ...] = _TABLES) -> Call
             first = max(int(borders[table]), program * per_program)
             last = min(int(borders[table + 1]), (program + 1) * per_program)
             if first < last:
-                one = _absent_among(ids[first:last], tables[table], groups[table], beside[table])
-                absent_by_program[program, table] = one
+                of_table = (tables[table],), [slots[table]], [side_rows[table]]
+                _, one = _by_reference(ids[first:last], torch.tensor([last - first]), *of_table)
+                absent_by_program[program, table] = one[0]
     assert absent_by_program.sum(0).tolist() == absent_ids.tolist()
     return Call(arguments, {"rows_ptr": rows, "absent_ptr": absent_by_program}, keep=(*placed, *placed_sides))
 
 
-def _absent_among(ids: torch.Tensor, table: _Table, groups: torch.Tensor, side_row: torch.Tensor) -> int:
-    offsets = torch.tensor([0, ids.numel()])
-    _, _, absent = pooled_lookup_reference.find_and_pool(
-        ids, offsets, [torch.empty(table.rows, 1)], [0], [groups], [side_row], *_facts((table,)), None
-    )
-    return int(absent[0])
-
-
-def _facts(tables: tuple[_Table, ...]) -> tuple[list[int], ...]:
-    """As ``find_and_pool`` takes them: dense rows, buckets that are shared, seeds, tables' rows, where slices begin."""
-    return (
-        [table.dense_rows for table in tables],
-        [table.share_buckets for table in tables],
-        [table.seed for table in tables],
-        [table.table_rows for table in tables],
-        [table.row_begin for table in tables],
-    )
+def _by_reference(
+    ids: torch.Tensor, ends: torch.Tensor, tables: tuple[_Table, ...], slots: list[torch.Tensor],
+    side_rows: list[torch.Tensor],
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    all_slots, all_side_rows = torch.cat(slots), torch.cat(side_rows)
+    facts = _indexes(tables, list(all_slots.split(list(map(len, slots)))), list(all_side_rows.split(1)))
+    return find_rows_reference(ids, ends, ReadIndexes(all_slots, all_side_rows, facts))
 
 
 def _indexes(tables: tuple[_Table, ...], slots: list[torch.Tensor], side_rows: list[torch.Tensor]) -> torch.Tensor:

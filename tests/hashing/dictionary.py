@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple
 
 from recfx.hashing import HashConfig
@@ -59,6 +60,7 @@ class Dictionary:
     def is_dense(self, id_: int) -> bool:
         return 0 <= id_ < self.dense_rows
 
+    @cache  # noqa: B019, it lives as long as a test
     def bucket(self, id_: int) -> range:
         number = mix64(id_, self.config.seed) % 2**63 % self.buckets
         begin, end = (self.dense_rows + b * (self.rows - self.dense_rows) // self.buckets for b in (number, number + 1))
@@ -95,6 +97,7 @@ class Dictionary:
                 entries[id_].sightings += count
         waiting: list[int] = []
         new_rows, states_before, evicted, answers, shared, unseen = [], [], [], {}, 0, 0
+        owners = self.owners()
         for id_ in dict.fromkeys(ids):
             if self.is_dense(id_) or id_ in entries:
                 continue
@@ -104,7 +107,6 @@ class Dictionary:
                 answers[id_] = -self.shared(id_) - 2 if config.unseen != "zeros" else -1
                 unseen += counts[id_]
                 continue
-            owners = {entry.row: owner for owner, entry in entries.items()}
             given_out = self.bucket(id_)[: -1 if config.unseen == "row" else None]
             free = [row for row in given_out if row not in owners]
             may_go = [owners[r] for r in self.bucket(id_) if r in owners]
@@ -125,6 +127,7 @@ class Dictionary:
             else:
                 return None
             entries[id_] = Entry(new_rows[-1], batch, total)
+            owners[new_rows[-1]] = id_
         self.entries = entries
         self.used.update(new_rows)
         self._count_candidates(waiting, counts)

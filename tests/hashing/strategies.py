@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,8 +11,6 @@ from torch import nn
 
 from recfx.errors import CheckpointError
 from recfx.hashing import HashConfig, HashIndex
-from recfx.kernels.build import library
-from tests.support.references import references
 from tests.support.refusals import refused
 
 State = dict[str, Any]
@@ -49,16 +46,6 @@ def configurations(draw: st.DrawFn) -> tuple[int, HashConfig]:
         seed=draw(st.sampled_from([0, 1, 2**63 - 2, -(2**63)])),
     )
     return index_rows + dense_rows, config
-
-
-@contextmanager
-def operators(kind: str) -> Iterator[None]:
-    assert library.load(), library.why_not()
-    if kind == "C++":
-        yield
-    else:
-        with references():
-            yield
 
 
 def state_of(index: HashIndex) -> dict[str, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""``HashIndex`` against a dictionary, with the C++ operators and with the references."""
+"""``HashIndex`` against a dictionary."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from recfx.errors import TableFullError
 from recfx.hashing import HashConfig, HashIndex
-from recfx.kernels.index import hash_index
 from tests.hashing.dictionary import Dictionary
-from tests.hashing.strategies import CROWD, IDS, assert_same_state, configurations, operators, state_of
+from tests.hashing.strategies import CROWD, IDS, assert_same_state, configurations, state_of
+from tests.kernels.indexes import assert_sound, insert_in_both
 
 ACTIONS = st.sampled_from(["insert", "insert", "insert", "in flight", "find", "answer", "erase", "save and load"])
 STEPS = st.lists(st.tuples(ACTIONS, st.one_of(st.lists(IDS, max_size=30), CROWD, CROWD)), min_size=8, max_size=20)
@@ -41,72 +41,54 @@ def assert_is(index: HashIndex, model: Dictionary) -> None:
             score = entry.last_batch + (entry.sightings << 36 if config.evict == "lfu" else 0)
             assert int(index.row_scores[row]) == score
     assert dict(zip(model.counters, index.counts.tolist(), strict=True)) == model.counters
+    assert_sound(index.index_buffers(), index.policy)
 
 
 def insert(index: HashIndex, model: Dictionary, ids: torch.Tensor, batches_in_flight: int) -> None:
     before = state_of(index)
-    expected = model.insert(ids.tolist(), batches_in_flight)
-    if batches_in_flight == 0:
-        if expected is None:
-            with pytest.raises(TableFullError):
-                index.insert(ids)
-        else:
-            inserted = index.insert(ids)
-            assert inserted.rows.tolist() == expected.rows
-            assert inserted.new_rows.tolist() == expected.new_rows
-            assert inserted.evicted_ids.tolist() == expected.expired_ids + expected.evicted_ids
-    else:
-        oldest = int(index.counts[0]) + 1 - batches_in_flight
-        ids = ids.long()
-        got = hash_index.find_or_insert(
-            ids, [0], [ids.numel()], [index.index_buffers()], [index.policy], [hash_index.InFlight.since(oldest)]
-        )
+    if batches_in_flight:
+        insert_in_both(model, ids.long(), index.index_buffers(), index.policy, batches_in_flight)
         index.written()
-        if expected is not None:
-            assert got.expired_ids.tolist() == expected.expired_ids
-        if expected is None:
-            assert int(got.report[0, 1]) >= 0
-            assert got.rows.tolist() == [-1] * ids.numel()
-            assert got.new_rows.numel() == got.states_before.numel() == got.ids_before.numel() == 0
+        return
+    expected = model.insert(ids.tolist())
+    if expected is None:
+        with pytest.raises(TableFullError):
+            index.insert(ids)
+        if model.config.ttl_batches is None:
+            assert_same_state(state_of(index), before)
+    else:
+        inserted = index.insert(ids)
+        assert inserted.rows.tolist() == expected.rows
+        assert inserted.new_rows.tolist() == expected.new_rows
+        assert inserted.evicted_ids.tolist() == expected.expired_ids + expected.evicted_ids
+
+
+@settings(max_examples=300)
+@given(configurations(), st.sampled_from([torch.int64, torch.int64, torch.int32]), STEPS)
+def test_index_is_a_dictionary(
+    rows_and_config: tuple[int, HashConfig], dtype: torch.dtype, steps: list[tuple[str, list[int]]]
+) -> None:
+    rows, config = rows_and_config
+    index, model = HashIndex(rows, config=config), Dictionary(rows, config)
+    for action, id_list in steps:
+        if dtype == torch.int32:
+            id_list = [id_ for id_ in id_list if -(2**31) <= id_ < 2**31]
+        ids = torch.tensor(id_list, dtype=dtype)
+        if action == "insert":
+            insert(index, model, ids, 0)
+        elif action == "in flight":
+            insert(index, model, ids, 1 + len(id_list) % 3)
+        elif action == "find":
+            assert index.find(ids).tolist() == [model.find(id_) for id_ in id_list]
+        elif action == "answer":
+            assert index.answer(ids).tolist() == [model.answer(id_) for id_ in id_list]
+        elif action == "erase":
+            assert index.erase(ids).tolist() == model.erase(id_list)
         else:
-            assert got.report.tolist() == [[len(expected.new_rows), -1]]
-            assert got.rows.tolist() == expected.answers
-            assert got.new_rows.tolist() == expected.new_rows
-            assert got.states_before.tolist() == expected.states_before
-            assert got.ids_before[got.states_before == 1].tolist() == expected.evicted_ids
-    if expected is None and model.config.ttl_batches is None:
-        assert_same_state(state_of(index), before)
-
-
-@pytest.mark.parametrize(("kind", "examples"), [("C++", 300), ("reference", 50)])
-def test_index_is_a_dictionary(kind: str, examples: int) -> None:
-    @settings(max_examples=examples)
-    @given(configurations(), st.sampled_from([torch.int64, torch.int64, torch.int32]), STEPS)
-    def run(rows_and_config: tuple[int, HashConfig], dtype: torch.dtype, steps: list[tuple[str, list[int]]]) -> None:
-        rows, config = rows_and_config
-        index, model = HashIndex(rows, config=config), Dictionary(rows, config)
-        for action, id_list in steps:
-            if dtype == torch.int32:
-                id_list = [id_ for id_ in id_list if -(2**31) <= id_ < 2**31]
-            ids = torch.tensor(id_list, dtype=dtype)
-            if action == "insert":
-                insert(index, model, ids, 0)
-            elif action == "in flight":
-                insert(index, model, ids, 1 + len(id_list) % 3)
-            elif action == "find":
-                assert index.find(ids).tolist() == [model.find(id_) for id_ in id_list]
-            elif action == "answer":
-                assert index.answer(ids).tolist() == [model.answer(id_) for id_ in id_list]
-            elif action == "erase":
-                assert index.erase(ids).tolist() == model.erase(id_list)
-            else:
-                loaded = HashIndex(rows, config=config)
-                loaded.load_state_dict(state_of(index))
-                index = loaded
-            assert_is(index, model)
-
-    with operators(kind):
-        run()
+            loaded = HashIndex(rows, config=config)
+            loaded.load_state_dict(state_of(index))
+            index = loaded
+        assert_is(index, model)
 
 
 def test_long_life_does_not_wear_out_the_index() -> None:

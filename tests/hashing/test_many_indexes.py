@@ -7,7 +7,7 @@ import torch
 from recfx.errors import CheckpointError
 from recfx.hashing import HashConfig, HashIndex
 from recfx.hashing.many_indexes import views_of
-from recfx.kernels.index import slot_groups
+from recfx.kernels.index import hash_index
 from recfx.kernels.index.index_buffers import IndexView
 from tests.support.refusals import refused
 
@@ -28,7 +28,7 @@ def in_place(target: HashIndex, source: HashIndex) -> None:
 
 
 def found_in(view: IndexView, *ids: int) -> list[int]:
-    rows: list[int] = slot_groups.find_in_groups(torch.tensor(ids), view.slot_groups, view.side_row).tolist()
+    rows: list[int] = hash_index.find(torch.tensor(ids), view.slot_groups, view.side_row, 0).tolist()
     return rows
 
 

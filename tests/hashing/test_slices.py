@@ -22,7 +22,6 @@ from tests.hashing.strategies import (
     assert_refused,
     assert_same_state,
     configurations,
-    operators,
     state_of,
 )
 from tests.support.refusals import refused
@@ -107,37 +106,34 @@ ACTIONS = st.sampled_from(["insert", "insert", "insert", "in flight", "find", "a
 STEPS = st.lists(st.tuples(ACTIONS, st.one_of(st.lists(IDS, max_size=30), CROWD, CROWD)), min_size=8, max_size=16)
 
 
-@pytest.mark.parametrize(("kind", "examples"), [("C++", 200), ("reference", 30)])
-def test_slices_are_the_whole(kind: str, examples: int) -> None:
-    @settings(max_examples=examples)
-    @given(configurations(), st.lists(st.integers(1, 4), min_size=1), STEPS)
-    def run(rows_and_config: tuple[int, HashConfig], worlds: list[int], steps: list[tuple[str, list[int]]]) -> None:
-        rows, config = rows_and_config
-        whole = HashIndex(rows, config=config)
-        resolved = whole.config
-        slices = Slices(resolved, row_cuts(resolved, worlds[0]))
-        for step, (action, id_list) in enumerate(steps):
-            ids = torch.tensor(id_list, dtype=torch.int64)
-            if action in ("insert", "in flight"):
-                in_flight = 1 + len(id_list) % 3 if action == "in flight" else 0
-                expected, got = insert(whole, ids, in_flight), slices.insert(ids, in_flight)
-                if isinstance(expected, int):
-                    assert isinstance(got, int)
-                    return  # slices that were not full have gone on
-                assert not isinstance(got, int)
-                assert torch.equal(got[0], expected[0])
-                for index, new_rows in zip(slices.indexes, got[1], strict=True):
-                    own = (expected[1] >= index.row_begin) & (expected[1] < index.row_end)
-                    assert torch.equal(new_rows, expected[1][own])
-            elif action == "reshard":
-                borders = row_cuts(resolved, worlds[step % len(worlds)])
-                slices = Slices(resolved, borders, slices.state())
-            else:
-                assert torch.equal(slices.answers(action, ids), getattr(whole, action)(ids))
-            assert_one_table(slices, whole)
-
-    with operators(kind):
-        run()
+@settings(max_examples=200)
+@given(configurations(), st.lists(st.integers(1, 4), min_size=1), STEPS)
+def test_slices_are_the_whole(
+    rows_and_config: tuple[int, HashConfig], worlds: list[int], steps: list[tuple[str, list[int]]]
+) -> None:
+    rows, config = rows_and_config
+    whole = HashIndex(rows, config=config)
+    resolved = whole.config
+    slices = Slices(resolved, row_cuts(resolved, worlds[0]))
+    for step, (action, id_list) in enumerate(steps):
+        ids = torch.tensor(id_list, dtype=torch.int64)
+        if action in ("insert", "in flight"):
+            in_flight = 1 + len(id_list) % 3 if action == "in flight" else 0
+            expected, got = insert(whole, ids, in_flight), slices.insert(ids, in_flight)
+            if isinstance(expected, int):
+                assert isinstance(got, int)
+                return  # slices that were not full have gone on
+            assert not isinstance(got, int)
+            assert torch.equal(got[0], expected[0])
+            for index, new_rows in zip(slices.indexes, got[1], strict=True):
+                own = (expected[1] >= index.row_begin) & (expected[1] < index.row_end)
+                assert torch.equal(new_rows, expected[1][own])
+        elif action == "reshard":
+            borders = row_cuts(resolved, worlds[step % len(worlds)])
+            slices = Slices(resolved, borders, slices.state())
+        else:
+            assert torch.equal(slices.answers(action, ids), getattr(whole, action)(ids))
+        assert_one_table(slices, whole)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +145,7 @@ def test_impossible_slices(begin: int, end: int) -> None:
         HashIndex(30, config=HashConfig(dense_rows=10, buckets=2), name="t1", row_begin=begin, row_end=end)
     policy = HashConfig(dense_rows=10, buckets=2).resolve(30, False).policy
     whole = HashIndex(30, config=HashConfig(dense_rows=10, buckets=2))
-    with operators("C++"), pytest.raises(RuntimeError, match="slice"):
+    with pytest.raises(RuntimeError, match="slice"):
         insert_with(whole, policy._replace(row_begin=begin, row_end=end))
 
 
@@ -184,25 +180,23 @@ def test_a_slice_answers_its_own_rows() -> None:
 
 
 @pytest.mark.parametrize("evict", ["lru", "lfu"])
-@pytest.mark.parametrize("kind", ["C++", "reference"])
-def test_ids_of_other_slices_are_refused(kind: str, evict: str) -> None:
-    with operators(kind):
-        index = middle(on_full="evict", evict=evict, admit_after=2, unseen="share")
-        index.insert(ids_of(index, 14).repeat(2)[:18])
-        before = {key: value.clone() for key, value in index._buffers.items() if value is not None}
-        foreign_id = int(ids_of(index, 1, owned=False))
-        for foreign in (foreign_id, 4, 0):
-            ids = torch.cat([ids_of(index, 3), torch.tensor([foreign, 7])])
-            with pytest.raises(InputError, match=rf"\[foreign_id\] t1: Id {foreign} does not belong to rows 5 to 20"):
-                index.insert(ids)
-            with pytest.raises(RuntimeError, match=f"id {foreign} .*belongs to another slice"):
-                insert(index, ids, 0)
-            assert index.find(ids).tolist()[3:] == [-1, 2]
-            assert index.answer(ids).tolist()[3:] == [-1, 2]
-            assert index.erase(torch.tensor([foreign])).tolist() == [-1]
-        for key, value in before.items():
-            if key != "eval_counts":
-                assert torch.equal(value, index._buffers[key]), key  # type: ignore[arg-type]
+def test_ids_of_other_slices_are_refused(evict: str) -> None:
+    index = middle(on_full="evict", evict=evict, admit_after=2, unseen="share")
+    index.insert(ids_of(index, 14).repeat(2)[:18])
+    before = {key: value.clone() for key, value in index._buffers.items() if value is not None}
+    foreign_id = int(ids_of(index, 1, owned=False))
+    for foreign in (foreign_id, 4, 0):
+        ids = torch.cat([ids_of(index, 3), torch.tensor([foreign, 7])])
+        with pytest.raises(InputError, match=rf"\[foreign_id\] t1: Id {foreign} does not belong to rows 5 to 20"):
+            index.insert(ids)
+        with pytest.raises(RuntimeError, match=f"id {foreign} .*belongs to another slice"):
+            insert(index, ids, 0)
+        assert index.find(ids).tolist()[3:] == [-1, 2]
+        assert index.answer(ids).tolist()[3:] == [-1, 2]
+        assert index.erase(torch.tensor([foreign])).tolist() == [-1]
+    for key, value in before.items():
+        if key != "eval_counts":
+            assert torch.equal(value, index._buffers[key]), key  # type: ignore[arg-type]
 
 
 def test_a_slice_of_dense_rows_only() -> None:
@@ -327,27 +321,25 @@ def test_more_rows_in_a_slice() -> None:
 # Lookups
 
 
-@pytest.mark.parametrize("kind", ["C++", "reference"])
 @pytest.mark.parametrize("unseen", ["zeros", "share"])
-def test_pooling_over_slices(kind: str, unseen: Any) -> None:
+def test_pooling_over_slices(unseen: Any) -> None:
     config = HashConfig(dense_rows=10, buckets=5, unseen=unseen).resolve(60, False)
     whole = HashIndex(60, config=config)
     whole.insert(torch.arange(100, 125))
     weight = torch.randn(60, 4)
     ids = torch.cat([torch.arange(-5, 30), torch.arange(90, 140)])
     offsets = torch.tensor([0, 7, 7, 50, ids.numel()])
-    with operators(kind):
-        (pooled,), rows, _ = find_and_pool(ids, offsets, [weight], [0], [whole.view()])
-        total, rows_found = torch.zeros_like(pooled), torch.full_like(rows, -1)
-        for index in Slices(config, row_cuts(config, 4), state_of(whole)).indexes:
-            shard = weight[index.row_begin : index.row_end].contiguous()
-            (own_pooled,), own_rows, own_absent = find_and_pool(ids, offsets, [shard], [0], [index.view()])
-            total += own_pooled
-            assert bool((own_rows < index.row_end - index.row_begin).all())
-            has_row = own_rows >= 0
-            assert bool((rows_found[has_row] == -1).all()), "an id has rows in two slices"
-            rows_found[has_row] = own_rows[has_row] + index.row_begin
-            has_id = index.find(ids) >= 0
-            assert int(own_absent) == int((~has_id).sum())
+    (pooled,), rows, _ = find_and_pool(ids, offsets, [weight], [0], [whole.view()])
+    total, rows_found = torch.zeros_like(pooled), torch.full_like(rows, -1)
+    for index in Slices(config, row_cuts(config, 4), state_of(whole)).indexes:
+        shard = weight[index.row_begin : index.row_end].contiguous()
+        (own_pooled,), own_rows, own_absent = find_and_pool(ids, offsets, [shard], [0], [index.view()])
+        total += own_pooled
+        assert bool((own_rows < index.row_end - index.row_begin).all())
+        has_row = own_rows >= 0
+        assert bool((rows_found[has_row] == -1).all()), "an id has rows in two slices"
+        rows_found[has_row] = own_rows[has_row] + index.row_begin
+        has_id = index.find(ids) >= 0
+        assert int(own_absent) == int((~has_id).sum())
     assert torch.equal(rows_found, rows)
     torch.testing.assert_close(total, pooled)

@@ -11,6 +11,7 @@ from recfx.hashing.state import empty_buffers
 from recfx.kernels.build import library
 from recfx.kernels.index import hash_index, index_rebuild
 from recfx.kernels.index.index_buffers import STATE, TAKEN, IndexBuffers, IndexPolicy
+from tests.hashing.dictionary import Dictionary
 
 NOTHING_IN_FLIGHT = 2**62
 SEED = -(2**62) - 1
@@ -38,11 +39,30 @@ def insert(
     buffers: IndexBuffers,
     policy: IndexPolicy,
     oldest_in_flight: int = NOTHING_IN_FLIGHT,
-    operators: Any = hash_index,
 ) -> hash_index.Inserted:
     """One batch for one table."""
     in_flight = [hash_index.InFlight.since(oldest_in_flight)]
-    return operators.find_or_insert(ids, [0], [ids.numel()], [buffers], [policy], in_flight)
+    return hash_index.find_or_insert(ids, [0], [ids.numel()], [buffers], [policy], in_flight)
+
+
+def insert_in_both(
+    model: Dictionary, ids: torch.Tensor, buffers: IndexBuffers, policy: IndexPolicy, batches_in_flight: int = 0
+) -> hash_index.Inserted:
+    """One batch for an index and for the dictionary, whose answers are equal."""
+    oldest = int(buffers.counts[0]) + 1 - batches_in_flight
+    expected, got = model.insert(ids.tolist(), batches_in_flight), insert(ids, buffers, policy, oldest)
+    if expected is None:
+        assert int(got.report[0, 1]) >= 0
+        assert got.rows.tolist() == [-1] * ids.numel()
+        assert got.new_rows.numel() == got.states_before.numel() == got.ids_before.numel() == 0
+        return got
+    assert got.report.tolist() == [[len(expected.new_rows), -1]]
+    assert got.rows.tolist() == expected.answers
+    assert got.new_rows.tolist() == expected.new_rows
+    assert got.states_before.tolist() == expected.states_before
+    assert got.ids_before[got.states_before == TAKEN].tolist() == expected.evicted_ids
+    assert got.expired_ids.tolist() == expected.expired_ids
+    return got
 
 
 def assert_same(left: IndexBuffers, right: IndexBuffers) -> None:
@@ -94,9 +114,8 @@ def run(
     ends: list[int],
     indexes: Indexes,
     in_flight: int = NOTHING_IN_FLIGHT,
-    operators: Any = hash_index,
 ) -> hash_index.Inserted:
     buffers, policies = [buffers for buffers, _ in indexes], [policy for _, policy in indexes]
-    return operators.find_or_insert(
+    return hash_index.find_or_insert(
         ids, begins, ends, buffers, policies, [hash_index.InFlight.since(in_flight)] * len(indexes)
     )

@@ -8,6 +8,8 @@ import torch
 from hypothesis import strategies as st
 
 from recfx.hashing import HashConfig, HashIndex
+from recfx.kernels.index.buckets import shared_rows
+from recfx.kernels.index.hash_index import find
 from recfx.kernels.index.index_buffers import IndexView
 from recfx.kernels.lookup import pooled_lookup_reference
 from recfx.kernels.lookup.pooled_lookup import find_and_pool
@@ -41,9 +43,20 @@ class Case:
         return pooled
 
     def by_reference(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        *columns, _, table_rows, row_begins = (list(column) for column in zip(*self.indexes, strict=True))
-        arguments = (self.ids, self.offsets, self.weights, self.table_of_feature, *columns, table_rows, row_begins)
-        return pooled_lookup_reference.find_and_pool(*arguments, self.scale, self.unpooled)
+        """Feature by feature."""
+        features = len(self.table_of_feature)
+        borders = self.offsets[:: (self.offsets.numel() - 1) // features or 1].tolist()
+        rows, absent = torch.full_like(self.ids, -1), torch.zeros(len(self.weights), dtype=torch.int64)
+        for table, begin, end in zip(self.table_of_feature, borders, borders[1:], strict=False):
+            view, ids, size = self.indexes[table], self.ids[begin:end], self.weights[table].shape[0]
+            rows[begin:end] = ids
+            if view.slot_groups.numel() > 0:
+                own = find(ids, view.slot_groups, view.side_row, view.dense_rows)
+                absent[table] += (own < 0).sum()
+                shared = shared_rows(ids, size, view.dense_rows, view.share_buckets or 1, view.seed)
+                rows[begin:end] = torch.where((own < 0) & (view.share_buckets != 0), shared, own)
+        arguments = (rows, self.offsets, self.weights, self.table_of_feature, False, self.scale, self.unpooled)
+        return pooled_lookup_reference.pooled_lookup(*arguments), rows, absent
 
 
 @st.composite

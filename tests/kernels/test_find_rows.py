@@ -12,7 +12,6 @@ from recfx.hashing import HashConfig, HashIndex
 from recfx.kernels.index import hash_index
 from recfx.kernels.index.find_rows import IndexFacts, ReadIndexes, find_rows_reference
 from tests.kernels.finding import EXTREMES, TABLES, copies_of, filled
-from tests.support.references import ByReferences
 
 
 @pytest.mark.parametrize("number", range(len(TABLES)))
@@ -61,11 +60,6 @@ def test_copies_are_the_slots() -> None:
     own = [full.row_ids], [full.row_state], [full.lock]
     with pytest.raises(RuntimeError, match="2 ids of table 0 do not fit into 2 slots"):
         hash_index.slot_tables_(slots[:2], side_rows[:1], [2], *own)  # a search for another id would never end
-    other = torch.empty_like(slots), torch.empty_like(side_rows)
-    ByReferences(hash_index).slot_tables_(*other, *arguments)
-    for of_reference, of_operator in zip(other[0].split(counts), slots.split(counts), strict=True):
-        assert sorted(of_reference.tolist()) == sorted(of_operator.tolist())
-    assert torch.equal(other[1], side_rows)
 
 
 def test_facts_without_an_index() -> None:

@@ -1,4 +1,4 @@
-"""The C++ operators against the references. What both must do is in tests/hashing/test_index_properties.py."""
+"""The operators on large batches, against a dictionary; tests/hashing/test_index_properties.py has small ones."""
 
 from __future__ import annotations
 
@@ -7,48 +7,22 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from recfx.hashing import HashConfig, HashIndex
-from recfx.kernels.index import hash_index, index_rebuild
+from recfx.kernels.index import hash_index
 from recfx.kernels.index.buckets import bucket_of
 from recfx.kernels.index.index_buffers import EVICTED, STATE, IndexBuffers
+from tests.hashing.dictionary import Dictionary
 from tests.kernels.chosen_ids import of_one_bucket, of_one_slot
-from tests.kernels.indexes import assert_same, assert_sound, copy_of, empty, insert
+from tests.kernels.indexes import assert_same, assert_sound, copy_of, empty, insert, insert_in_both
 from tests.kernels.threads import assert_same_on_any_threads
-from tests.support.references import ByReferences
-
-reference = ByReferences(hash_index)
 
 IDS = st.one_of(
     st.integers(-4, 40),
     st.integers(-(2**63), 2**63 - 1),
     st.sampled_from([-(2**63), 2**63 - 1, 2**31, -(2**31)]),
-)
-CROWD = st.builds(
-    lambda first, count, stride: [(first + i * stride) % 600 - 20 for i in range(count)],
-    st.integers(0, 600), st.integers(10, 250), st.sampled_from([1, 7, 0, 3]),
-)  # fmt: skip
-BATCHES = st.lists(
-    st.tuples(st.sampled_from(["insert", "insert", "insert", "erase", "find"]), st.one_of(st.lists(IDS), CROWD)),
-    min_size=5, max_size=12,
-)  # fmt: skip
-RULES = [
-    *({"on_full": on_full} for on_full in ("error", "share", "evict")),
-    {"on_full": "evict", "evict": "lfu"},
-    *({"on_full": "evict", "evict": "ttl", "ttl_batches": batches} for batches in (1, 3)),
-]
-CONFIGS = st.builds(
-    lambda rule, others: {**rule, **others},
-    st.sampled_from(RULES),
-    st.fixed_dictionaries(
-        {
-            "admit_after": st.sampled_from([1, 1, 2, 3]),
-            "unseen": st.sampled_from(["zeros", "share", "row"]),
-            "seed": st.sampled_from([0, 1, -(2**63)]),
-        }
-    ),
 )
 
 
@@ -65,79 +39,20 @@ CONFIGS = st.builds(
         ({"on_full": "evict", "evict": "ttl", "ttl_batches": 1}, 5800),
     ],
 )
-def test_batches_that_are_divided_among_threads_equal_the_reference(config: dict[str, Any], rows: int) -> None:
+def test_batches_that_are_divided_among_threads(config: dict[str, Any], rows: int) -> None:
     """Batches above ``kIdsWorthParts`` of a table with above ``kBucketsWorthParts`` buckets; some fill a bucket."""
     generator = torch.Generator().manual_seed(rows)
     ours, policy = empty(rows, 40, buckets=50, **config)
-    theirs = copy_of(ours)
-    full = []
+    model, full = Dictionary(rows + 40, HashConfig(dense_rows=40, buckets=50, **config)), []
     for step in range(4):
         known = torch.randint(0, 1200 * min(step + 1, 3), (19_000,), generator=generator)
         new = torch.randint(5000 + 700 * step, 6000 + 700 * step, (1000,), generator=generator) * 7919 - 10**7
         ids = torch.cat([known, new, torch.tensor([-1, 2**63 - 1])])[torch.randperm(20_002, generator=generator)]
-        got, expected = insert(ids, ours, policy), insert(ids, theirs, policy, operators=reference)
-        for value, expected_value in zip(got, expected, strict=True):
-            assert torch.equal(value, expected_value)
-        assert_same(ours, theirs)
+        got = insert_in_both(model, ids, ours, policy)
         assert_sound(ours, policy)
         full.append(int(got.report[0, 1]) >= 0)
     assert any(full) == (rows in (1500, 3500)), full
     assert config["on_full"] != "evict" or rows == 1500 or int(ours.counts[EVICTED]) > 0
-
-
-@settings(max_examples=60)
-@given(st.integers(1, 200), st.integers(0, 5), st.integers(1, 5), CONFIGS, BATCHES, st.integers(0, 3))
-def test_operators_equal_references(
-    index_rows: int,
-    dense_rows: int,
-    buckets: int,
-    config: dict[str, Any],
-    batches: list[tuple[str, list[int]]],
-    batches_in_flight: int,
-) -> None:
-    ours, policy = empty(index_rows, dense_rows, buckets=min(buckets, index_rows), **config)
-    theirs = copy_of(ours)
-    for kind, id_list in batches:
-        ids = torch.tensor(id_list, dtype=torch.int64)
-        if kind == "erase":
-            got: tuple[torch.Tensor, ...] = (hash_index.erase(ids, ours, policy),)
-            expected: tuple[torch.Tensor, ...] = (reference.erase(ids, theirs, policy),)
-        elif kind == "find":
-            got = (hash_index.find(ids, ours.slot_groups, ours.side_row, dense_rows, ours.lock),)
-            expected = (reference.find(ids, theirs.slot_groups, theirs.side_row, dense_rows),)
-        else:
-            oldest = int(ours.counts[0]) + 1 - batches_in_flight
-            got = insert(ids, ours, policy, oldest)
-            expected = insert(ids, theirs, policy, oldest, reference)
-        for left, right in zip(got, expected, strict=True):
-            assert left.dtype == right.dtype
-            assert torch.equal(left, right)
-        assert_same(ours, theirs)
-    assert_sound(ours, policy)
-    assert_sound(theirs, policy)
-
-
-@settings(max_examples=30)
-@given(CONFIGS, BATCHES, st.integers(1, 60))
-def test_operators_and_references_take_turns(
-    config: dict[str, Any], batches: list[tuple[str, list[int]]], rows: int
-) -> None:
-    """A pickle may come from where there is no library, and go back there."""
-    ours, policy = empty(rows, **config)
-    theirs = copy_of(ours)
-    for turn, (kind, id_list) in enumerate(batches):
-        ids = torch.tensor(id_list, dtype=torch.int64)
-        by_reference = turn % 4 >= 2
-        operators: Any = reference if by_reference else hash_index
-        rebuilding: Any = ByReferences(index_rebuild) if by_reference else index_rebuild
-        for index in (ours, theirs):
-            if kind == "erase":
-                operators.erase(ids, index, policy)
-            else:
-                insert(ids, index, policy, operators=operators)
-            if index is theirs:
-                rebuilding.rebuild(theirs, policy)
-        assert_same(ours, theirs)
 
 
 @pytest.mark.parametrize("rows", [1, 63, 64, 65, 4096, 4097, 64**3 + 1])
@@ -180,30 +95,26 @@ def test_full_leaves_everything_as_it_was(on_full: str, admit_after: int) -> Non
 def test_who_goes_next_is_the_same_after_a_batch_that_was_too_large(evict: str) -> None:
     """The search for victims knows of rows that were offered, taken and given back."""
     ours, policy = empty(50, on_full="evict", evict=evict)
-    theirs = copy_of(ours)
+    model = Dictionary(50, HashConfig(on_full="evict", evict=evict))  # type: ignore[arg-type]
     for step in range(30):
         ids = (torch.arange(12) * (step % 5 + 1) + 3 * step) % 97
         insert(torch.arange(51 + step % 3) + 1000 * step, ours, policy)
-        left = insert(ids, ours, policy, step - 1)
-        right = insert(ids, theirs, policy, step - 1, reference)
-        for one, other in zip(left, right, strict=True):
-            assert torch.equal(one, other)
-        assert_same(ours, theirs)
+        insert_in_both(model, ids, ours, policy, batches_in_flight=2)
+        assert_sound(ours, policy)
     assert int(ours.counts[3]) > 50
 
 
-@pytest.mark.parametrize("operators", [hash_index, reference])
-def test_sightings_stop_at_the_highest_number(operators: Any) -> None:
+def test_sightings_stop_at_the_highest_number() -> None:
     buffers, policy = empty(3, on_full="evict", evict="lfu")
     insert(torch.tensor([5, 6, 7]), buffers, policy)
     most = 2**27 - 1
     buffers.row_scores.copy_(torch.tensor([most - 1, most, 2]) * 2**36 + 1)
-    insert(torch.tensor([5, 6, 6, 5, 5, 7]), buffers, policy, operators=operators)
+    insert(torch.tensor([5, 6, 6, 5, 5, 7]), buffers, policy)
     assert buffers.row_scores.tolist() == [most * 2**36 + 2, most * 2**36 + 2, 3 * 2**36 + 2]
     before = copy_of(buffers)
-    assert int(insert(torch.tensor([5, 6, 6, 7, 8, 9]), buffers, policy, operators=operators).report[0, 1]) == 0
+    assert int(insert(torch.tensor([5, 6, 6, 7, 8, 9]), buffers, policy).report[0, 1]) == 0
     assert torch.equal(buffers.row_scores, before.row_scores)
-    assert insert(torch.tensor([8]), buffers, policy, operators=operators).ids_before.tolist() == [7]
+    assert insert(torch.tensor([8]), buffers, policy).ids_before.tolist() == [7]
 
 
 @pytest.mark.parametrize("buckets", [1, 3])
@@ -211,22 +122,16 @@ def test_sightings_stop_at_the_highest_number(operators: Any) -> None:
 def test_who_goes_next_in_a_table_of_many_rows(rule: dict[str, Any], buckets: int) -> None:
     """What a scan found lasts for many batches; meanwhile rows are used, erased, protected and free to go again."""
     ours, policy = empty(400, on_full="evict", **rule, buckets=buckets)
-    theirs = copy_of(ours)
+    model = Dictionary(400, HashConfig(on_full="evict", **rule, buckets=buckets))
     failed = 0
     for step in range(60):
         count = [30, 60, 5, 90][step % 4]
         # Low ids often, high ones seldom; every now and then everything at once.
         ids = (1200 * torch.rand(count if step % 15 != 14 else 1000) ** 2).long()
-        in_flight = step % 7
-        left = insert(ids, ours, policy, step + 1 - in_flight)
-        right = insert(ids, theirs, policy, step + 1 - in_flight, reference)
-        failed += int(left.report[0, 1] >= 0)
-        for one, other in zip(left, right, strict=True):
-            assert torch.equal(one, other), step
+        failed += int(insert_in_both(model, ids, ours, policy, step % 7).report[0, 1] >= 0)
         if step % 5 == 0:
-            erased = ids[:7]
-            assert torch.equal(hash_index.erase(erased, ours, policy), reference.erase(erased, theirs, policy))
-        assert_same(ours, theirs)
+            assert hash_index.erase(ids[:7], ours, policy).tolist() == model.erase(ids[:7].tolist())
+        assert_sound(ours, policy)
     assert int(ours.counts[3]) > 300
     assert failed > 0
 
@@ -273,30 +178,26 @@ def test_find_tables_is_find_on_each_stretch(tables: list[tuple[list[int], list[
     ids, slots, side_rows = torch.cat(pieces), [b.slot_groups for b in built], [b.side_row for b in built]
     arguments = begins, ends, slots, side_rows, [b.lock for b in built], dense
     rows, absent = hash_index.find_tables(ids, *arguments)
-    wanted_rows, wanted_absent = reference.find_tables(ids, *arguments)
-    assert torch.equal(rows, wanted_rows)
-    assert torch.equal(absent, wanted_absent)
     assert rows[: len(others)].tolist() == others
-    for begin, end, buffers, dense_rows in zip(begins, ends, built, dense, strict=True):
+    for begin, end, buffers, dense_rows, count in zip(begins, ends, built, dense, absent.tolist(), strict=True):
         alone = hash_index.find(ids[begin:end], buffers.slot_groups, buffers.side_row, dense_rows)
         assert torch.equal(rows[begin:end], alone)
+        assert count == int((alone < 0).sum())
 
 
 def test_any_nonzero() -> None:
     zero, one, low = torch.tensor([0]), torch.tensor([1]), torch.tensor([-(2**63)])
-    for operators in (hash_index, reference):
-        assert not operators.any_nonzero([zero, zero.clone()])
-        assert operators.any_nonzero([zero, one])
-        assert operators.any_nonzero([low])
+    assert not hash_index.any_nonzero([zero, zero.clone()])
+    assert hash_index.any_nonzero([zero, one])
+    assert hash_index.any_nonzero([low])
     with pytest.raises(RuntimeError, match="one number per table"):
         hash_index.any_nonzero([torch.zeros(2, dtype=torch.int64)])
 
 
 def test_add_counts() -> None:
-    for operators in (hash_index, reference):
-        counts = [torch.tensor([1, 2, 3]), torch.tensor([2**40, 4]), torch.tensor([5, 6])]
-        operators.add_counts(counts, [1, 0, 7, -1, -1, 2**33])
-        assert [count.tolist() for count in counts] == [[2, 2, 3], [2**40 + 7, 3], [4, 6 + 2**33]]
+    counts = [torch.tensor([1, 2, 3]), torch.tensor([2**40, 4]), torch.tensor([5, 6])]
+    hash_index.add_counts(counts, [1, 0, 7, -1, -1, 2**33])
+    assert [count.tolist() for count in counts] == [[2, 2, 3], [2**40 + 7, 3], [4, 6 + 2**33]]
 
 
 @pytest.mark.parametrize("amounts", [[1], [1, 2, 3, 4]])
@@ -307,22 +208,19 @@ def test_add_counts_refuses_other_sizes(amounts: list[int]) -> None:
     assert [count.tolist() for count in counts] == [[1, 2], [3]]
 
 
-@pytest.mark.parametrize("operators", [hash_index, reference])
 @pytest.mark.parametrize("config", [{"on_full": "share"}, {"on_full": "evict", "evict": "lfu", "admit_after": 2}])
-def test_results_do_not_depend_on_seeds(config: dict[str, Any], operators: Any) -> None:
+def test_results_do_not_depend_on_seeds(config: dict[str, Any]) -> None:
     left, policy = empty(200, **config)
     right = copy_of(left)
     for side_row in (right.side_row, right.candidate_side_row):
         side_row[1:] = 12345
     for step in range(20):
         ids = torch.randint(-200, 200, (60,)) * 2**40
-        for one, other in zip(
-            insert(ids, left, policy, operators=operators), insert(ids, right, policy, operators=operators), strict=True
-        ):
+        for one, other in zip(insert(ids, left, policy), insert(ids, right, policy), strict=True):
             assert torch.equal(one, other), step
         for name in STATE:
             assert torch.equal(getattr(left, name), getattr(right, name)), (step, name)
-        assert torch.equal(operators.erase(ids[:9], left, policy), operators.erase(ids[:9], right, policy))
+        assert torch.equal(hash_index.erase(ids[:9], left, policy), hash_index.erase(ids[:9], right, policy))
     assert int(left.counts[3:].sum()) > 0
     assert not torch.equal(left.slot_groups, right.slot_groups)
 

@@ -9,7 +9,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from recfx.kernels.index import buckets
-from recfx.kernels.index import hash_index_reference as reference
 from recfx.kernels.index.index_buffers import flat
 from tests.kernels.indexes import NOTHING_IN_FLIGHT, copy_of, empty, insert
 
@@ -74,8 +73,6 @@ def test_scriptable() -> None:
     ids = torch.tensor([1, -1, 9, 10])
     assert use(ids, index.slot_groups, index.side_row, index.lock).tolist() == [1, 3, 2, -1]
     assert train(ids, list(index), list(policy), NOTHING_IN_FLIGHT).tolist() == [1, 3, 2, 4]
-    scripted = torch.jit.script(reference.find)
-    assert scripted(ids, index.slot_groups, index.side_row, 2).tolist() == [1, 3, 2, 4]
     assert torch.jit.script(buckets.shared_rows)(torch.tensor([5]), 8, 2, 2, 0).numel() == 1
 
 

@@ -1,9 +1,8 @@
-"""``rebuild`` says what is wrong with a state, and where; C++ and reference alike."""
+"""``rebuild`` says what is wrong with a state, and where."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -11,7 +10,6 @@ import torch
 from recfx.kernels.index import index_rebuild
 from recfx.kernels.index.index_buffers import IndexBuffers, IndexPolicy
 from tests.kernels.indexes import SEED, assert_same, assert_sound, copy_of, empty, insert
-from tests.support.references import ByReferences
 
 Damage = Callable[[IndexBuffers], object]
 
@@ -55,15 +53,13 @@ PROBLEMS: list[tuple[str, Damage, tuple[int, int, bool]]] = [
 
 
 @pytest.mark.parametrize(("damage", "expected"), [p[1:] for p in PROBLEMS], ids=[p[0] for p in PROBLEMS])
-@pytest.mark.parametrize("operators", [index_rebuild, ByReferences(index_rebuild)])
-def test_rebuild_names_the_lowest_bad_row(damage: Damage, expected: tuple[int, int, bool], operators: Any) -> None:
+def test_rebuild_names_the_lowest_bad_row(damage: Damage, expected: tuple[int, int, bool]) -> None:
     buffers, policy = filled()
     damage(buffers)
-    assert operators.rebuild(buffers, policy) == expected
+    assert index_rebuild.rebuild(buffers, policy) == expected
 
 
-@pytest.mark.parametrize("operators", [index_rebuild, ByReferences(index_rebuild)])
-def test_rebuild_makes_what_is_derived(operators: Any) -> None:
+def test_rebuild_makes_what_is_derived() -> None:
     buffers, policy = filled()
     garbage = copy_of(buffers)
     for name in (
@@ -77,7 +73,7 @@ def test_rebuild_makes_what_is_derived(operators: Any) -> None:
     ):
         getattr(garbage, name).fill_(77)
     garbage.side_row[1:] = SEED  # which is chosen, not derived
-    assert operators.rebuild(garbage, policy).problem == index_rebuild.NO_PROBLEM
+    assert index_rebuild.rebuild(garbage, policy).problem == index_rebuild.NO_PROBLEM
     assert_same(garbage, buffers)
     assert_sound(garbage, policy)
     assert garbage.lock.item() == 0

@@ -19,14 +19,20 @@ from recfx.kernels.build.private_files import UnsafeError
 from tests.support.forked_script import run_script
 
 FALLBACK_SCRIPT = """
-import logging, sys, torch
-from recfx.hashing import HashIndex
-from recfx.kernels.build import compiler, library
-index = HashIndex(10)
-assert index.insert(torch.tensor([7, -1, 7]))[0].tolist() == [0, 1, 0]
-assert index.find(torch.tensor([-1, 8])).tolist() == [1, -1]
+import torch
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+import recfx
+from recfx.kernels.build import library
+table = EmbeddingBagConfig(name="t", num_embeddings=4, embedding_dim=2, feature_names=["f"])
+plain = EmbeddingBagCollection(tables=[table])
+batch = KeyedJaggedTensor(["f"], torch.tensor([1, 3]), lengths=torch.tensor([2]))
+assert torch.allclose(recfx.convert(plain, (batch,))(batch).values(), plain(batch).values())
 assert not library.load() and library.why_not()
 print(library.why_not())
+try:
+    recfx.HashIndex(10)
+except recfx.ConversionError as error:
+    print(error.reason)
 """
 
 
@@ -125,10 +131,11 @@ def test_without_compiler(tiny_sources: Path, monkeypatch: pytest.MonkeyPatch, c
     assert reason in str(caught.value)
 
 
-def test_index_works_on_the_references_without_library(tmp_path: Path) -> None:
+def test_without_library_plain_tables_are_looked_up_and_indexes_refused(tmp_path: Path) -> None:
     finished = run_script(FALLBACK_SCRIPT, environment={"CXX": "/no/such/compiler", "RECFX_BUILD_DIR": str(tmp_path)})
     assert finished.returncode == 0, finished.stderr
     assert "/no/such/compiler" in finished.stdout
+    assert finished.stdout.splitlines()[-1] == "no_library"
     assert finished.stderr.count("C++ operators are not available") == 1
 
 

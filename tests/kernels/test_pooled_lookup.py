@@ -54,11 +54,8 @@ def test_pooling_again_gives_the_bits_of_the_final_rows(case: Case, share: float
     arguments = (case.offsets, case.weights, case.table_of_feature)
     pooled = pooled_lookup(before, *arguments, False, case.scale, case.unpooled)
     expected = pooled_lookup(final, *arguments, False, case.scale, case.unpooled)
-    by_reference = case.joined(pooled).clone()
     pool_again_(pooled, final, changed, *arguments, case.scale, case.unpooled)
     assert torch.equal(case.joined(pooled), case.joined(expected))
-    pooled_lookup_reference.pool_again_(by_reference, final, changed, *arguments, case.scale, case.unpooled)
-    torch.testing.assert_close(by_reference, case.joined(expected), rtol=1e-5, atol=1e-4)
 
 
 def test_pooling_again_leaves_other_bags_alone() -> None:
@@ -149,8 +146,7 @@ def test_scriptable() -> None:
     weights = [torch.randn(4, 3)]
     pooled = use(torch.tensor([0, 2]), torch.tensor([0, 2]), weights)
     torch.testing.assert_close(pooled[0], weights[0][0] + weights[0][2])
-    for reference in ("pooled_lookup", "find_and_pool", "pool_again_"):
-        torch.jit.script(getattr(pooled_lookup_reference, reference))
+    torch.jit.script(pooled_lookup_reference.pooled_lookup)
 
 
 ROWS, OFFSETS, WEIGHTS = torch.zeros(4, dtype=torch.int64), torch.tensor([0, 2, 4]), [torch.zeros(3, 2)]

@@ -1,5 +1,4 @@
 import time
-from typing import Any
 
 import fbgemm_gpu  # noqa: F401  (loads torch.ops.fbgemm)
 import pytest
@@ -9,7 +8,6 @@ from hypothesis import strategies as st
 
 from recfx.kernels.index import hash_index, slot_table
 from tests.kernels.chosen_ids import of_one_slot, slot_hash_inverse
-from tests.support.references import ByReferences
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 
@@ -59,8 +57,7 @@ def test_find_is_scriptable() -> None:
 
 
 @pytest.mark.parametrize("slots", [2**17, 2**18])
-@pytest.mark.parametrize("operators", [hash_index, ByReferences(hash_index)])
-def test_chosen_ids_are_written_in_little_time(operators: Any, slots: int) -> None:
+def test_chosen_ids_are_written_in_little_time(slots: int) -> None:
     """All of them have the last slot but a few as their home. One by one, they would take four billion steps."""
     ids = slot_hash_inverse((torch.arange(1, 90_001) << 20) + (1 << 20) - 9)
     ids[::1000] = torch.arange(90)
@@ -68,7 +65,7 @@ def test_chosen_ids_are_written_in_little_time(operators: Any, slots: int) -> No
     table, side_row = torch.empty(slots, 2, dtype=torch.int64), torch.empty(1, dtype=torch.int64)
     states, lock = torch.ones(ids.numel(), dtype=torch.uint8), torch.zeros(1, dtype=torch.int64)
     begin = time.process_time()
-    operators.slot_tables_(table, side_row, [slots], [ids], [states], [lock])
+    hash_index.slot_tables_(table, side_row, [slots], [ids], [states], [lock])
     assert time.process_time() - begin < 0.5
     place = torch.nonzero(table[:, 0] != -1).squeeze(1)
     assert torch.equal(table[place, 0].sort().values, ids.sort().values)

@@ -27,7 +27,6 @@ from recfx.optim.rules.adam import ADAM
 from recfx.optim.rules.lamb import LAMB
 from recfx.optim.rules.sgd import SGD
 from tests.builders.collections import one_table
-from tests.support.references import references
 from tests.support.refusals import refused
 
 TARGET = {backend.name: backend for backend in BACKENDS}
@@ -264,9 +263,6 @@ def test_rows_are_found_by_kernels_where_they_can_be_launched(monkeypatch: pytes
     assert PlannedTargets().find_rows("meta").backend == "reference"
 
 
-def test_indexes_are_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_indexes_are_on_the_cpu() -> None:
     assert TargetsHere().index_operators("cpu") == PlannedTargets().index_operators("cpu") == "cpu"
     assert TargetsHere().index_operators("meta") == ""
-    with references():
-        assert TargetsHere().index_operators("cpu") == "reference"
-        assert PlannedTargets().index_operators("cpu") == "cpu"

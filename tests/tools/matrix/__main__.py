@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from typing import Any
 
@@ -21,7 +20,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.tools.matrix", description=__doc__)
     parser.add_argument("sets", nargs="+", choices=[versions.name for versions in SETS])
     parser.add_argument("--names", action="store_true", help="only look for the names that recfx uses, and keep them")
-    parser.add_argument("--smoke", action="store_true", help="only the shortest way through recfx, without compiling")
+    parser.add_argument("--smoke", action="store_true", help="only the shortest way through recfx")
     parser.add_argument("--jobs", default="auto", help="processes that run tests")
     parser.add_argument("--tests", nargs="*", help="files or folders of tests to run again, if all have run")
     parser.add_argument("--failed", action="store_true", help="run those files again in which something failed")
@@ -34,7 +33,6 @@ def main() -> int:
             environment.make()
             failures += environment.run(["-m", "tests.tools.matrix.names"]).returncode != 0
             if given.smoke:
-                os.environ["CXX"] = "false"  # compiling takes minutes: the torch references of operators run
                 failures += environment.run(["-m", "tests.tools.matrix.smoke"]).returncode != 0
             elif not given.names:
                 failures += not _suite(versions, environment, given)
