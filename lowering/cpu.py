@@ -18,7 +18,7 @@ from recfx.kernels.index.index_buffers import IndexView
 from recfx.kernels.lookup.pooled_lookup import find_and_pool, pool_again_, pooled_lookup
 from recfx.kernels.step import fused_step
 from recfx.lowering.registry import FindingKernel, IdsToRows, LookupBatch, LookupKernel, LookupSpec, Outputs
-from recfx.lowering.step.cpu_backward import CpuBackward, step_shared
+from recfx.lowering.step.cpu_backward import CpuBackward
 from recfx.lowering.step.trainable_lookup import LookedUp, TrainableLookup
 
 
@@ -70,7 +70,7 @@ class CpuLookup:
         self._mean, self._unpooled = spec.combine == "MEAN", spec.combine == NOT_COMBINED
         backward = CpuBackward.of(spec)
         self._table_of_feature = backward.table_of_feature
-        self._trainable = TrainableLookup(spec, backward, step_shared=step_shared)
+        self._trainable = TrainableLookup(spec, backward)
         self._no_index = IndexView.none()
         self._has_moved = False
 

@@ -12,7 +12,7 @@ from recfx.ir.context import LookupFacts
 from recfx.ir.node_kinds import NOT_COMBINED
 from recfx.kernels.lookup.embedding_bag import embedding, embedding_bag, per_sample_weight_gradients, row_gradients
 from recfx.lowering.registry import LookupBatch, LookupKernel, LookupSpec, Outputs
-from recfx.lowering.step.trainable_lookup import Gradients, LookedUp, TrainableLookup, TrainedBatch, present
+from recfx.lowering.step.trainable_lookup import Backward, Gradients, LookedUp, TrainableLookup, TrainedBatch, present
 
 
 def serves(lookup: LookupFacts, chip: str | None) -> Diagnostic | None:
@@ -24,7 +24,7 @@ def build(spec: LookupSpec) -> LookupKernel:
     """The kernel: with autograd's own backward, or with the fused step if an optimizer is attached."""
     fused = spec.optimizers[0] is not None
     spec = replace(spec, weights=[])  # they may be replaced: a kernel must not keep the old ones alive
-    trainable = TrainableLookup(spec, _FusedBackward(spec))
+    trainable = TrainableLookup(spec, AtenBackward(spec))
 
     def lookup(weights: list[torch.Tensor], batch: LookupBatch) -> Outputs:
         values, offsets = batch.values.to(torch.int64), batch.offsets.to(torch.int64)
@@ -79,11 +79,11 @@ def _feature_bags(
         yield _FeatureBags(table, values[begin:end], offsets[first : first + batch_size + 1] - begin, begin, end)
 
 
-class _FusedBackward:
-    """The backward of a lookup whose tables have fused optimizers."""
+class AtenBackward(Backward):
+    """The backward of a lookup in ATen; autograd's own serves where this target looks up tables without optimizers."""
 
     def __init__(self, spec: LookupSpec) -> None:
-        self._spec = spec
+        self._spec = replace(spec, weights=[])  # they may be replaced: a kernel must not keep the old ones alive
 
     def scale_gradient(self, batch: TrainedBatch, grad_output: torch.Tensor) -> torch.Tensor:
         parts = torch.zeros(batch.values.numel(), dtype=torch.float32, device=batch.values.device)
@@ -96,20 +96,31 @@ class _FusedBackward:
     def weight_gradients(
         self, batch: TrainedBatch, gradients: Gradients, is_needed: Sequence[bool]
     ) -> list[torch.Tensor | None]:
-        raise NotImplementedError("without a fused optimizer, autograd's own backward gives these")
+        totals = [
+            torch.zeros(weight.shape, dtype=torch.float32, device=weight.device) if needed else None
+            for weight, needed in zip(batch.weights, is_needed, strict=True)
+        ]
+        for bag, gradient in self._features(batch, gradients):
+            total = totals[bag.table]
+            if total is not None:
+                total.index_add_(0, *self._by_row(batch, bag, gradient))
+        return totals
 
     def step(self, batch: TrainedBatch, gradients: Gradients) -> None:
         touched: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
         for bag, gradient in self._features(batch, gradients):
             if batch.weights[bag.table].requires_grad:
-                scale = bag.of_ids(batch.scale)
-                _, by_row = row_gradients(gradient, bag.rows, bag.offsets, self._spec.combine, scale)
-                touched.setdefault(bag.table, []).append(present(bag.rows, by_row))
+                touched.setdefault(bag.table, []).append(self._by_row(batch, bag, gradient))
         for table, parts in touched.items():
-            weight, optimizer = batch.weights[table], self._spec.optimizers[table]
-            optimizer.prepare(weight)
             rows, by_row = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
-            optimizer.step(weight.data, rows, by_row)
+            self.step_rows(batch.weights[table], self._spec.optimizers[table], rows, by_row)
+
+    def _by_row(
+        self, batch: TrainedBatch, bag: _FeatureBags, gradient: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The rows that a feature read, and the gradient of each."""
+        scale = bag.of_ids(batch.scale)
+        return present(bag.rows, row_gradients(gradient, bag.rows, bag.offsets, self._spec.combine, scale)[1])
 
     def _features(self, batch: TrainedBatch, gradients: Gradients) -> Iterator[tuple[_FeatureBags, torch.Tensor]]:
         """The bags of each feature that gets a gradient, and that of its columns; of its rows, if not combined."""

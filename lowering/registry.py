@@ -237,7 +237,7 @@ BACKENDS: tuple[Backend, ...] = (
         takes_absent=True,
         combines=("SUM", "MEAN", "NONE"),
     ),
-    Backend("fbgemm", "recfx.lowering.fbgemm.target", serves_on=("cpu",)),
+    Backend("fbgemm", "recfx.lowering.fbgemm", serves_on=("cpu",)),
     Backend(
         "triton",
         "recfx.lowering.triton.target",

@@ -50,12 +50,8 @@ class GradientPart(Protocol):
     def step_with(self, parts: Sequence[Any]) -> None:
         """Step all tables with the sum of ``parts``: this one, and others of the same lookup and tables."""
 
-    def step_shared(self, parts: Sequence[tuple[Any, tuple[int, ...]]]) -> bool:
-        """Step these tables of ``parts`` in one call: of any lookups, and some may read the same weight.
-
-        Returns:
-            False, if the target cannot. Nothing has changed then.
-        """
+    def step_rows(self, weight: torch.Tensor, optimizer: Any, rows: torch.Tensor, gradients: torch.Tensor) -> None:
+        """Step a weight with what ``of_table`` gave of all lookups that read it."""
 
 
 class _Left:
@@ -335,9 +331,7 @@ def _step(parts: list[_PartOfTables]) -> None:
             for same in lookups.values():
                 same[0].step_with(same)
             return
-        parts = _reached(parts)
-        if parts and not parts[0][0].step_shared(parts):
-            step_by_weight(parts)
+        step_by_weight(_reached(parts))
 
 
 def _reached(parts: Sequence[_PartOfTables]) -> list[_PartOfTables]:
@@ -353,23 +347,26 @@ def step_by_weight(
 
     In weights that are ``read_elsewhere``, ``grad`` is the gradient from other readers.
     """
-    weights: dict[int, tuple[torch.Tensor, FusedOptimizer]] = {}
+    weights: dict[int, tuple[torch.Tensor, FusedOptimizer, GradientPart | None]] = {}
     gradients: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
     for part, tables in parts:
         for table in tables:
             weight = part.weights[table]
             if weight.requires_grad and not weight.is_meta:
-                weights.setdefault(id(weight), (weight, part.optimizers[table]))
+                weights.setdefault(id(weight), (weight, part.optimizers[table], part))
                 gradients.setdefault(id(weight), []).append(part.of_table(table))
     for weight, optimizer in read_elsewhere:
         if weight.grad is not None:
-            weights.setdefault(id(weight), (weight, optimizer))
+            weights.setdefault(id(weight), (weight, optimizer, None))
             gradients.setdefault(id(weight), []).append(_rows_of(weight.grad))
-    for key, (weight, optimizer) in weights.items():
-        optimizer.prepare(weight)
+    for key, (weight, optimizer, reader) in weights.items():
         rows = torch.cat([rows for rows, _ in gradients[key]])
         by_row = torch.cat([by_row for _, by_row in gradients[key]])
-        optimizer.step(weight.data, rows, by_row)
+        if reader is not None:
+            reader.step_rows(weight, optimizer, rows, by_row)
+        else:
+            optimizer.prepare(weight)
+            optimizer.step(weight.data, rows, by_row)
 
 
 def _rows_of(gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

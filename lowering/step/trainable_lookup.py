@@ -6,10 +6,11 @@ until its backward has run.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -17,7 +18,7 @@ from torch.autograd.function import once_differentiable
 from recfx.errors import InputError
 from recfx.ir.node_kinds import NOT_COMBINED
 from recfx.ir.tables import TableSpec
-from recfx.kernels.lookup.embedding_bag import row_gradients
+from recfx.kernels.lookup.embedding_bag import embedding, row_gradients
 from recfx.lowering.registry import LookupSpec, Outputs
 from recfx.lowering.step.profiler_ranges import BACKWARD, later_range
 from recfx.lowering.step.step_once import StepOnce, Triggers, leaf_gradients, leave_for_step
@@ -139,23 +140,29 @@ class LookedUp(NamedTuple):
     rows: torch.Tensor  # [n] int64, -1 if an id gets no gradient, which is for targets that take absent ids
 
 
-class Backward(Protocol):
+class Backward(ABC):
     """A target's backward kernels."""
 
+    @abstractmethod
     def scale_gradient(self, batch: TrainedBatch, grad_output: torch.Tensor) -> torch.Tensor:
         """The gradient of the per-sample weights, float32 ``[n]``. ``grad_output``: contiguous ``[B, sum D]``."""
 
+    @abstractmethod
     def weight_gradients(
         self, batch: TrainedBatch, gradients: Gradients, is_needed: Sequence[bool]
     ) -> list[torch.Tensor | None]:
-        """The gradients of the tables that are ``wanted``, float32 ``[rows, dim]``; None, and no work, for others."""
+        """The gradients of the tables that are needed, float32 ``[rows, dim]``; None, and no work, for others."""
 
+    @abstractmethod
     def step(self, batch: TrainedBatch, gradients: Gradients) -> None:
         """Take one step of the fused optimizers of all tables that are trained, and that ``gradients`` reach."""
 
+    def step_rows(self, weight: torch.Tensor, optimizer: Any, rows: torch.Tensor, gradients: torch.Tensor) -> None:
+        """Take one step of a weight that several lookups read: rows ``[n]``, gradients float32 ``[n, dim]``."""
+        optimizer.prepare(weight)
+        optimizer.step(weight.data, rows, gradients)
 
-PartsOfTables = Sequence[tuple[Any, tuple[int, ...]]]
-StepShared = Callable[[PartsOfTables], bool]
+
 Forward = Callable[[torch.Tensor | None], LookedUp]
 Versions = list[tuple[torch.Tensor, int]]
 _SCALE = 5  # position of the per-sample weights in the arguments of the autograd function
@@ -167,13 +174,11 @@ class TrainableLookup:
     Args:
         spec: the lookup. Its weights are not kept: they may be replaced, and the old ones must then be freed.
         backward: the target's kernels.
-        step_shared: steps tables that several lookups read in one call, see ``GradientPart.step_shared``; None: the
-            target has no such kernel.
     """
 
-    def __init__(self, spec: LookupSpec, backward: Backward, step_shared: StepShared | None = None) -> None:
+    def __init__(self, spec: LookupSpec, backward: Backward) -> None:
         self.tables, self.pooling, self.optimizers = spec.tables, spec.combine, spec.optimizers
-        self.backward, self.step_shared = backward, step_shared
+        self.backward = backward
         self.table_of_feature = [table for table, described in enumerate(spec.tables) for _ in described.feature_names]
         self._once = StepOnce(spec.optimizers)
 
@@ -198,7 +203,7 @@ class TrainableLookup:
             self._once.note_node()
             if self.optimizers[0] is None:
                 if self.pooling == NOT_COMBINED and any(weight._backward_hooks for weight in weights):
-                    return self._by_table(weights, offsets, forward)
+                    return self._by_key(weights, forward)
                 arguments = list(weights)
             elif any(weight.requires_grad for weight in weights):
                 triggers = self._once.triggers(weights)
@@ -208,21 +213,15 @@ class TrainableLookup:
         )
         return outputs
 
-    def _by_table(self, weights: list[torch.Tensor], offsets: torch.Tensor, forward: Forward) -> Outputs:
-        """A node of autograd for each table, since a node hands None on to the hooks of weights without a gradient.
+    def _by_key(self, weights: list[torch.Tensor], forward: Forward) -> Outputs:
+        """The rows by an operator for each key: one node would hand None on to hooks of weights without a gradient.
 
-        A loss does not reach the nodes of tables of which it uses no key.
+        A loss does not reach the operators of keys that it does not use.
         """
         with torch.no_grad():
             outputs, rows = forward(None)
-        batch = TrainedBatch(weights, rows, offsets, None, tuple(map(len, outputs)))
-        by_key = list(outputs)
-        for table, weight in enumerate(weights):
-            keys = [key for key, read in enumerate(self.table_of_feature) if read == table]
-            made = _RowsOfTable.apply(self, batch, keys, table, [outputs[key] for key in keys], weight)
-            for key, rows_of_key in zip(keys, made, strict=True):
-                by_key[key] = rows_of_key
-        return tuple(by_key)
+        of_keys = zip(self.table_of_feature, rows.split(list(map(len, outputs))), strict=True)
+        return tuple(embedding(weights[table], rows_of_key) for table, rows_of_key in of_keys)
 
 
 def _versions(*tensors: torch.Tensor | None) -> Versions:
@@ -249,6 +248,7 @@ class _Part:
         self.weights: list[torch.Tensor] = batch.weights
         self.optimizers: Sequence[Any] = trainable.optimizers
         self.reached = reached(trainable.table_of_feature, gradients, len(trainable.tables))
+        self.step_rows = trainable.backward.step_rows
 
     def of_table(self, table: int) -> tuple[torch.Tensor, torch.Tensor]:
         trainable = self.trainable
@@ -260,10 +260,6 @@ class _Part:
         features = len(self.trainable.table_of_feature)
         batches, gradients = [part.batch for part in parts], [part.gradients for part in parts]
         self.trainable.backward.step(*joined(batches, gradients, features, self.trainable.pooling))
-
-    def step_shared(self, parts: PartsOfTables) -> bool:
-        step = self.trainable.step_shared
-        return step is not None and step(parts)
 
 
 class _TableBatchedLookup(torch.autograd.Function):
@@ -323,36 +319,6 @@ class _TableBatchedLookup(torch.autograd.Function):
             leave_for_step(triggers, ctx.kept, _Part(trainable, once, batch, given))
             gradients = list(leaf_gradients(triggers))
         return (*[None] * _SCALE, scale_gradient, *gradients)
-
-
-class _RowsOfTable(torch.autograd.Function):
-    """The rows of one table's keys, which the lookup has read; the backward returns the weight's gradient."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        trainable: TrainableLookup,
-        batch: TrainedBatch,
-        keys: list[int],
-        table: int,
-        outputs: list[torch.Tensor],
-        weight: torch.Tensor,
-    ) -> Outputs:
-        ctx.set_materialize_grads(False)
-        ctx.trainable, ctx.batch, ctx.keys, ctx.table = trainable, batch, keys, table
-        ctx.versions = _versions(batch.values)
-        return tuple(outputs)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *given: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        _refuse_changed(ctx.trainable.tables, ctx.versions)
-        gradients: list[torch.Tensor | None] = [None] * len(ctx.trainable.table_of_feature)
-        for key, gradient in zip(ctx.keys, given, strict=True):
-            gradients[key] = None if gradient is None else gradient.resolve_neg().float()
-        needed = tuple(table == ctx.table for table in range(len(ctx.batch.weights)))
-        with later_range(ctx.trainable._once.node, BACKWARD):
-            return *[None] * 5, _weight_gradients(ctx.trainable, ctx.batch, tuple(gradients), needed)[ctx.table]
 
 
 def _weight_gradients(

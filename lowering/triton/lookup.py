@@ -15,6 +15,7 @@ from recfx.kernels.lookup.per_sample_weights import per_sample_weight_gradients_
 from recfx.kernels.lookup.pooled_lookup import pooled_lookup_triton
 from recfx.lowering.registry import LookupBatch, LookupKernel, LookupSpec, Outputs
 from recfx.lowering.step.trainable_lookup import (
+    Backward,
     Gradients,
     LookedUp,
     TrainableLookup,
@@ -50,7 +51,7 @@ def build(spec: LookupSpec) -> LookupKernel:
     return lookup
 
 
-class TritonBackward:
+class TritonBackward(Backward):
     """The backward of one lookup, whose weights are not kept."""
 
     def __init__(self, spec: LookupSpec) -> None:

@@ -333,9 +333,9 @@ def test_tables_on_several_devices_are_declined_by_their_names() -> None:
 
 
 def test_without_the_library_cpu_declines(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = LookupSpec(indexed_tables(), "SUM", False, case({"training": False}).ours, [None] * 3)
     monkeypatch.setattr(library, "load", lambda: False)
     monkeypatch.setattr(library, "why_not", lambda: "no C++ compiler found")
-    spec = LookupSpec(indexed_tables(), "SUM", False, case({"training": False}).ours, [None] * 3)
     choice = select_backend(spec, "auto", "")
     assert choice.backend == "fbgemm"
     (declined,) = choice.declined

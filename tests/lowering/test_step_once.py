@@ -25,8 +25,8 @@ from torchrec.modules.embedding_configs import PoolingType
 
 import recfx
 from recfx.lowering import BACKENDS as BACKENDS_THERE
-from recfx.lowering.step import step_once
-from recfx.lowering.step.step_once import Trigger
+from recfx.lowering.step.step_once import Trigger, _Left
+from recfx.optim.fused_optimizer import FusedOptimizer
 from tests.builders.optimizers import OPTIMIZERS, attach
 
 ROWS, DIM = 12, 4
@@ -343,13 +343,13 @@ def _only_in_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: object) -> None:
         raise AssertionError("a weight was stepped in ATen")
 
-    monkeypatch.setattr(step_once, "step_by_weight", refuse)
+    monkeypatch.setattr(FusedOptimizer, "step", refuse)
 
 
 @pytest.mark.usefixtures("_only_in_cpp")
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("with_rows", [False, True])
-def test_target_cpu_steps_shared_weights_in_one_call(optimizer: str, with_rows: bool) -> None:
+def test_target_cpu_steps_shared_weights_in_cpp(optimizer: str, with_rows: bool) -> None:
     """Means, sums and weighted sums of the same rows, in batches of different sizes, and with a table frozen."""
 
     def step(model: nn.Module, number: int) -> None:
@@ -520,7 +520,7 @@ def test_a_graph_that_is_kept_keeps_no_batch_of_a_step_that_was_taken(readers: l
 
 def left_parts() -> int:
     """How many parts are waiting, or were not freed."""
-    return sum(type(one) is step_once._Left and one.part is not None for one in gc.get_objects())
+    return sum(type(one) is _Left and one.part is not None for one in gc.get_objects())
 
 
 @pytest.mark.parametrize("backend", ["auto", "reference"])

@@ -75,18 +75,14 @@ def test_different_when_converted(kind: str, name: str) -> None:
     assert calls_of(converted) == 2
 
 
-BACKENDS = [(*case, "auto") for case in CHANGED_LATER]
-BACKENDS += [(*case, "fbgemm") for case in CHANGED_LATER if case[0] != "adam"]  # of which FBGEMM has none for the CPU
-
-
-@pytest.mark.parametrize(("kind", "name", "backend"), BACKENDS)
-def test_changed_later_for_one_table(kind: str, name: str, backend: str) -> None:
+@pytest.mark.parametrize(("kind", "name"), CHANGED_LATER)
+def test_changed_later_for_one_table(kind: str, name: str) -> None:
     """Of the second table of three that one call serves."""
     plain = three_tables()
     model = copy.deepcopy(plain)
     for one in (plain, model):
         attach(one, kind, **BASE[kind])
-    converted = convert(model, backend=backend)
+    converted = convert(model)
     assert calls_of(converted) == 1
 
     def change(one: nn.Module) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,10 +12,6 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 import recfx
-from recfx.lowering import LookupSpec
-from recfx.lowering.fbgemm import target as fbgemm
-from recfx.optim.fused_optimizer import FusedOptimizer
-from recfx.optim.rules import RULES
 from recfx.runtime.select_features import BatchChecks
 from tests.builders.batches import one_bag
 from tests.builders.collections import one_table
@@ -292,36 +287,6 @@ def test_torch_func_of_the_batch_weights(hashing: recfx.HashConfig | None) -> No
     torch.testing.assert_close(gradient, weights.grad)
 
 
-# Tables that FBGEMM cannot train
-
-
-def spec_of(rows: int, dim: int, dtype: torch.dtype, optimizer: str | None) -> LookupSpec:
-    """Of a table whose memory nobody touches."""
-    weight = torch.empty(rows, dim, dtype=dtype)
-    tables = recfx.convert(standard()).tables[:1]
-    fused = [FusedOptimizer(rule, {"lr": 0.1}) for rule in RULES if rule.name == optimizer] or [None]
-    return LookupSpec(tables, "SUM", False, [weight], fused)
-
-
-@pytest.mark.parametrize(
-    ("rows", "dim", "dtype", "optimizer", "reason"),
-    [
-        (2**31 - 1, 1, torch.float16, "sgd", "too_many_rows"),
-        (2**31 - 1, 1, torch.float16, None, "too_many_rows"),
-        (2**31 - 2, 1, torch.float16, "sgd", None),
-        (2**24 + 1, 64, torch.float32, "rowwise_adagrad", "table_too_large"),
-        (2**24, 64, torch.float32, "rowwise_adagrad", None),
-        (2**24 + 1, 64, torch.float32, "sgd", None),
-        (2**24 + 1, 64, torch.float16, "rowwise_adagrad", None),
-    ],
-)
-def test_fbgemm_is_declined_for_tables_that_it_cannot_number(
-    rows: int, dim: int, dtype: torch.dtype, optimizer: str | None, reason: str | None
-) -> None:
-    declined = fbgemm.serves(spec_of(rows, dim, dtype, optimizer).facts, None)
-    assert (None if declined is None else declined.code) == reason
-
-
 @pytest.mark.parametrize(
     ("rows", "dim", "dtype", "optimizer"),
     [(2**31, 1, torch.float16, torch.optim.SGD), (2**24 + 8, 64, torch.float32, RowWiseAdagrad)],
@@ -345,12 +310,3 @@ def test_the_last_rows_of_a_huge_table_are_trained(rows: int, dim: int, dtype: t
     model = recfx.convert(plain)
     model(KeyedJaggedTensor(["f"], ids[1:], lengths=torch.tensor([1, 1]))).values().sum().backward()
     torch.testing.assert_close(weight[ids, 0].float(), torch.tensor([1.0, 0.5, 0.5]))
-
-
-@pytest.mark.parametrize(("features", "reason"), [(2, "too_many_columns"), (1, None)])
-def test_fbgemm_is_declined_for_outputs_that_it_cannot_number(features: int, reason: str | None) -> None:
-    spec = spec_of(1, 1, torch.float32, None)
-    names = tuple(f"f{number}" for number in range(features))
-    table = replace(spec.tables[0], embedding_dim=2**30, feature_names=names)
-    declined = fbgemm.serves(replace(spec, tables=(table,)).facts, None)
-    assert (None if declined is None else declined.code) == reason
