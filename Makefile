@@ -72,8 +72,8 @@ test: setup ## all tests but those of make ascend and make tools, and a consiste
 	@$(BIN)/python -m pip check
 	@$(BIN)/python -m pytest -q $(XDIST) --ignore=tests/ascend --ignore=tests/tools $(PYTEST_FLAGS)
 
-tools: setup ## the tests of what tests the tests: mutants, the matrix, the order of files
-	@$(BIN)/python -m pytest -q $(XDIST) $(PYTEST_FLAGS) tests/tools
+tools: setup ## the tests of what tests the tests: mutants, the matrix, the order of files; what needs Ascend's tools is in `make ascend`
+	@$(BIN)/python -m pytest -q $(XDIST) --ignore=tests/tools/ascend $(PYTEST_FLAGS) tests/tools
 
 check: setup lint ## lint, types and the quick tests: for every few minutes of work
 	@$(call say,"quick tests")
@@ -136,7 +136,7 @@ format: $(INSTALLED) ## let ruff and clang-format format and fix what they can
 
 ascend: setup $(ASCEND_TOOLS) ## interpret, lower and compile the kernels for Ascend, and check what comes out
 	@$(BIN)/python -m tests.ascend
-	@$(BIN)/python -m pytest -q $(XDIST) $(PYTEST_FLAGS) tests/ascend
+	@$(BIN)/python -m pytest -q $(XDIST) $(PYTEST_FLAGS) tests/ascend tests/tools/ascend
 
 clean: ## remove .venv, .ascend and everything built
 	rm -rf $(VENV) .ascend .sets build dist *.egg-info $(STAND_IN)/build $(STAND_IN)/*.egg-info

@@ -1,0 +1,123 @@
+"""The model of a chip says what follows from what compiled kernels do per row, which is counted again."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from tests.ascend import tools
+from tests.ascend.cases import BY_NAME, CASES
+from tests.ascend.hivm import compile_to_hivm
+from tests.ascend.kernel_case import KernelCase
+from tests.ascend.lower import Lowered, lower
+from tests.ascend.lowered import compiled, lowered
+from tests.tools.ascend.chip_model import ASSUMPTIONS, parts_of
+from tests.tools.ascend.hivm_program import UnknownOperation, program_of
+from tests.tools.ascend.model import COMMAND, README, table, with_table
+from tests.tools.ascend.per_row import RowWork, row_work
+from tests.tools.ascend.row_work import IDS_PER_BAG, count, follow, form_of, misfit
+
+each_version = pytest.mark.parametrize("version", tools.ASCENDNPU_IR)
+WITH_ROWS = [case.name for case in CASES if form_of(case) is not None]
+FOLLOWED = [
+    "pooled_lookup-fp32-block_64", "pooled_lookup-fp32-block_1024-weighted", "gather_rows-fp32-block_64",
+    "quantized_lookup-int8-block_64-fp32",
+    "fused_step-sgd-fp32-block_64-undecayed", "fused_step-adagrad-fp32-block_64-undecayed",
+    "fused_step-rowwise_adagrad-fp32-block_64-undecayed", "per_sample_weight_gradients-fp32-block_64",
+]  # fmt: skip
+_TRIES = 16
+"""The older compiler does not place waits in the same way every time."""
+SIGNATURE = {"rows_ptr": "*i64", "table_ptr": "*fp32", "sums_ptr": "*fp32", "num_rows": "i32", "dim": "i32"}
+
+
+def test_every_kernel_with_rows_was_counted() -> None:
+    assert {form_of(BY_NAME[name]) for name in WITH_ROWS} == set(row_work())
+    assert all(tuple(work.compiler for work in works) == tools.ASCENDNPU_IR for works in row_work().values())
+
+
+@each_version
+@pytest.mark.parametrize("name", WITH_ROWS)
+def test_kernels_do_per_row_what_was_committed(name: str, version: str) -> None:
+    case = BY_NAME[name]
+    known = {work.compiler: work for work in row_work()[form_of(case)]}[version]
+    made = [compiled(name, version)]
+    while misfit(count(made[-1].hivm, case, version), known):
+        assert len(made) < _TRIES, "`python -m tests.tools.ascend.row_work` counts again"
+        made.append(compile_to_hivm(lowered(name).linalg, tools.bishengir_compile(version)))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "rows"),
+    [("recfx_pooled_lookup", 32), ("recfx_quantized_lookup", 32), ("recfx_gather_rows", 8), ("recfx_fused_step", 8)],
+)
+def test_so_many_rows_are_in_flight(kernel: str, rows: int) -> None:
+    """Of 64 columns; wider rows fill the unified buffer sooner."""
+    forms = [form for form in row_work() if (form.kernel, form.block) == (kernel, 64)]
+    flying = [work.row.rows_in_flight for form in forms for work in row_work()[form]]
+    assert flying
+    assert min(flying) >= rows
+
+
+def test_the_readme_has_the_table_of_the_model() -> None:
+    text = README.read_text()
+    assert table() in text
+    assert with_table(text) == text, f"`{COMMAND} --write` writes it again"
+    assert "nothing was timed on a chip" in text
+
+
+@each_version
+@pytest.mark.parametrize("name", FOLLOWED)
+def test_the_model_says_what_a_followed_core_says(name: str, version: str) -> None:
+    """The formula has a few sums; a core that is followed instruction by instruction has the order, too."""
+    case, hivm = BY_NAME[name], compiled(name, version).hivm
+    program, work, block = program_of(hivm), count(hivm, case, version), case.constexprs["BLOCK_D"]
+    if "keys_ptr" in case.signature:
+        batches = {(2, 128, False): work.row, (2, 128, True): work.row.plus(work.more, 1)}
+    else:
+        batches = {(2, 128, True): work.row, (16, IDS_PER_BAG, True): work.row.plus(work.more, 1 / IDS_PER_BAG)}
+    for batch, per_row in batches.items():
+        bags, per_bag, each_its_own = batch
+        larger = (bags, 2 * per_bag, each_its_own) if bags == 2 else (2 * bags, per_bag, each_its_own)
+        for assumed in ASSUMPTIONS:
+            seconds = [follow(program, case, shape, assumed).seconds for shape in (batch, larger)]
+            by_core = (seconds[1] - seconds[0]) / (bags * per_bag)
+            by_formula = max(parts_of(per_row, per_row.bytes, block, assumed).values())
+            assert by_formula == pytest.approx(by_core, rel=0.35), (batch, assumed.name)
+
+
+@cache
+def of_kernel(name: str, version: str) -> tuple[KernelCase, str]:
+    case = KernelCase(name, f"tests.tools.ascend.wrong_kernels:{name}", SIGNATURE, {"BLOCK_D": 64}, {}, programs=1)
+    answer = lower([case], tools.triton_ascend_folder())[name]
+    assert isinstance(answer, Lowered), answer
+    return case, compile_to_hivm(answer.linalg, tools.bishengir_compile(version)).hivm
+
+
+@each_version
+def test_two_rows_in_flight_do_not_pass_as_eight(version: str) -> None:
+    """The newer compiler asks for the next two, or eight, before these are added."""
+    tools.triton_ascend().require()
+    tools.ascendnpu_ir(version).require()
+    names = ("recfx_wrong_asks_for_two_rows", "recfx_asks_for_eight_rows")
+    two, eight = (count(hivm, case, version) for case, hivm in (of_kernel(name, version) for name in names))
+    ahead = {"1.0.0": 1, "1.2.0": 2}[version]
+    assert two.row.rows_in_flight == pytest.approx(2 * ahead)
+    assert eight.row.rows_in_flight == pytest.approx(8 * ahead)
+    assert two.row.copies == eight.row.copies == two.row.loads == eight.row.loads == 1
+    assert "series per row" in misfit(two, eight)
+
+
+def test_what_cannot_be_followed_is_refused() -> None:
+    with pytest.raises(UnknownOperation, match="no kernel"):
+        program_of("module {}")
+    head = (
+        "  func.func @kernel(%arg0: i64 x, %arg1: i64, %arg2: i64, %arg3: i32, %arg4: i32, %arg5: i32, %arg6: i32) {\n"
+    )
+    with pytest.raises(UnknownOperation, match=r"arith\.unheard_of"):
+        program_of(head + "    %0 = arith.unheard_of %arg3 : i32\n    return\n  }\n")
+
+
+def test_no_figure_is_lost_in_the_file() -> None:
+    figures = [RowWork(*range(1, 15)), RowWork(*range(2, 16))]
+    assert RowWork().plus(figures[0], 2).plus(figures[1], -1) == RowWork(*range(14))
