@@ -70,7 +70,7 @@ def add_operator(kind: NodeKind, make: Callable[[Lowered], nn.Module], price: Fo
     for is_wrong, what, what_to_do in (
         (
             kind.name not in OWN_MAKERS and _has_meaning(kind.name),
-            f"an operator cannot be called {kind.name!r}",
+            f"no operator can have the name {kind.name!r}",
             "give it another name: an identifier that does not end with a number and has no other meaning in graphs.",
         ),
         (

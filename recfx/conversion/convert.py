@@ -21,7 +21,6 @@ from recfx.collections.sharding.shard import leave_to_collections
 from recfx.collections.whole_graph import WholeGraph
 from recfx.collections.wrappers import unwrap
 from recfx.conversion.decide import decide
-from recfx.conversion.load_guard import guard_loading
 from recfx.conversion.request import DEFAULT_HASHING, Request, named_passes
 from recfx.conversion.whole_graph import make_whole_graph
 from recfx.discovery.classify import Finding
@@ -159,12 +158,10 @@ def _convert(model: nn.Module, asked: Request) -> nn.Module:
         if asked.device is not None:
             _place(converted, asked.device)
             _ready(converted, converted_collections(converted))  # other kernels may serve the tables there
-        guard_loading(converted)
         whole = as_whole_graph(converted, asked.call) if asked.whole_graph else None
         if asked.inplace and decision.converted is not None:
             replacements = {**replacements, **decision.places_in(converted)}
             converted = _patch(model, converted, replacements, decision.discovery.findings)
-            guard_loading(converted)
         converted = converted if whole is None else whole
         resizing.keep()
         for path, original in replaced.items() if asked.inplace else ():

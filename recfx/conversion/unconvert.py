@@ -19,7 +19,6 @@ from recfx.collections.sharding.gather import (
     without_model_parallel,
 )
 from recfx.collections.whole_graph import WholeGraph, refuse_graph
-from recfx.conversion.load_guard import release_loading
 from recfx.conversion.rows_of_ids import RowsOfIds
 from recfx.errors import GROW, ConversionError
 from recfx.ir.meta import node_meta
@@ -97,7 +96,6 @@ def unconvert(model: nn.Module, with_mapping: bool = False) -> nn.Module | tuple
     plain, _ = copy_modules(model, replacements)
     detach_conversion(plain)
     detach_fused_optimizer(plain)
-    release_loading(plain)
     return (plain, mapping) if with_mapping else plain
 
 

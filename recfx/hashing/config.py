@@ -165,6 +165,13 @@ class HashConfig:
             ConversionError: ``rows_shrink`` if ``adopt`` and ``rows`` is less than the table has;
                 ``invalid_hash_config`` if the numbers do not fit this table.
         """
+        if adopt and table_rows == 0:
+            raise ConversionError(
+                "the table has no rows, so none of its ids could be served.",
+                reason="invalid_hash_config",
+                module_path=name,
+                what_to_do=f"give it rows, or keep it as it is with hashing={{{name!r}: None}}.",
+            )
         _check_integer("rows", table_rows, 1, MOST_ROWS, name=name)
         table_rows = int(table_rows)
         rows = table_rows if self.rows is None else self.rows

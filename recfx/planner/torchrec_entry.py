@@ -49,6 +49,7 @@ from recfx.planner.sharder import (
     stock_defaults,
 )
 from recfx.replacement.conversion_record import add_notes
+from recfx.runtime.base import load_hooks
 from recfx.versions.differences import ModelDeltaTrackerTrec, RawIdTracker
 
 
@@ -331,6 +332,28 @@ def _extend_data_parallel(original: Callable[..., Any]) -> Callable[..., Any]:
     return extended
 
 
+def _check_indexes(model: nn.Module, state: object) -> None:
+    """Check every saved index before anything of ``model`` is loaded: torch loads module by module.
+
+    A collection checks itself later if a hook of the user may still rename its keys.
+    """
+    saved: dict[str, dict[str, Any]] = {}
+    collections = converted_collections(model)
+    for path in collections:
+        parts = path.split(".")
+        holders = [model.get_submodule(".".join(parts[:depth])) for depth in range(len(parts) + 1)]
+        if path and not any(map(load_hooks, holders)):
+            saved[f"{path}."] = {}
+    for key, value in state.items() if saved and isinstance(state, Mapping) else ():
+        end = key.find(".")
+        while end >= 0 and key[: end + 1] not in saved:  # a scan of all keys per collection would be quadratic
+            end = key.find(".", end + 1)
+        if end >= 0:
+            saved[key[: end + 1]][key] = value
+    for start, of_collection in saved.items():
+        collections[start.rstrip(".")].check_state(of_collection, start)
+
+
 def _name_unconvert(original: Callable[..., Any]) -> Callable[..., Any]:
     """Tell converted collections whether the load is strict, and a plain model what unexpected keys are those of a
     hashed one.
@@ -340,6 +363,7 @@ def _name_unconvert(original: Callable[..., Any]) -> Callable[..., Any]:
     def extended(self: nn.Module, *arguments: Any, **keywords: Any) -> Any:
         before = STRICT.set(bool(arguments[1] if len(arguments) > 1 else keywords.get("strict", True)))
         try:
+            _check_indexes(self, arguments[0] if arguments else keywords.get("state_dict"))
             return original(self, *arguments, **keywords)
         except RuntimeError as error:
             key = re.search(r'Unexpected key\(s\) in state_dict: [^\n]*?"([^"\n]*?)\.?hash_indexes\.', str(error))

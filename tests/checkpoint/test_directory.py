@@ -17,7 +17,6 @@ import recfx
 from recfx.checkpoint import manifest, save, storage
 from recfx.checkpoint.directory import remove_leftovers
 from recfx.checkpoint.storage import SavedFolder
-from recfx.kernels.build.private_files import sync_directory
 from tests.checkpoint.training import OnePart, Training, assert_same
 from tests.support.refusals import refused
 
@@ -61,21 +60,6 @@ def test_only_leftovers_of_writers_are_deleted(tmp_path: Path) -> None:
     assert len(os.listdir(directory / KEPT)) == 5
 
 
-@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP, errno.EIO])
-def test_file_systems_that_cannot_flush_directories(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
-    def fail(descriptor: int) -> None:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(os, "fsync", fail)
-    if number != errno.EIO:
-        return sync_directory(tmp_path)
-    with pytest.raises(OSError, match="Input/output error"):
-        sync_directory(tmp_path)
-    return None
-
-
 def test_file_systems_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise OSError(errno.ENOLCK, "no locks available")
@@ -85,20 +69,6 @@ def test_file_systems_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     recfx.save_checkpoint(model, tmp_path)
     recfx.load_checkpoint(target, tmp_path)
     assert torch.equal(target.weight, model.weight)
-
-
-def test_no_file_stays_open(tmp_path: Path) -> None:
-    model = nn.Linear(2, 2)
-    before = len(os.listdir("/proc/self/fd"))
-    recfx.save_checkpoint(model, tmp_path)
-    recfx.load_checkpoint(model, tmp_path)
-    assert len(os.listdir("/proc/self/fd")) == before
-    (next(tmp_path.glob("data-*")) / ".metadata").write_text("{}")
-    with pytest.raises(recfx.CheckpointError):
-        recfx.load_checkpoint(model, tmp_path)
-    with pytest.raises(recfx.CheckpointError):
-        recfx.load_checkpoint(nn.Linear(3, 3), tmp_path)
-    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def build(seed: int = 0) -> Training:

@@ -116,15 +116,6 @@ def test_a_checkpoint_from_before_the_first_step(tmp_path: Path, optimizer: type
     assert_same(all_state(target), all_state(source))
 
 
-def test_rows_of_an_optimizer_that_is_not_fused_do_not_move(tmp_path: Path) -> None:
-    source = build(torch.optim.NAdam)
-    steps(source, 0)
-    recfx.save_checkpoint(source, tmp_path)
-    error = refused(build(torch.optim.NAdam, rows=60), tmp_path)
-    assert error.module_path == TABLE
-    assert "only fused optimizers follow them" in error.message
-
-
 @pytest.mark.parametrize("kind", [torch.optim.Adagrad, RowWiseAdagrad])
 def test_grown_rows_start_where_a_new_row_does(tmp_path: Path, kind: type[torch.optim.Optimizer]) -> None:
     source, target = (build(kind, rows, initial_accumulator_value=0.25) for rows in (40, 60))

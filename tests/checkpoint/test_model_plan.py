@@ -15,7 +15,7 @@ from recfx.checkpoint import model_plan
 from recfx.checkpoint.storage import SavedFolder
 from recfx.hashing import state
 from tests.checkpoint.crafted import change_settings
-from tests.checkpoint.training import RAW, OnePart, Training, assert_same, batch, collection
+from tests.checkpoint.training import OnePart, Training, assert_same, batch
 from tests.support.refusals import refused
 
 
@@ -147,16 +147,3 @@ def test_an_interrupted_load_is_made_good_by_another(
     for contents in (actual, expected):
         del contents["first.a.slot_groups"]  # which order ids came in
     assert_same(actual, expected)
-
-
-@pytest.mark.parametrize("name", ["two\nlines", "a b", "ta\tb", "😀", 'quote"', "\u2028", "hash_indexes"])
-@pytest.mark.parametrize("hashing", [RAW, None], ids=["hashed", "adopted"])
-def test_tables_of_any_name(tmp_path: Path, name: str, hashing: recfx.HashConfig | None) -> None:
-    def one(seed: int) -> nn.Module:
-        torch.manual_seed(seed)
-        return recfx.convert(nn.Sequential(collection([name], 40)), hashing=hashing)
-
-    source, target = one(0), one(1)
-    recfx.save_checkpoint(source, tmp_path)
-    recfx.load_checkpoint(target, tmp_path)
-    assert_same(dict(target.state_dict()), dict(source.state_dict()))

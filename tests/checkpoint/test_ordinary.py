@@ -109,20 +109,6 @@ def test_parameters_without_a_state_before_others(tmp_path: Path) -> None:
     torch.testing.assert_close(states[1], states[0], rtol=0, atol=0)
 
 
-def test_loading_in_inference_mode(tmp_path: Path) -> None:
-    """Training goes on outside of it."""
-    source, target = layers(), layers()
-    saved, loaded = (torch.optim.Adam(model.parameters(), lr=0.1) for model in (source, target))
-    step(source, saved)
-    recfx.save_checkpoint(source, tmp_path, optimizer=saved)
-    with torch.inference_mode():
-        recfx.load_checkpoint(target, tmp_path, optimizer=loaded)
-    for model, optimizer in ((source, saved), (target, loaded)):
-        step(model, optimizer, 1)
-    for name, value in source.state_dict().items():
-        assert torch.equal(target.state_dict()[name], value)
-
-
 def test_settings_that_only_one_of_them_has(tmp_path: Path) -> None:
     model = layers()
     saved, target = (torch.optim.Adam(model.parameters(), lr=rate) for rate in (0.1, 0.2))
@@ -170,21 +156,6 @@ def test_an_optimizer_that_refuses_its_state_keeps_what_it_had(tmp_path: Path, i
     assert optimizer.param_groups is groups
     assert all(float(entry["step"]) == 2 for entry in state.values())
     assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
-
-
-def test_a_wrapper_goes_on_with_what_was_loaded(tmp_path: Path) -> None:
-    source, target = layers(), layers()
-    saved, loaded = wrapped(source), wrapped(target)
-    step(source, saved)
-    recfx.save_checkpoint(source, tmp_path, optimizer=saved)
-    recfx.load_checkpoint(target, tmp_path, optimizer=loaded)
-    assert loaded.state is loaded._optimizer.state
-    assert loaded.param_groups is loaded._optimizer.param_groups
-    for model, optimizer in ((source, saved), (target, loaded)):
-        optimizer.param_groups[0]["lr"] = 0.5
-        step(model, optimizer, 1)
-    for name, value in source.state_dict().items():
-        assert torch.equal(target.state_dict()[name], value)
 
 
 def test_the_state_of_a_table_that_has_grown_stays_behind(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,16 +39,6 @@ def test_all_state_comes_back(tmp_path: Path, kind: str, model_class: type[nn.Mo
     assert_same(without_derived(target), without_derived(source))
 
 
-def test_two_saves_the_second_counts(tmp_path: Path) -> None:
-    source, target = Training.build(), Training.build(seed=9)
-    for begin in (0, 3):
-        source.steps(begin, begin + 3)
-        source.save(tmp_path)
-        assert len(os.listdir(tmp_path)) == 2
-    target.load(tmp_path)
-    assert_same(without_derived(target), without_derived(source))
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_users_optimizers_share_their_state_with_the_fused_ones_as_before(tmp_path: Path, kind: str) -> None:
     source, target = Training.build(kind), Training.build(kind, seed=9)
@@ -68,17 +57,6 @@ def test_the_users_optimizers_share_their_state_with_the_fused_ones_as_before(tm
     target.steps(2, 3)
     if kind != "sgd":
         assert float(attached.state[weight]["step"]) == 3
-
-
-def test_settings_come_back_as_those_of_torch_optimizers_do(tmp_path: Path) -> None:
-    source, target = Training.build(), Training.build()
-    for attached in source.user_optimizers.values():
-        attached.param_groups[0]["lr"] = 0.025
-    source.optimizer.param_groups[0]["lr"] = 0.125
-    source.save(tmp_path)
-    target.load(tmp_path)
-    assert {attached.param_groups[0]["lr"] for attached in target.user_optimizers.values()} == {0.025}
-    assert target.optimizer.param_groups[0]["lr"] == 0.125
 
 
 def test_half_precision_tables_keep_their_float_state(tmp_path: Path) -> None:

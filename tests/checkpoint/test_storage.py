@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +26,6 @@ def test_whatever_the_callers_modes_are(tmp_path: Path, mode: Any) -> None:
         loaded = SavedFolder(tmp_path / "data").read(["table"])["table"]
     assert (loaded.device.type, loaded.is_inference()) == ("cpu", False)
     assert torch.equal(loaded, table)
-
-
-def test_saving_is_silent(tmp_path: Path) -> None:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        storage.write(tmp_path / "data", {"a": torch.ones(2)})
-    assert not caught
 
 
 @pytest.mark.parametrize("file", [".metadata", "__0_0.distcp", "settings"])

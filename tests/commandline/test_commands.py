@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import shlex
 from pathlib import Path
 
 import pytest
 from torchrec.distributed.planner.types import ParameterConstraints
 
 import recfx
-from recfx.commandline.main import _parser, main
+from recfx.commandline.main import main
 from recfx.planner.plan_file import read_plan
 from recfx.versions.differences import make_topology
 from tests.drawing.page_data import text_of
@@ -18,7 +17,6 @@ from tests.inspect.models import dlrm
 
 MODELS = "tests.inspect.models"
 DLRM = "sparse_arch.embedding_bag_collection"
-COMMANDS = ("explain", "draw", "plan", "export", "doctor")
 
 
 def test_graphs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -128,25 +126,6 @@ def test_raw_ids_for_a_converted_model_are_refused(tmp_path: Path, capsys: pytes
     capsys.readouterr()
     assert main(["draw", f"{MODELS}:converted_dlrm", page, "--raw-ids"]) == 1
     assert capsys.readouterr().err.startswith("python -m recfx draw: [")
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_has_an_example_that_parses(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as raised:
-        main([command, "--help"])
-    assert raised.value.code == 0
-    text = capsys.readouterr().out
-    example = text.partition("example:\n  python -m recfx ")[2].partition("\n")[0]
-    assert _parser().parse_args(shlex.split(example)).command == command
-    assert "exit status:" in text
-    assert "--json" in text
-    assert "--traceback" in text
-
-
-def test_a_sample_that_is_no_batch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["draw", f"{MODELS}:wrong_sample", str(tmp_path / "model.html"), "--whole-graph"]
-    assert main(command) == 1
-    assert capsys.readouterr().err.startswith("python -m recfx draw: [sample_failed]")
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.distributed._shard.metadata import ShardMetadata
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
-from torchrec.distributed.types import EnumerableShardingSpec, ParameterSharding, ShardingPlan
+from torchrec.distributed.types import ParameterSharding, ShardingPlan
 
 import recfx
 from recfx.commandline.main import main
@@ -22,17 +21,10 @@ from recfx.planner.pricing.hardware import CPU_HOST
 from recfx.planner.topology import hardware_of, npu_topology
 from recfx.versions.differences import make_topology
 from tests.inspect.models import dlrm
-from tests.support.refusals import refused
 
 DLRM = "tests.inspect.models:dlrm"
 PATH = "sparse_arch.embedding_bag_collection"
-NOWHERE = "nowhere.json: it cannot be read: No such file or directory."
 ON_16 = make_topology(16, "cpu")
-
-
-def printed(command: list[str], capsys: pytest.CaptureFixture[str]) -> Any:
-    assert main(command) == 0
-    return json.loads(capsys.readouterr().out)
 
 
 @functools.cache
@@ -66,19 +58,6 @@ PLAN_TAKERS: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.parametrize("taker", PLAN_TAKERS.values(), ids=list(PLAN_TAKERS))
-def test_what_was_read_is_a_plan_that_knows_its_ranks(
-    taker: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    one_table = {PATH: {name: ParameterSharding("table_wise", "fused", [0], whole(name)) for name in ("t0", "t1")}}
-    write_plan(ShardingPlan(one_table), "plan.json", world_size=4)
-    plan = read_plan("plan.json")
-    assert taker(plan) == taker(ShardingPlan(one_table), world_size=4)
-    with pytest.raises(recfx.ConversionError, match=r"^\[plan_rank\] .*for 4 ranks, not for 8"):
-        taker(plan, world_size=8)
-
-
 @pytest.mark.parametrize("topology", [npu_topology(4, hbm_cap=2**34), make_topology(4, "cuda", inter_host_bw=2e7)])
 def test_a_plan_that_was_read_is_priced_for_what_it_was_made_for(topology: Any, tmp_path: Path) -> None:
     model, file = dlrm()[0], tmp_path / "plan.json"
@@ -87,27 +66,6 @@ def test_a_plan_that_was_read_is_priced_for_what_it_was_made_for(topology: Any, 
     read = read_plan(file)
     assert str(recfx.compare_plans(model, [read, read])) == str(recfx.compare_plans(model, [made, made]))
     assert recfx.cost(model, plan=read).at(64, W=2).hardware == recfx.cost(model, plan=made).at(64, W=2).hardware
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{"world_size": None}, {"topology": {"device": "tpu"}}, {"topology": {"device": "npu"}}, {"local_world_size": 3},
-     {"hbm_cap": "much"}],
-    ids=str,
-)  # fmt: skip
-def test_a_topology_in_a_file_that_is_none(change: dict[str, Any], tmp_path: Path) -> None:
-    file = tmp_path / "plan.json"
-    plain = plain_plan(recfx.plan(dlrm()[0], npu_topology(4)))
-    part = plain if change.keys() <= plain.keys() else plain["topology"]
-    part.update(change)
-    file.write_text(json.dumps(plain))
-    with refused("invalid_file", match="topology cannot be"):
-        read_plan(file)
-
-
-def whole(table: str) -> EnumerableShardingSpec:
-    rows = {"t0": 100, "t1": 50}[table]
-    return EnumerableShardingSpec([ShardMetadata([0, 0], [rows, 8], "rank:0/cpu")])
 
 
 def changed(change: Any) -> str:

@@ -80,11 +80,3 @@ def test_names_fit_every_terminal(more: str, encoding: str, tmp_path: Path, monk
     assert "a\\nb" in text
     assert ("таблица⚡" in text) is (encoding == "utf-8")
     assert "esc\\x1b[31m\\x00" in page.read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize("more", ["", "--graph"])
-def test_names_of_collections_fit_every_terminal(more: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", f"{MODELS}:strange_collections", *more.split()]) == 0
-    text = capsys.readouterr().out
-    assert {letter for letter in text if not letter.isprintable()} == {"\n"}
-    assert "esc\\x1b[31m\\x00" in text

@@ -51,12 +51,6 @@ def test_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert sys.modules[type(made.model).__module__].__file__ == str(path)  # sources can be found
 
 
-def test_a_file_whose_neighbours_it_imports(tmp_path: Path) -> None:
-    write(tmp_path / "layers_of_mine.py", MODEL)
-    path = write(tmp_path / "entry.py", "from layers_of_mine import make_model\n")
-    assert isinstance(make(f"{path}:make_model").model, nn.Module)
-
-
 def test_a_file_in_a_package(tmp_path: Path) -> None:
     write(tmp_path / "their_package" / "__init__.py", "")
     write(tmp_path / "their_package" / "sub" / "__init__.py", "")
@@ -151,12 +145,3 @@ def test_traceback_on_request(capsys: pytest.CaptureFixture[str]) -> None:
     assert printed.splitlines()[-1].startswith(
         "python -m recfx explain: error: tests.inspect.models:fails raises Runtime"
     )
-
-
-def test_what_the_factory_prints_goes_to_stderr(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = write(tmp_path / "loud.py", f"{MODEL}    return print\nprint('importing')\nmade = make_model\n")
-    path.write_text(path.read_text() + "def make_model():\n    print('building')\n    return made()\n")
-    assert main(["explain", f"{path}:make_model"]) == 0
-    printed = capsys.readouterr()
-    assert printed.out.startswith("1 collection: ")
-    assert "importing\nbuilding\n" in printed.err

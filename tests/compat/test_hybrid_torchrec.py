@@ -162,12 +162,6 @@ def test_the_pipeline_refuses(arguments: dict[str, Any]) -> None:
     assert next(iter(arguments)) in message
 
 
-@pytest.mark.parametrize("pipe_n_batch", [1, 12])
-def test_the_pipeline_takes(pipe_n_batch: int) -> None:
-    model, optimizer = trainable()
-    hybrid.HybridTrainPipelineSparseDist(model, optimizer, CPU, pipe_n_batch=pipe_n_batch)
-
-
 def test_forward_has_to_return_the_loss_first() -> None:
     model = parallel(Model("no loss"))
     optimizer = torch.optim.SGD(model.module.over.parameters(), lr=0.1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.func import functional_call
 from torch.nn.utils import parametrize
 from torchrec import KeyedJaggedTensor
 
@@ -104,13 +102,6 @@ def test_a_graph_with_another_constant_does_not_run(name: str) -> None:
         assert torch.equal(graph_of(copy.deepcopy(graph.python_model))(BATCH), graph.python_model(BATCH))
 
 
-def test_parameters_of_a_functional_call_are_used() -> None:
-    model = Model()
-    original, graph = copy.deepcopy(model), graph_of(model)
-    doubled = {name: parameter.detach() * 2 for name, parameter in model.named_parameters()}
-    assert torch.equal(functional_call(graph, doubled, (BATCH,)), functional_call(original, doubled, (BATCH,)))
-
-
 def test_an_export_has_what_took_the_place_of_a_part(tmp_path: Path) -> None:
     class Heads(nn.Module):
         def __init__(self) -> None:
@@ -126,16 +117,6 @@ def test_an_export_has_what_took_the_place_of_a_part(tmp_path: Path) -> None:
     answer = recfx.load(tmp_path / "model.pt")(BATCH)
     assert answer.shape == (2, 1)
     torch.testing.assert_close(answer, graph(BATCH).detach())
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda graph: pickle.loads(pickle.dumps(graph))])
-def test_a_copy_counts_in_its_buffers(copied: Callable[[Any], Any]) -> None:
-    graph = graph_of(Model())
-    duplicate = copied(graph)
-    assert duplicate.calls == 0
-    for calls in (1, 2):
-        assert torch.equal(duplicate(BATCH), graph(BATCH))
-        assert duplicate.calls == graph.calls == calls
 
 
 class Counts(nn.Module):

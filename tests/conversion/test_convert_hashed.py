@@ -18,7 +18,6 @@ from recfx.hashing import HashConfig
 from recfx.inspect.explain import explain
 from tests.builders.collections import collection, table
 
-EXTREMES = [-(2**63), 2**63 - 1, -1, 0, 1, 2**32, -(2**31)]
 RAW = HashConfig(dense_rows=0)
 
 
@@ -41,17 +40,6 @@ def one_table(
 def pooled(model: nn.Module, ids: list[int]) -> torch.Tensor:
     """One bag of ``f1`` for each id."""
     return model(flat_bags([1] * len(ids), ids, ["f1"])).values().detach().clone()
-
-
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
-def test_any_integer_is_an_id(dtype: torch.dtype) -> None:
-    model = one_table()
-    ids = EXTREMES if dtype == torch.int64 else [-(2**31), 2**31 - 1, -1, 0]
-    features = KeyedJaggedTensor(["f1"], torch.tensor(ids, dtype=dtype), lengths=torch.tensor([1] * len(ids)))
-    first = model(features).values().detach().clone()
-    assert len(model.hash_indexes["t1"]) == len(ids)
-    assert len({tuple(row) for row in first.tolist()}) == len(ids)
-    assert torch.equal(model.eval()(features).values(), first)
 
 
 def test_eval_inserts_nothing_and_unseen_ids_read_zeros() -> None:

@@ -105,11 +105,6 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def _compiled_in_place(model: nn.Module) -> nn.Module:
-    model.compile(backend="eager")
-    return model
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_the_whole_model_is_as_it_was(name: str) -> None:
     model = MODELS[name]()

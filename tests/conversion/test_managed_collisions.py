@@ -24,7 +24,6 @@ from torchrec.modules.mc_modules import (
 from torchrec.quant.embedding_modules import QuantManagedCollisionEmbeddingCollection
 
 import recfx
-from tests.builders.collections import tables_named
 from tests.builders.managed_collisions import FEATURES, LEARNED, ROWS, Model, batch, hash_zch, learn, managed, mch
 from tests.builders.optimizers import attach
 from tests.support.needs import needed
@@ -353,19 +352,6 @@ def test_a_table_that_has_learned_nothing_can_have_buckets(make: Any) -> None:
     for lost in (None, recfx.HashConfig(dense_rows=3)):
         with refused("learned_ids_lost"):
             converted(model, hashing={"a": lost})
-
-
-@pytest.mark.parametrize("is_pooled", [True, False])
-def test_hashing_of_managed_collisions_that_are_kept(is_pooled: bool) -> None:
-    """One config is for all other tables; of a table that is named, the user hears that it is not converted."""
-    kept = {"on_unsupported": "keep"}
-    assert type(recfx.convert(Model(managed(is_pooled)), hashing=recfx.HashConfig.raw_ids(), **kept)) is Model
-    with refused("managed_collision"):
-        recfx.convert(Model(managed(is_pooled)), hashing={"a": recfx.HashConfig.raw_ids()}, **kept)
-    both = nn.ModuleList([Model(managed(is_pooled)), nn.ModuleList([tables_named("a")])])
-    ours = recfx.convert(both, hashing={"a": recfx.HashConfig.raw_ids()}, **kept)
-    assert type(ours[0]) is Model
-    assert ours[1][0].index("a") is not None  # the table of this name that is converted
 
 
 def test_an_inner_collection_that_is_also_called_with_rows() -> None:

@@ -38,7 +38,6 @@ from tests.toys.own_operators import SCALE, Model, Scale, ScaleAll, declare, wit
 
 BATCH = KeyedJaggedTensor(["f", "g"], torch.tensor([3, 0, 3, 9, 1]), lengths=torch.tensor([2, 0, 1, 1, 0, 1]))
 RAW = recfx.HashConfig(dense_rows=0)
-COUNTS = Rewrite("insert_count_ids", insert_count_ids)
 
 
 def scaled(by: float) -> list[Any]:
@@ -178,12 +177,6 @@ def test_a_kernel_that_a_pass_decides_on_is_not_one_of_files(portable: bool, tmp
     report = recfx.export(model, tmp_path / "model.pt", (BATCH,), portable=portable)
     assert "kernel_of_models" in {note.code for note in report.notes}
     torch.testing.assert_close(recfx.load(tmp_path / "model.pt")(BATCH), model(BATCH), rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize(("kernel", "reason"), [("triton", "backend_unusable"), ("none", "unknown_backend")])
-def test_a_kernel_that_cannot_run(kernel: str, reason: str) -> None:
-    with refused(reason, "ebc"):
-        recfx.convert(Model().double(), passes=[*recfx.passes(), decided(kernel)])
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ import pytest
 import torch
 import torch.utils.checkpoint
 from torch import nn
-from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingBagCollectionInterface
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
 from recfx.collections.pooled import HashEmbeddingBagCollection
@@ -20,9 +19,8 @@ from recfx.conversion.convert import convert
 from recfx.errors import ConversionError
 from recfx.hashing import HashConfig, HashIndex, state
 from recfx.kernels.index.index_buffers import IndexBuffers, IndexPolicy, allocate_buffers
-from recfx.replacement import resize_tables
 from tests.builders.batches import RAW_ID, batch, raw_batch
-from tests.builders.collections import collection, table
+from tests.builders.collections import collection
 from tests.builders.optimizers import attach
 from tests.models.handwritten import Tower, process_group
 from tests.optim.fused_pairs import fused_pair
@@ -42,19 +40,6 @@ def test_parameters_keep_names_and_identity(inplace: bool, hashing: HashConfig |
     after = dict(convert(model, hashing=hashing, inplace=inplace).named_parameters())
     assert list(after) == list(before)
     assert all(after[name] is parameter for name, parameter in before.items())
-
-
-def test_what_code_asks_a_collection() -> None:
-    standard = EmbeddingBagCollection(tables=[table("t1", ["f1"], dim=4)], is_weighted=True)
-    converted = convert(standard)
-    assert isinstance(converted, EmbeddingBagCollectionInterface)
-    assert converted.is_weighted()
-    assert converted.embedding_bag_configs() == standard.embedding_bag_configs()
-    assert converted.embedding_bag_configs()[0] is not standard.embedding_bag_configs()[0]
-    assert converted.device == standard.device
-    assert isinstance(converted.embedding_bags["t1"], nn.EmbeddingBag)
-    assert converted._embedding_names == ["f1"]  # user code reads these
-    assert convert(collection(), hashing=HashConfig(rows=50)).embedding_bag_configs()[0].num_embeddings == 50
 
 
 def test_modes_survive_also_mixed_ones() -> None:
@@ -153,15 +138,6 @@ def test_a_copy_is_independent_and_equal(whole_graph: bool, hashing: HashConfig,
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_to_meta_and_back() -> None:
-    converted = convert(Tower(), hashing=HashConfig(dense_rows=0)).to("meta")
-    assert all(parameter.is_meta for parameter in converted.parameters())
-    converted.to_empty(device="cpu")
-    converted.ebc.reset_parameters()
-    converted.linear.reset_parameters()
-    assert converted(raw_batch()).isfinite().all()
-
-
 # Converting again, and failing
 
 
@@ -244,18 +220,6 @@ def test_an_ordinary_optimizer_does_not_step_with_the_state_of_fewer_rows(has_st
         optimizer = torch.optim.AdamW(converted.parameters())
     optimizer.step()
     assert not torch.equal(converted.ebc.embedding_bags["t1"].weight, before)
-
-
-def test_rows_that_no_memory_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = Tower()
-
-    def fails(data: torch.Tensor, rows: int) -> torch.Tensor:
-        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
-
-    monkeypatch.setattr(resize_tables, "_append_rows", fails)
-    with refused("no_memory_for_rows", "ebc"):
-        convert(model, hashing=HashConfig(rows=10**9))
-    assert model.ebc.embedding_bags["t1"].weight.shape == (20, 8)
 
 
 def test_an_index_that_no_memory_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:

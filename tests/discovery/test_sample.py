@@ -193,15 +193,6 @@ def test_the_callers_numbers_go_on_as_if_nothing_had_happened(fails: bool) -> No
     assert [first, numbers()] == expected
 
 
-def test_the_same_seed_gives_the_same_numbers() -> None:
-    drawn = []
-    for seed in (0, 0, 3):
-        with fixed_randomness(seed):
-            drawn.append(numbers())
-    assert drawn[0] == drawn[1]
-    assert not set(drawn[0]) & set(drawn[2])
-
-
 @pytest.mark.parametrize("warn_only", [False, True])
 def test_whether_torch_is_deterministic_is_as_before(warn_only: bool) -> None:
     torch.use_deterministic_algorithms(not warn_only, warn_only=warn_only)

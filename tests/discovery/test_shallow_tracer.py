@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -159,21 +159,6 @@ def test_what_a_graph_would_forget_stays_a_call(run: Run, name: str) -> None:
     output, expected = traced(BATCH), model(BATCH)
     assert torch.equal(output, expected)
     assert output.requires_grad == expected.requires_grad
-
-
-def test_nothing_stays_patched() -> None:
-    before = (torch.no_grad.__enter__, torch.autocast.__enter__, torch.utils.checkpoint.CheckpointFunction.apply)
-    recfx.trace(Root(inside(torch.no_grad)), (BATCH,))
-    assert (torch.no_grad.__enter__, torch.autocast.__enter__) == before[:2]
-    assert torch.utils.checkpoint.CheckpointFunction.apply == before[2]
-    with torch.no_grad():
-        assert not torch.is_grad_enabled()
-
-
-def test_a_plain_hybrid_is_entered() -> None:
-    traced = recfx.trace(Root(inside(contextlib.nullcontext)), (BATCH,))
-    assert traced.meta["recfx_rollbacks"] == []
-    assert not any(node.target == "hybrid" for node in traced.graph.nodes)
 
 
 class Scaled(nn.Module):
@@ -374,26 +359,6 @@ def test_a_sample_of_one_and_a_sample_without_ids() -> None:
     assert recfx.Sample(torch.rand(2, 3)).without_ids() is None
 
 
-class Named(NamedTuple):
-    """A batch."""
-
-    dense: torch.Tensor
-
-
-def test_a_named_tuple_is_resized() -> None:
-    resized = recfx.Sample(Named(torch.rand(2, 3))).resized()
-    assert resized is not None
-    assert resized.args[0].dense.shape == (3, 3)
-
-
-def test_a_sample_without_a_batch_size_cannot_be_resized() -> None:
-    assert recfx.Sample(3, torch.tensor(1.0)).resized() is None
-    without = recfx.Sample(torch.rand(2, 3), 4).resized()
-    assert without is not None
-    assert without.args[0].shape == (3, 3)
-    assert without.args[1] == 4
-
-
 def test_a_module_whose_graph_differs_stays_a_call() -> None:
     """It draws a number that a trace would keep for ever."""
     model = Root(lambda pool, features: pool(features) * torch.rand(1))
@@ -461,12 +426,6 @@ def test_what_is_computed_from_parameters_is_no_constant(
     monkeypatch.setattr(Penalised, "penalty", staticmethod(penalty), raising=False)
     with pytest.raises(recfx.ConversionError, match="computes from parameters"):
         recfx.trace(Penalised(lambda pool, features: pool(features)), (BATCH,))
-
-
-def test_what_takes_only_a_dtype_from_parameters_may_be_a_constant(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Penalised, "penalty", staticmethod(lambda weight: weight.new_ones(1)), raising=False)
-    model = Penalised(lambda pool, features: pool(features))
-    assert torch.equal(recfx.trace(model, (BATCH,))(BATCH), recfx.convert(model)(BATCH))
 
 
 class Counts(nn.Module):
@@ -554,20 +513,6 @@ def test_a_graph_with_a_constant_argument_takes_no_other() -> None:
         for other in (3.0, torch.ones(2)):
             with refused("wrong_argument", error=recfx.InputError, match="scale is"):
                 duplicate(BATCH, other)
-
-
-def test_a_graph_of_the_user_may_name_a_module_graph_module() -> None:
-    class Own(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.ModuleDict({"graph_module": nn.Sequential(nn.Linear(1, 1))})
-
-        def forward(self, values: torch.Tensor) -> torch.Tensor:
-            return self.inner["graph_module"][0](values)
-
-    graph = torch.fx.symbolic_trace(Own())
-    assert "inner.graph_module.0" in [node.target for node in graph.graph.nodes]
-    assert isinstance(recfx.unconvert(graph), torch.fx.GraphModule)
 
 
 def test_a_graph_is_neither_unconverted_nor_exported(tmp_path: Path) -> None:

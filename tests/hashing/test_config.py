@@ -97,6 +97,8 @@ def test_a_table_cannot_shrink() -> None:
         HashConfig(rows=99).resolve(100, adopt=True, name="t1")
     assert caught.value.module_path == "t1"
     assert HashConfig(rows=99).resolve(100, adopt=False).rows == 99
+    with refused("invalid_hash_config", "t1", match="the table has no rows"):
+        HashConfig().resolve(0, adopt=True, name="t1")
 
 
 @pytest.mark.parametrize(

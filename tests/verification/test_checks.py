@@ -40,23 +40,6 @@ def test_what_only_one_of_them_has(what: str) -> None:
         assert checks(lacks, has) == {(what, "a"): one or (math.inf, "only the converted model has it")}
 
 
-def test_the_same_numbers_of_another_dtype() -> None:
-    compared = checks(Run(outputs={"0": VALUE}), Run(outputs={"0": VALUE.double()}))
-    assert compared["outputs", "0"] == (0.0, "dtype torch.float64 instead of torch.float32")
-
-
-@pytest.mark.parametrize(
-    "actual",
-    [VALUE[:2], torch.cat([VALUE, VALUE]), VALUE[0], VALUE[0, 0], VALUE.unsqueeze(0)],
-    ids=lambda v: str(v.shape),
-)
-def test_another_shape_is_a_difference(actual: torch.Tensor) -> None:
-    """It is one even if the first rows are equal."""
-    for what in ("outputs", "gradients", "parameters", "buffers"):
-        compared = checks(Run(**{what: {"0": VALUE}}), Run(**{what: {"0": actual}}))
-        assert compared == {(what, "0"): (math.inf, f"shape {tuple(actual.shape)} instead of (3, 2)")}
-
-
 def other_row(row: int) -> torch.Tensor:
     changed = VALUE.clone()
     changed[row] += 1

@@ -38,21 +38,6 @@ class Model(nn.Module):
         return self.after(self.ebc(features).values())
 
 
-def test_only_hashed_collections_are_replaced() -> None:
-    model = Model()
-    adopted = reference_of(model, recfx.convert(model))
-    assert type(adopted.ebc) is EmbeddingBagCollection
-    assert adopted.ebc.embedding_bags["t"].weight is not model.ebc.embedding_bags["t"].weight
-    converted = recfx.convert(model, hashing=recfx.HashConfig(dense_rows=0))
-    mapped = reference_of(model, converted)
-    assert type(mapped.ebc) is EmbeddingBagCollection
-    assert "forward" in vars(mapped.ebc)
-    assert mapped.after is not model.after
-    assert torch.equal(mapped.after.weight, model.after.weight)
-    assert type(model.ebc) is EmbeddingBagCollection
-    assert isinstance(recfx.unconvert(converted), nn.Module)
-
-
 def trained() -> Any:
     """The first layer has no optimizer in backward, the last one has two, of which one was changed since."""
     model = Model()

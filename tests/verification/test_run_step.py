@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
@@ -66,17 +65,6 @@ def test_gradients_of_inputs() -> None:
     expected = factors.unsqueeze(1) * SAMPLE * torch.tensor([1.0, 2.0]) / 3
     torch.testing.assert_close(run.gradients["input 1"], expected)
     assert more.grad is None
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_the_mode(training: bool) -> None:
-    class Mode(nn.Module):
-        def forward(self) -> torch.Tensor:
-            return torch.tensor(self.training)
-
-    run = run_step(Mode().train(not training), Sample(), training)
-    assert bool(run.outputs["0"]) == training
-    assert run.gradients == run.parameters == run.buffers == {}
 
 
 def test_outputs_that_the_step_changes_are_those_before() -> None:
@@ -146,15 +134,6 @@ def test_rows_and_outputs() -> None:
     }  # fmt: skip
     assert torch.equal(run.pooled["first", "f1"], model.first(FEATURES)["f1"])
     assert not run.pooled["first", "f1"].requires_grad
-
-
-def test_rows_of_a_table_that_is_called_by_itself() -> None:
-    class Direct(Two):
-        def forward(self, features: KeyedJaggedTensor) -> None:
-            bag = self.first.embedding_bags["t"]
-            bag(torch.tensor([3, 1], dtype=torch.int32), torch.tensor([0], dtype=torch.int32))
-
-    assert noted(Direct()).touched["first.embedding_bags.t.weight"].tolist() == [1, 3]
 
 
 def test_outputs_of_converted_collections() -> None:
