@@ -145,55 +145,6 @@ class Sample:
         return Sample(*args, **kwargs)
 
 
-def with_more_features(batch: KeyedJaggedTensor) -> KeyedJaggedTensor:
-    """The batch with its features in the reverse order, as many others on both sides of them, and weights.
-
-    Whatever is read of the whole batch differs from that of ``batch``: at every position, counted from either end, is
-    another feature, with more ids in each bag. Their ids, weights and lengths include greater and smaller ones than the
-    batch has, and bags without ids.
-    """
-    features, device = len(batch.keys()), batch.values().device
-    batch = batch.permute([*reversed(range(features))])
-    lengths, ids, weights = batch.lengths(), batch.values(), batch.weights_or_none()
-    weights = torch.ones(ids.numel(), device=device) if weights is None else weights.detach()
-    more = lengths.view(features, batch.stride()).flip(0) + 1
-    more[:, :1] += lengths.max().item() + 2 if lengths.numel() else 0
-    more, count = more.view(-1), int(more.sum())
-    others = [f"another_feature_{number}" for number in range(2 * features + 1)]
-    least, most = _beyond(ids)
-    low, high = _beyond(weights)
-    return KeyedJaggedTensor(
-        keys=[*others[: features + 1], *batch.keys(), *others[features + 1 :]],
-        values=torch.cat([ids.new_full((count,), most), ids, ids.new_full((count,), least)]),
-        weights=torch.cat([weights.new_full((count,), high), weights, weights.new_full((count,), low)]),
-        lengths=torch.cat([more, torch.zeros_like(more[: batch.stride()]), lengths, more]),
-    )
-
-
-def with_full_bags(batch: KeyedJaggedTensor) -> KeyedJaggedTensor:
-    """The batch with the id 0, which is a row of every table, in bags without ids."""
-    lengths, weights = batch.lengths(), batch.weights_or_none()
-    longer = lengths.clamp(min=1)
-    was_there = torch.repeat_interleave(lengths > 0, longer)
-
-    def filled(tensor: torch.Tensor, missing: int) -> torch.Tensor:
-        more = tensor.new_full((was_there.numel(),), missing)
-        more[was_there] = tensor.detach()
-        return more
-
-    values, weights = filled(batch.values(), 0), None if weights is None else filled(weights, 1)
-    return KeyedJaggedTensor(batch.keys(), values, weights, lengths=longer, stride=batch.stride())
-
-
-def _beyond(tensor: torch.Tensor) -> tuple[Any, Any]:
-    """A number below all that a tensor has, and one above, as far as its dtype has such numbers."""
-    least, most = (tensor.min().item(), tensor.max().item()) if tensor.numel() else (0, 0)
-    if tensor.is_floating_point():
-        return min(least, 0.0) - 1.5, max(most, 1.0) + 2.5
-    info = torch.iinfo(tensor.dtype)
-    return max(min(least, 0) - 3, info.min), min(max(most, 0) + 7, info.max)
-
-
 def clone_value(value: Any) -> Any:
     """A copy that shares no tensors; leaf tensors stay leaves, and require gradients as before."""
     return change_leaves(value, lambda leaf: _copied(leaf, _clone))

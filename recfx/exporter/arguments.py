@@ -38,6 +38,9 @@ class Signature:
         sizes: by name, the sizes of each tensor of the sample, of which those that change with the batch size are -1;
             of no tensor if the batch size is not known.
         exact: the names of the KJTs that must have the sample's features, in its order, and weights as it had.
+        ordered: the paths of the dicts whose keys must come in the sample's order.
+        keywords: what the model takes as ``**kwargs``, in the sample's order, which matters then; () if that is less
+            than two.
     """
 
     parameters: tuple[str, ...]
@@ -47,6 +50,8 @@ class Signature:
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     sizes: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
     exact: tuple[str, ...] = ()
+    ordered: tuple[str, ...] = ()
+    keywords: tuple[str, ...] = ()
 
     def leaves(self) -> list[Pattern]:
         """The arguments of the exported program."""
@@ -62,11 +67,33 @@ class Signature:
         arguments = self._by_name(args, kwargs)
         for name, pattern in zip(self.parameters, self.patterns, strict=True):
             if name in arguments:
-                _flatten(arguments[name], pattern, name, values)
+                self._flatten(arguments[name], pattern, name, values)
             elif pattern.kind != "constant" or (self.order and not is_constant(self.defaults.get(name), pattern.value)):
                 built_in = f"{pattern.value!r} is built in" if pattern.kind == "constant" else "the sample had it"
                 raise _wrong(f"argument {name} is missing; {built_in}.")
         return values
+
+    def _flatten(self, value: Any, pattern: Pattern, where: str, values: list[Any]) -> None:
+        if pattern.kind == "tensor":
+            if value is None:
+                raise _wrong(f"{where} is None, not a tensor as in the sample.")
+            values.append(with_values(value, where))
+        elif pattern.kind == "kjt":
+            values.append(_keyed_jagged(value, where))
+        elif pattern.kind == "jagged":
+            if not isinstance(value, JaggedTensor):
+                raise _wrong(f"{where} is {type_of(value)}, not a JaggedTensor.")
+            values.append(_of_tensors(value, where))
+        elif pattern.kind == "constant":
+            if not is_constant(value, pattern.value):
+                shown = repr(value) if is_plain(value) else type_of(value)
+                raise _wrong(f"{where} is {shown}, but it was exported with {pattern.value!r}, which is built in.")
+        else:
+            _check_nest(value, pattern, where)
+            if where in self.ordered:
+                _check_order(list(value), pattern.keys, where)
+            for key, item, part in pattern.children(value):
+                self._flatten(part, item, f"{where}.{key}", values)
 
     def unlike_sample(self, leaves: Iterable[Any]) -> tuple[str, str] | None:
         """The first tensor that has another dtype or rank than in the sample, in words, and a reason code; or else the
@@ -80,6 +107,9 @@ class Signature:
         kjt, batch_size = next(kjts, ("", 0))
         of_other_sizes = None
         for leaf, value in given:
+            is_batch = isinstance(value, (KeyedJaggedTensor, JaggedTensor))
+            if leaf.is_weighted and is_batch and value.weights_or_none() is None:
+                return f"{leaf.name}: the batch has no weights for its ids", "missing_weights"
             if leaf.kind != "tensor" or leaf.value is None:
                 continue
             if value.dim() != leaf.value["dimensions"]:
@@ -106,6 +136,7 @@ class Signature:
         if len(args) > len(order):
             raise _wrong(f"{len(args)} arguments were passed; by position, it takes {len(order)}: {', '.join(order)}.")
         by_position = dict(zip(order, args, strict=False))
+        _check_order([name for name in kwargs if name in self.keywords], self.keywords, "the call")
         twice = sorted(set(by_position) & set(kwargs))
         if twice:
             raise _wrong(f"argument {twice[0]!r} was passed by position and by name.")
@@ -133,7 +164,7 @@ def signature_of(model: nn.Module, sample: Sample) -> Signature:
     Raises:
         ExportError: ``unsupported_argument``: an argument holds something that a file cannot take.
     """
-    names, defaults = _parameters(model, sample)
+    names, defaults, keywords = _parameters(model, sample)
     parameters = (*names[: len(sample.args)], *sample.kwargs)
     taken: set[str] = set()
     values = [*sample.args, *sample.kwargs.values()]
@@ -145,7 +176,7 @@ def signature_of(model: nn.Module, sample: Sample) -> Signature:
                 what_to_do="pass a sample whose features have the same number of samples.",
             )
     patterns = tuple(pattern_of(value, name, _refusal, taken) for name, value in zip(parameters, values, strict=True))
-    signature = Signature(parameters, patterns, len(sample.args), names, defaults)
+    signature = Signature(parameters, patterns, len(sample.args), names, defaults, keywords=keywords)
     return dataclasses.replace(signature, sizes=_sizes(signature, sample))
 
 
@@ -163,8 +194,8 @@ def _sizes(signature: Signature, sample: Sample) -> dict[str, list[int]]:
     }
 
 
-def _parameters(model: nn.Module, sample: Sample) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """The names of what a model takes by position, and all defaults that are constants."""
+def _parameters(model: nn.Module, sample: Sample) -> tuple[tuple[str, ...], dict[str, Any], tuple[str, ...]]:
+    """The names of what a model takes by position, all defaults that are constants, and the names in ``**kwargs``."""
     forward = model.__dict__.get("forward") or type(model).forward.__get__(model)
     parameters = inspect.signature(forward).parameters
     defaults = {name: parameter.default for name, parameter in parameters.items() if is_plain(parameter.default)}
@@ -172,7 +203,8 @@ def _parameters(model: nn.Module, sample: Sample) -> tuple[tuple[str, ...], dict
     names = [name for name, parameter in parameters.items() if parameter.kind in by_position]
     for number in range(len(names), len(sample.args)):
         names.append(identifier(f"argument_{number}", {*names, *defaults, *sample.kwargs}))
-    return tuple(names), defaults
+    keywords = tuple(name for name in sample.kwargs if name not in parameters)
+    return tuple(names), defaults, keywords if len(keywords) > 1 else ()
 
 
 def _refusal(name: str, value: Any) -> ExportError:
@@ -187,25 +219,13 @@ def _samples(value: KeyedJaggedTensor | torch.Tensor) -> int:
     return value.stride() if isinstance(value, KeyedJaggedTensor) else len(value)
 
 
-def _flatten(value: Any, pattern: Pattern, where: str, values: list[Any]) -> None:
-    if pattern.kind == "tensor":
-        if value is None:
-            raise _wrong(f"{where} is None, not a tensor as in the sample.")
-        values.append(with_values(value, where))
-    elif pattern.kind == "kjt":
-        values.append(_keyed_jagged(value, where))
-    elif pattern.kind == "jagged":
-        if not isinstance(value, JaggedTensor):
-            raise _wrong(f"{where} is {type_of(value)}, not a JaggedTensor.")
-        values.append(_of_tensors(value, where))
-    elif pattern.kind == "constant":
-        if not is_constant(value, pattern.value):
-            shown = repr(value) if is_plain(value) else type_of(value)
-            raise _wrong(f"{where} is {shown}, but the model was exported with {pattern.value!r}, which is built in.")
-    else:
-        _check_nest(value, pattern, where)
-        for key, item, part in pattern.children(value):
-            _flatten(part, item, f"{where}.{key}", values)
+def _check_order(names: Sequence[str], expected: tuple[str, ...], where: str) -> None:
+    if tuple(names) != expected:
+        shown, of_sample = ", ".join(names), ", ".join(expected)
+        raise _wrong(
+            f"{where} has {shown} in this order, which the model reads; the sample had {of_sample}.",
+            "pass them in the order that they had in the sample of the export.",
+        )
 
 
 def _check_nest(value: Any, pattern: Pattern, where: str) -> None:
@@ -223,10 +243,23 @@ def _check_nest(value: Any, pattern: Pattern, where: str) -> None:
 def _keyed_jagged(value: Any, where: str) -> KeyedJaggedTensor:
     if isinstance(value, KeyedJaggedTensor):
         _of_tensors(value, where)
-        return value
+        return _without_caches(value)
     if isinstance(value, TensorDict):
         return maybe_td_to_kjt(value, None)
     raise _wrong(f"{where} is {type_of(value)}, not a KeyedJaggedTensor.")
+
+
+def _without_caches(batch: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    """The batch, whose stride and lengths per key follow from its lengths, whatever it was made with."""
+    if batch.variable_stride_per_key() or batch.inverse_indices_or_none() is not None or not batch.keys():
+        return batch  # a file refuses the first two
+    return KeyedJaggedTensor(
+        batch.keys(),
+        batch.values(),
+        batch.weights_or_none(),
+        lengths=batch.lengths_or_none(),
+        offsets=batch.offsets_or_none(),
+    )
 
 
 def _of_tensors(value: KeyedJaggedTensor | JaggedTensor, where: str) -> KeyedJaggedTensor | JaggedTensor:

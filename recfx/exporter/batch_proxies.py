@@ -8,6 +8,8 @@ from typing import Any
 from torch import fx
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recfx.discovery.shallow_tracer import InPlaceProxy
+
 
 @dataclass(frozen=True)
 class Features:
@@ -17,7 +19,7 @@ class Features:
     is_weighted: bool
 
 
-class CopiedProxy(fx.Proxy):
+class CopiedProxy(InPlaceProxy):
     """A proxy of which a deep copy is the same value, not a copy of the graph."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CopiedProxy:

@@ -6,21 +6,20 @@ error of the program would, so then the reference is the model's own code around
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recfx.collections.copy_modules import copy_modules
-from recfx.discovery.sample import Sample, fixed_randomness, tensors_of, with_full_bags, with_more_features, without_ids
-from recfx.errors import Diagnostic, Severity
-from recfx.exporter.arguments import Signature
+from recfx.discovery.sample import Sample, fixed_randomness, tensors_of
+from recfx.errors import Diagnostic, ExportError, Severity
 from recfx.exporter.model_call import BIGGER, EMPTY, ONE, STRIDED, ModelCall
 from recfx.exporter.model_copies import fresh_copy, own_buffers
-from recfx.exporter.patterns import Pattern
+from recfx.exporter.patterns import identifier
 from recfx.exporter.returns import take_apart
+from recfx.exporter.state import Unchanged, refusing_changed_attributes
 from recfx.verification.compare_models import Difference, compare_tensors, largest_difference
 
 _SEED = 20_261_122
@@ -36,9 +35,23 @@ _Outputs = list[tuple[str, torch.Tensor]]
 
 def run_model(run: Callable[..., Any], sample: Sample) -> Any:
     """What one call returns, with fixed random numbers."""
-    call = sample.clone()
+    return run_as_is(run, sample.clone())
+
+
+def run_as_is(run: Callable[..., Any], call: Sample) -> Any:
+    """As ``run_model``, of a call that ``run`` may change."""
     with torch.no_grad(), fixed_randomness(_SEED):
         return run(*call.args, **call.kwargs)
+
+
+def run_copy(model: nn.Module, sample: Sample, copy: nn.Module | None = None) -> Any:
+    """What a copy of the model returns.
+
+    Raises:
+        ExportError: ``changes_state``, before the call writes into a tensor of the model.
+    """
+    with Unchanged(model):
+        return run_model(copy or fresh_copy(model)[0], sample)
 
 
 def other_batches(
@@ -59,44 +72,17 @@ def other_batches(
         if call is None or (name == ONE and BIGGER in refused):  # what is not of the batch could be broadcast
             continue
         try:
-            answer = run_model(fresh_copy(model)[0], call)
-            if name == STRIDED and not _are_close(run_model(fresh_copy(model)[0], sample), answer):
+            answer = run_copy(model, call)
+            if name == STRIDED and not _are_close(run_copy(model, sample), answer):
                 if notes is not None:
                     notes.append(_READS_MEMORY)
                 continue
+        except ExportError:
+            raise
         except Exception:  # whatever the user's code raises
             refused.add(name)
             continue
         yield name, call, answer
-
-
-def read_batches(model: nn.Module, sample: Sample, signature: Signature, returns: Pattern) -> tuple[str, ...]:
-    """The names of the KJTs of which the model's own code reads more than the features that it looks up: it answers
-    otherwise, or fails, if they have more features, another order of features, or weights that the sample lacks.
-
-    The sample is tried with its ids, without any, and with some in every bag: other ids hide what is read by ``any()``
-    or ``min()``.
-    """
-
-    def run(call: Sample) -> _Outputs:
-        return list(take_apart(returns, run_model(fresh_copy(model)[0], call)).items())
-
-    def is_read(number: int, change: Callable[[KeyedJaggedTensor], KeyedJaggedTensor]) -> bool:
-        leaves = signature.flatten(sample.args, sample.kwargs)
-        leaves[number] = change(leaves[number])
-        try:
-            expected = run(signature.call_of(leaves))
-        except Exception:  # a model need not take such a batch
-            return False
-        leaves[number] = with_more_features(leaves[number])
-        try:
-            return first_difference(expected, run(signature.call_of(leaves))) is not None
-        except Exception:  # whatever the user's code raises
-            return True
-
-    kjts = [(number, leaf) for number, leaf in enumerate(signature.leaves()) if leaf.kind == "kjt" and leaf.keys]
-    changes = (lambda batch: batch, without_ids, with_full_bags)
-    return tuple(leaf.name for number, leaf in kjts if any(is_read(number, change) for change in changes))
 
 
 def _are_close(answer: Any, other: Any) -> bool:
@@ -118,43 +104,64 @@ def first_difference(
 
 
 def changed_buffer(model: nn.Module, sample: Sample) -> str | None:
-    """The name of a buffer that every forward in eval mode changes, not only the first one; None if there is none."""
+    """The name of a buffer that every forward in eval mode changes, not only the first one; None if there is none.
+
+    Raises:
+        ExportError: ``changes_state``: it changes something else.
+    """
     copy, _ = fresh_copy(model)
-    run_model(copy, sample)  # some modules prepare themselves then
+    run_copy(model, sample, copy)  # some modules prepare themselves then
     before = {name: buffer.clone() for name, buffer in own_buffers(copy).items()}
-    run_model(copy, sample)
+    with refusing_changed_attributes(copy):
+        run_copy(model, sample, copy)
+    return next(iter(_changed(before, copy)), None)
+
+
+def _changed(before: Mapping[str, torch.Tensor], copy: nn.Module) -> dict[str, torch.Tensor]:
+    """The buffers that are not as they were."""
     after = own_buffers(copy)
-    return next((name for name, value in before.items() if not torch.equal(after[name], value)), None)
+    return {
+        name: after[name] for name, value in before.items() if name in after and not _is_near(value, after[name], 0)
+    }
+
+
+def _is_near(buffer: torch.Tensor, other: torch.Tensor, rtol: float) -> bool:
+    one, two = (value.to_dense() if value.layout != torch.strided else value for value in (buffer.cpu(), other.cpu()))
+    return compare_tensors("", one, two, rtol, rtol) is None
 
 
 def difference_of(
-    call: ModelCall, run: Callable[..., dict[str, torch.Tensor]], buffers: Callable[[], list[torch.Tensor]]
+    call: ModelCall, run: Callable[..., dict[str, torch.Tensor]], buffers: Callable[[], Mapping[str, torch.Tensor]]
 ) -> float | Diagnostic:
     """The largest difference between an output of a program and of the model; or why it is not the same program.
 
     Args:
         call: what the program was made from.
         run: calls the program, with the tensors and KJTs of the signature.
-        buffers: the program's buffers, one of which must change as ``call.changed_buffer`` does.
+        buffers: the program's buffers by name, which must change as the model's do.
     """
     is_exact = not any(error for served in call.served.values() for error in served.errors.values())
+    # Half rows that are not contiguous are looked up, and rounded, in another way than those of the file.
+    sources = (source for served in call.served.values() for source in served.tables.values())
+    is_exact = is_exact and all(source.weight.is_contiguous() for source in sources)
     reference = call.model if is_exact else _around_stored_rows(call)
     of_sample = _by_name(call, call.outputs)
     largest = 0.0
     # One copy for all calls, because a model may change its buffers from call to call, and then so must the file.
     copy, _ = fresh_copy(reference)
+    before = {name: buffer.clone() for name, buffer in own_buffers(copy).items()}
     samples = {"": call.sample, **call.other_calls}
     if call.changed_buffer is not None:
         samples["a second call with the sample"] = call.sample
     for name, sample in samples.items():
         batch = f"for {name}, " if name else ""
         leaves = call.leaves(sample)
-        expected = of_sample
         try:
-            if name or call.changed_buffer is not None or not is_exact:
-                # The reference may be around the file's own modules, which may be wrong about strides in both.
-                asked = call.sample if name == STRIDED else sample
-                expected = _by_name(call, run_model(copy, call.signature.call_of(call.leaves(asked))))
+            # The reference may be around the file's own modules, which may be wrong about strides in both.
+            asked = call.signature.call_of(call.leaves(call.sample if name == STRIDED else sample))
+            expected = _by_name(call, run_copy(call.model, asked, copy))
+        except ExportError:
+            raise
         except Exception as error:  # of the user's code
             return Diagnostic("export_differs", "", f"{batch}the model raises {type(error).__name__}: {error}")
         try:
@@ -165,15 +172,15 @@ def difference_of(
         if difference is not None:
             changed = f"; a call of the model changes buffer {call.changed_buffer!r}" if call.changed_buffer else ""
             return Diagnostic("export_differs", "", f"{batch}the file answers differently: {difference}{changed}")
+        for path, kept in _changed(before, copy).items():
+            in_file = buffers()
+            buffer = in_file.get(path, in_file.get(identifier(path, ())))
+            if buffer is None or not _is_near(kept, buffer, 1e-5):
+                message = f"{batch}the file does not change buffer {path!r} as a call of the model does"
+                return Diagnostic("export_differs", "", message)
         if not name:
             pairs = zip(of_sample, answer, strict=True)
             largest = max(largest_difference(output, actual) for (_, output), (_, actual) in pairs)
-    if call.changed_buffer is not None:
-        kept = own_buffers(copy)[call.changed_buffer]
-        alike = [buffer for buffer in buffers() if buffer.shape == kept.shape]
-        if all(compare_tensors("", kept.cpu(), buffer.cpu(), 1e-5, 1e-6) for buffer in alike):
-            message = f"the file does not change buffer {call.changed_buffer!r} as a call of the model does"
-            return Diagnostic("export_differs", "", message)
     return largest
 
 

@@ -25,11 +25,12 @@ from recfx.discovery.sample import Sample
 from recfx.errors import Diagnostic, ExportError, Severity
 from recfx.exporter.arguments import signature_of
 from recfx.exporter.buffers import fill, tables_of
-from recfx.exporter.compare_outputs import changed_buffer, difference_of, other_batches, read_batches, run_model
+from recfx.exporter.compare_outputs import changed_buffer, difference_of, other_batches, run_copy
 from recfx.exporter.loaded_program import check_reads_pt2
 from recfx.exporter.manifest import make_manifest
 from recfx.exporter.model_call import ModelCall
-from recfx.exporter.model_copies import device_of, fresh_copy, loaded_copy, on_host, sample_failed, uncounted
+from recfx.exporter.model_copies import device_of, loaded_copy, on_host, sample_failed, uncounted
+from recfx.exporter.reads import read_as_a_whole
 from recfx.exporter.report import ExportReport, TableSize
 from recfx.exporter.returns import check_alike, return_pattern
 from recfx.exporter.script_artifact import ScriptArtifact, script_artifacts
@@ -37,6 +38,7 @@ from recfx.exporter.served_collection import Quantized, ServedCollection, serve_
 from recfx.exporter.serving.pool_rows import FORMATS
 from recfx.exporter.serving.targets import FOR_DEVICES, NATIVE, ServingTarget, target_of
 from recfx.exporter.sharded_export import agree, export_from_ranks, group_of
+from recfx.exporter.state import Unchanged
 from recfx.exporter.traced_artifact import TracedArtifact, traced_artifacts
 from recfx.exporter.write_file import as_path, check_target, destination, disk_errors, write_file
 from recfx.kernels.build import library
@@ -120,9 +122,9 @@ def export(
     Raises:
         ExportError: ``invalid_argument``, ``unsupported_argument``, ``unsupported_output``, ``not_scriptable``,
             ``not_exportable``, ``no_library``, ``no_pt2``, ``sample_failed``, ``cannot_write``, ``traced_graph``,
-            ``rows_out_of_range``, ``model_on_meta``; of a sharded model, on all ranks, also ``ranks_differ``,
-            ``other_rank_failed``, ``several_process_groups``, ``no_process_group``, ``model_is_sharded`` (by TorchRec
-            alone, or with ``checkpoint``).
+            ``rows_out_of_range``, ``model_on_meta``, ``changes_state``; of a sharded model, on all ranks, also
+            ``ranks_differ``, ``other_rank_failed``, ``several_process_groups``, ``no_process_group``,
+            ``model_is_sharded`` (by TorchRec alone, or with ``checkpoint``).
         CheckpointError: as ``load_checkpoint``; also ``model_on_meta``: a tensor is on meta that was not saved.
         ConversionError: the model is not converted, and cannot be; ``fully_sharded``.
     """
@@ -178,16 +180,17 @@ def _export(file: _File, converted: nn.Module, sample: Sample) -> ExportReport:
     _refuse_remapped_rows(converted)
     with uncounted(converted):
         with sample_failed():
-            outputs = run_model(fresh_copy(converted)[0], sample)
+            outputs = run_copy(converted, sample)
         signature, returns = signature_of(converted, sample), return_pattern(outputs)
         other_calls: dict[str, Sample] = {}
         notes: list[Diagnostic] = []
         for name, other_call, answer in other_batches(converted, sample, notes):
             check_alike(returns, return_pattern(answer), name)
             other_calls[name] = other_call
-        if file.serving.format == "pt2":  # a program takes the features of the sample alone
-            signature = replace(signature, exact=read_batches(converted, sample, signature, returns))
         collections = unsharded_collections(converted)
+        exact, ordered = read_as_a_whole(converted, collections.values(), sample, signature)
+        # A program of torch.export takes the features of the sample alone.
+        signature = replace(signature, exact=exact if file.serving.format == "pt2" else (), ordered=ordered)
         tables = {name: tables_of(collection) for name, collection in collections.items()}
         specs = {name: tuple(source.spec for source in by_name.values()) for name, by_name in tables.items()}
         dtypes = stored_dtypes(specs, file.quantize)
@@ -265,7 +268,8 @@ def _serving_target(format: str, portable: bool, device: str) -> ServingTarget:
 
 
 def _converted(model: nn.Module, call: Sample) -> nn.Module:
-    converted = unwrap(convert(model, call, verify=False, on_unsupported="keep"))
+    with Unchanged(model):
+        converted = unwrap(convert(model, call, verify=False, on_unsupported="keep"))
     return converted.python_model if isinstance(converted, WholeGraph) else converted
 
 
@@ -323,7 +327,7 @@ def _of_devices(artifact: _Artifact, own: list[str]) -> list[Diagnostic]:
 
 def _present(served: list[ServedCollection], artifact: _Artifact) -> tuple[list[ServedCollection], list[Diagnostic]]:
     """The collections whose tables the program has, and notes on the others."""
-    buffers = {buffer.data_ptr() for buffer in artifact.buffers() if buffer.numel()}
+    buffers = {buffer.data_ptr() for buffer in artifact.buffers().values() if buffer.numel()}
     present = [
         collection for collection in served if any(part.buffer.data_ptr() in buffers for part in collection.fillings)
     ]

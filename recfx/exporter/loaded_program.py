@@ -101,12 +101,12 @@ def _keyed(leaf: Pattern, value: KeyedJaggedTensor) -> list[torch.Tensor]:
 def _jagged(
     leaf: Pattern, values: torch.Tensor, lengths: torch.Tensor, weights: torch.Tensor | None, shape: tuple[int, ...]
 ) -> list[torch.Tensor]:
-    check_lengths(leaf.name, values, lengths)
-    flat = [values.long(), lengths.long().reshape(shape)]
+    check_lengths(leaf.name, values, lengths, leaf.kind == "kjt")
+    flat = [values.long() if leaf.kind == "kjt" else values, lengths.long().reshape(shape)]
     if leaf.is_weighted:
         if weights is None:
             raise RuntimeError(f"{leaf.name}: the batch has no weights for its ids [missing_weights]")
-        if weights.numel() != values.numel():
+        if weights.numel() != values.size(0):
             raise RuntimeError(
                 f"{leaf.name}: there are {weights.numel()} weights for {values.numel()} ids [bad_weights]"
             )

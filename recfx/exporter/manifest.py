@@ -74,6 +74,8 @@ def make_manifest(
         "defaults": dict(signature.defaults),
         "sizes": dict(signature.sizes),
         "exact": list(signature.exact),
+        "ordered": list(signature.ordered),
+        "keywords": list(signature.keywords),
         "arguments": [_of_pattern(pattern) for pattern in signature.patterns],
         "outputs": tensor_names(call.returns),
         "returns": _of_pattern(call.returns),
@@ -142,6 +144,8 @@ def signature_from(manifest: dict[str, Any]) -> Signature:
         dict(defaults),
         manifest.get("sizes", {}),
         tuple(manifest.get("exact", [])),
+        tuple(manifest.get("ordered", [])),
+        tuple(manifest.get("keywords", [])),
     )
 
 

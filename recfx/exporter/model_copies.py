@@ -28,13 +28,15 @@ from recfx.discovery.discover import set_mode
 from recfx.discovery.nests import change_leaves
 from recfx.discovery.sample import Sample
 from recfx.errors import CheckpointError, ExportError, told_by
+from recfx.exporter.state import storage_of, tensors_of_modules
 from recfx.runtime.base import FORWARD_HOOKS, MODULE_HOOKS
 
 
 def fresh_copy(
     model: nn.Module, replacements: Mapping[int, nn.Module] = MappingProxyType({})
 ) -> tuple[nn.Module, dict[int, nn.Module]]:
-    """New modules in eval mode around the same parameters, with buffers of their own; collections share everything.
+    """New modules in eval mode around the same parameters, with buffers of their own; collections share everything, as
+    do buffers that share their memory with another tensor.
 
     ``replacements`` take the place of some modules, by ``id``. Returns also the copy of each module by ``id``.
     """
@@ -42,17 +44,17 @@ def fresh_copy(
     set_mode(copy, False)
     shared = {id(part) for module in _collections(copy) for part in module.modules()}
     shared |= {id(part) for module in replacements.values() for part in module.modules()}
+    sharing: dict[int | None, set[int]] = {}
+    for _, tensor in tensors_of_modules(copy):
+        sharing.setdefault(storage_of(tensor), set()).add(id(tensor))
     cloned: dict[int, torch.Tensor] = {}
     for module in own_modules(copy):
         module.__dict__.pop("_compiled_call_impl", None)  # see `catch_calls`; TorchScript would compile it
         if id(module) in shared:
             continue
         for name, buffer in module._buffers.items():
-            if buffer is not None:
+            if buffer is not None and (storage_of(buffer) is None or len(sharing[storage_of(buffer)]) == 1):
                 module._buffers[name] = cloned.setdefault(id(buffer), buffer.detach().clone())
-        for name, value in list(module.__dict__.items()):
-            if isinstance(value, torch.Tensor):
-                module.__dict__[name] = value.detach().clone()
     return copy, copies
 
 
@@ -73,6 +75,8 @@ def sample_failed() -> Iterator[None]:
     """
     try:
         yield
+    except ExportError:  # `changes_state`
+        raise
     except Exception as error:
         message, what_to_do = told_by(error, "pass one call of the model that works in eval mode.")
         raise ExportError(

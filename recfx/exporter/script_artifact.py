@@ -71,8 +71,8 @@ class ScriptArtifact:
                     blocks += node.blocks()
         return sorted(kinds)
 
-    def buffers(self) -> list[torch.Tensor]:
-        return list(self.script.program.buffers())
+    def buffers(self) -> dict[str, torch.Tensor]:
+        return dict(self.script.program.named_buffers())
 
     def check_loading(self, fillings: list[Filling]) -> Diagnostic | None:
         """Why it could not be loaded if it were saved: TorchScript saves names that it cannot read again.

@@ -20,7 +20,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 from recfx.collections.converted_collection import ConvertedCollection
 from recfx.conversion.whole_graph import inline_graph
 from recfx.discovery.sample import Sample
-from recfx.discovery.shallow_tracer import ShallowTracer, rollback_of, trace_graph, with_forward
+from recfx.discovery.shallow_tracer import LostByTracing, ShallowTracer, rollback_of, trace_graph, with_forward
 from recfx.errors import Diagnostic
 from recfx.exporter.batch_proxies import BatchProxy, CopiedProxy, Features, check_read_features, features_made_by
 from recfx.exporter.compare_outputs import run_model
@@ -116,11 +116,29 @@ class Ways:
 class _Tracer(ShallowTracer):
     """A shallow tracer that records forward hooks, and enters more than modules that hold collections."""
 
-    def __init__(self, collections: set[int], ways: Ways, features: dict[str, Features]) -> None:
+    def __init__(self, root: nn.Module, collections: set[int], ways: Ways, features: dict[str, Features]) -> None:
         super().__init__(collections, ways.opaque)
         self.ways = ways
         self.features = features
         self.reads: set[fx.Node] = set()
+        self._buffers = [
+            (f"{path}.{name}" if path else name, module._buffers, name, buffer)
+            for path, module in root.named_modules()
+            for name, buffer in module._buffers.items()
+        ]
+
+    def check_reads(self) -> None:
+        """Refuse to forget that the traced code has put something else into the place of a buffer.
+
+        Raises:
+            LostByTracing: it has.
+        """
+        super().check_reads()
+        for path, buffers, name, buffer in self._buffers:
+            if (assigned := buffers.get(name)) is not buffer:
+                buffers[name] = buffer
+                if not isinstance(assigned, fx.Proxy) or _changed_in_place(assigned.node) != path:
+                    raise LostByTracing(f"buffer {path}, which the code assigns, would stay as it is")
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         """A proxy that knows its features, if it is a batch and they are known."""
@@ -146,6 +164,13 @@ class _Tracer(ShallowTracer):
         return super().call_module(m, forward, args, kwargs)
 
 
+def _changed_in_place(node: fx.Node) -> str:
+    """The path of the buffer that a node, such as that of ``self.steps += 1``, changes; "" if it makes a value."""
+    while node.op == "call_function" and getattr(node.target, "__name__", "") in fx.graph.inplace_methods:
+        node = node.args[0]  # type: ignore[assignment]
+    return str(node.target) if node.op == "get_attr" else ""
+
+
 def trace_model(call: ModelCall, ways: Ways) -> fx.GraphModule:
     """The trace of a warmed model around exported graphs, by one way.
 
@@ -157,10 +182,11 @@ def trace_model(call: ModelCall, ways: Ways) -> fx.GraphModule:
     live, copies = fresh_copy(call.model)
     batches = [leaf for leaf in call.signature.leaves() if leaf.kind == "kjt"]
     features = {leaf.name: Features(leaf.keys, leaf.is_weighted) for leaf in batches}
-    tracer = _Tracer({id(copies[collection]) for collection in call.served}, ways, features)
+    tracer = _Tracer(live, {id(copies[collection]) for collection in call.served}, ways, features)
     entry = _with_leaves(live, call)
     try:
         graph = trace_graph(entry, Sample(*call.leaves(call.sample)), tracer, inference=True)
+        tracer.check_reads()
         graph._tracer_cls = None
         check_read_features(graph, tracer.reads, features)
     except Exception as error:  # user code on proxies can raise anything; the reason is part of the error

@@ -64,8 +64,8 @@ class TracedArtifact:
         called = {node.target for node in self.exported.graph.nodes if node.op == "call_function"}
         return [target.name() for target in called if isinstance(target, torch._ops.OpOverload)]
 
-    def buffers(self) -> list[torch.Tensor]:
-        return list(self.exported.state_dict.values())
+    def buffers(self) -> dict[str, torch.Tensor]:
+        return {name.removeprefix("model."): buffer for name, buffer in self._run().named_buffers()}
 
     def check_loading(self, fillings: list[Filling]) -> Diagnostic | None:
         return None  # what ``torch.export`` saves, it can load

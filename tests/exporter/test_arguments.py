@@ -10,7 +10,7 @@ import numpy
 import pytest
 import torch
 from torch import nn
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, JaggedTensor, KeyedJaggedTensor
 
 import recfx
 from recfx.exporter.patterns import identifier
@@ -172,7 +172,8 @@ def test_names_that_mean_something_in_the_program(format: str, tmp_path: Path) -
     model, loaded = exported(AnyNames(), sample, tmp_path, format)
     turned = dict(reversed(sample.kwargs.items()))
     assert torch.allclose(loaded(*sample.args, **sample.kwargs), model(*sample.args, **sample.kwargs))
-    assert torch.allclose(loaded(*sample.args, **turned), model(*sample.args, **sample.kwargs))
+    with refused("wrong_argument", match="in this order", error=recfx.InputError):
+        loaded(*sample.args, **turned)
 
 
 @pytest.mark.parametrize(
@@ -231,3 +232,67 @@ def test_a_tensor_unlike_the_sample_is_named_when_the_model_fails(tmp_path: Path
             loaded(features(), added)
         with refused(reason, match=message, error=recfx.InputError):
             loaded.serve({**BY_NAME, "added": added})
+
+
+class TakesNest(nn.Module):
+    """Reads a dict, in a list or as ``**kwargs``, by its keys or in its order."""
+
+    def __init__(self, in_order: bool) -> None:
+        super().__init__()
+        self.ebc, self.in_order = TwoTensors().ebc, in_order
+
+    def forward(self, features: KeyedJaggedTensor, nested: Any = None, **dense: torch.Tensor) -> torch.Tensor:
+        dense = nested[0] if nested else dense
+        first, second = dense.values() if self.in_order else (dense["one"], dense["two"])
+        return self.ebc(features).values() * first + second
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("form", ["dict", "read by key", "keywords"])
+def test_the_order_of_what_a_model_iterates_over_is_the_samples(form: str, format: str, tmp_path: Path) -> None:
+    def call(given: dict[str, torch.Tensor]) -> recfx.Sample:
+        return recfx.Sample(features(), **given) if form == "keywords" else recfx.Sample(features(), [given])
+
+    dense = dict(zip(("one", "two"), torch.rand(2, 3, 2), strict=True))
+    reversed_order = call(dict(reversed(dense.items())))
+    model, loaded = exported(TakesNest(form != "read by key"), call(dense), tmp_path, format)
+    assert torch.allclose(
+        loaded(*call(dense).args, **call(dense).kwargs), model(*call(dense).args, **call(dense).kwargs)
+    )
+    if form == "read by key":
+        assert torch.allclose(loaded(*reversed_order.args), model(*reversed_order.args))
+        return
+    with refused("wrong_argument", match="two, one in this order", error=recfx.InputError):
+        loaded(*reversed_order.args, **reversed_order.kwargs)
+
+
+class TakesJagged(TwoTensors):
+    def forward(self, features: KeyedJaggedTensor, jagged: JaggedTensor) -> torch.Tensor:  # type: ignore[override]
+        return self.ebc(features).values() + features["f"].weights().sum() + jagged.values().sum(0)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("values", [torch.rand(4), torch.rand(4, 2)])
+def test_jagged_tensors_hold_any_rows_and_missing_weights_are_named(
+    values: torch.Tensor, format: str, tmp_path: Path
+) -> None:
+    def call(weights: torch.Tensor | None) -> recfx.Sample:
+        batch = KeyedJaggedTensor(["f"], torch.arange(3), weights, lengths=torch.ones(3, dtype=torch.int64))
+        return recfx.Sample(batch, JaggedTensor(values, lengths=torch.tensor([1, 0, 3])))
+
+    model, loaded = exported(TakesJagged(), call(torch.rand(3)), tmp_path, format)
+    sample = call(torch.rand(3))
+    assert torch.allclose(loaded(*sample.args), model(*sample.args))
+    with refused("missing_weights", error=recfx.InputError):
+        loaded(*call(None).args)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_rows_need_not_be_contiguous(dtype: torch.dtype, tmp_path: Path) -> None:
+    model = TwoTensors()
+    rows = model.ebc.embedding_bags["t"].weight
+    rows.data = torch.randn(2, 10).to(dtype).t()
+    ids = KeyedJaggedTensor(["f"], torch.arange(10).repeat(3), lengths=torch.tensor([7, 23]))
+    _, loaded = exported(model, recfx.Sample(ids), tmp_path, "torchscript")
+    of_bags = (rows.double()[:7], rows.double()[[7, 8, 9, *range(10), *range(10)]])
+    assert torch.allclose(loaded(ids).double(), torch.stack([bag.sum(0) for bag in of_bags]) * 2, atol=1e-5)

@@ -271,6 +271,15 @@ def test_bags_are_not_expanded_by_inverse_indices(loaded: recfx.LoadedModel) -> 
         loaded(torch.zeros(2, 1), features)
 
 
+@pytest.mark.parametrize(
+    "cached", [{"stride": 4}, {"length_per_key": [3, 1, 0, 0]}, {"offset_per_key": [0, 3, 4, 4, 4]}]
+)
+def test_what_a_batch_says_of_its_lengths_is_not_believed(loaded: recfx.LoadedModel, cached: dict[str, Any]) -> None:
+    ids, lengths, dense = torch.tensor([1, 2, 3, 4]), torch.tensor([1, 1, 2, 0, 0, 0, 0, 0]), torch.zeros(2, 1)
+    features = KeyedJaggedTensor(ABCD, ids, lengths=lengths, **cached)
+    assert torch.equal(loaded(dense, features), loaded(dense, KeyedJaggedTensor(ABCD, ids, lengths=lengths)))
+
+
 @pytest.mark.parametrize("change", [swapped, with_another, without_one])
 def test_records_that_belong_to_another_file_are_refused(change: ChangeRecords, file: Path, tmp_path: Path) -> None:
     rewrite(file, tmp_path / "changed", change)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,6 @@ from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import recfx
-from recfx.discovery.sample import with_more_features
 from recfx.exporter.load import LoadedModel
 from tests.builders.batches import batch
 from tests.builders.collections import collection
@@ -193,6 +193,8 @@ class ReadsItsBatch(nn.Module):
             return pooled + sum(features[key].lengths().sum() for key in features.keys())  # noqa: SIM118
         if self.reads == "values":
             return pooled + features.values().sum()
+        if self.reads == "by name":
+            return pooled + features["f3"].values().sum() + features.to("cpu").stride()
         if self.reads == "weights":
             weights = features.weights_or_none()
             return pooled if weights is None else pooled * weights.sum()
@@ -209,19 +211,36 @@ _OF_BATCH = {  # what another feature may leave as it is
     "least id": lambda features: features.values().min(),
     "ids per bag": lambda features: features.lengths().float().mean(),
     "ids of the last feature": lambda features: features.lengths().view(len(features.keys()), -1)[-1].sum(),
+    "median of the ids": lambda features: features.values().float().median(),
+    "mean of the ids": lambda features: features.values().float().mean(),
+    "bags of one id": lambda features: (features.lengths() == 1).sum(),
+    "padding": lambda features: (features.values() == 0).sum(),
+    "great ids": lambda features: features.values().max() > 100_000,
+    "last id": lambda features: features.values()[-1],
+    "long bags": lambda features: (features.lengths() > 50).sum(),
+    "many ids": lambda features: (features.lengths().sum() > 100).float(),
+    "a copy": lambda features: copy.copy(features).lengths().max(),
+    "another device": lambda features: features.to("cpu").values().max(),
 }
 
 
-@pytest.mark.parametrize("reads", ["keys", "values", "weights", "", *_OF_BATCH])
+def with_more_features(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    """With the features in another order, and weights."""
+    more = KeyedJaggedTensor(["more"], torch.arange(3), lengths=torch.tensor([1, 0, 2]))
+    joined = KeyedJaggedTensor.concat([more, features.permute([2, 0, 1])])
+    return KeyedJaggedTensor(joined.keys(), joined.values(), joined.values().float(), lengths=joined.lengths())
+
+
+@pytest.mark.parametrize("reads", ["keys", "values", "weights", "", "by name", *_OF_BATCH])
 def test_a_batch_that_the_models_code_reads_has_the_features_of_the_sample(reads: str, tmp_path: Path) -> None:
     model = ReadsItsBatch(reads).eval()
     recfx.export(model, tmp_path / "model.pt2", (batch(4),), format="pt2")
     loaded = recfx.load(tmp_path / "model.pt2")
-    assert loaded.manifest["exact"] == (["features"] if reads else [])
+    assert loaded.manifest["exact"] == ([] if reads in ("", "by name") else ["features"])
     features = batch(3)
     torch.testing.assert_close(loaded(features), model(features))
     more = with_more_features(features)
-    if not reads:
+    if reads in ("", "by name"):
         torch.testing.assert_close(loaded(more), model(more))
         return
     keys, lengths = more.keys(), more.lengths()

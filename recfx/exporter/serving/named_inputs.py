@@ -50,7 +50,7 @@ class NamedJagged(nn.Module):
     def forward(self, inputs: dict[str, torch.Tensor]) -> JaggedTensor:
         """The jagged tensor."""
         values, lengths = input_named(inputs, f"{self.name}.values"), input_named(inputs, f"{self.name}.lengths")
-        check_lengths(self.name, values, lengths)
+        check_lengths(self.name, values, lengths, False)
         weights: torch.Tensor | None = None
         if self.is_weighted:
             weights = input_named(inputs, f"{self.name}.weights")
@@ -138,33 +138,34 @@ def dtype_name(tensor: torch.Tensor) -> str:
     return names.get(tensor.dtype, "another dtype")
 
 
-def check_types(name: str, values: torch.Tensor, lengths: torch.Tensor) -> None:
-    """Refuse ids and lengths that are not lists of integers. Scriptable."""
-    if values.dim() != 1 or lengths.dim() != 1:
+def check_types(name: str, values: torch.Tensor, lengths: torch.Tensor, are_ids: bool = True) -> None:
+    """Refuse ids and lengths that are not lists of integers; other values are rows ``[n, ...]``. Scriptable."""
+    if (values.dim() != 1 if are_ids else values.dim() == 0) or lengths.dim() != 1:
         raise RuntimeError(
             f"{name}: values must be [n] and lengths [B], but they are {values.shape} and {lengths.shape} [bad_ids]"
         )
-    if values.dtype != torch.int64 and values.dtype != torch.int32:
+    if are_ids and values.dtype != torch.int64 and values.dtype != torch.int32:
         raise RuntimeError(f"{name}.values must be int64 or int32, got {dtype_name(values)} [wrong_id_dtype]")
     if lengths.dtype != torch.int64 and lengths.dtype != torch.int32:
         raise RuntimeError(f"{name}.lengths must be int64 or int32, got {dtype_name(lengths)} [bad_lengths]")
 
 
-def check_lengths(name: str, values: torch.Tensor, lengths: torch.Tensor) -> None:
+def check_lengths(name: str, values: torch.Tensor, lengths: torch.Tensor, are_ids: bool = True) -> None:
     """Refuse ids and lengths that are not one batch of bags. Scriptable."""
-    check_types(name, values, lengths)
+    check_types(name, values, lengths, are_ids)
     if lengths.numel() > 0 and int(lengths.min()) < 0:
         raise RuntimeError(f"{name}.lengths has a negative length [bad_lengths]")
-    if lengths.numel() > 0 and int(lengths.max()) > values.numel():  # the sum of such lengths may overflow
+    count = values.size(0)
+    if lengths.numel() > 0 and int(lengths.max()) > count:  # the sum of such lengths may overflow
         raise RuntimeError(
-            f"{name}.lengths has a length of {int(lengths.max())}, but there are {values.numel()} ids [bad_lengths]"
+            f"{name}.lengths has a length of {int(lengths.max())}, but there are {count} ids [bad_lengths]"
         )
     total = int(lengths.sum())
-    if total != values.numel():
-        raise RuntimeError(f"{name}.lengths add up to {total}, but there are {values.numel()} ids [bad_lengths]")
+    if total != count:
+        raise RuntimeError(f"{name}.lengths add up to {total}, but there are {count} ids [bad_lengths]")
 
 
 def check_weights(name: str, values: torch.Tensor, weights: torch.Tensor) -> None:
     """Refuse weights that are not one number per id. Scriptable."""
-    if weights.dim() != 1 or weights.numel() != values.numel():
+    if weights.dim() != 1 or weights.numel() != values.size(0):
         raise RuntimeError(f"{name}.weights is of shape {weights.shape} for {values.numel()} ids [bad_weights]")

@@ -1,0 +1,171 @@
+"""What calls of a model change: files keep buffers, and nothing else may change."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torchrec import KeyedJaggedTensor
+
+import recfx
+from tests.builders.batches import batch
+from tests.builders.collections import collection
+from tests.support.refusals import refused
+
+
+class _Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.ebc = collection(4)
+        self.prepare()
+
+    def prepare(self) -> None: ...
+
+
+class _Parameter(_Model):
+    def prepare(self) -> None:
+        self.state = nn.Parameter(torch.zeros(()), requires_grad=False)
+
+    def forward(self, features: KeyedJaggedTensor) -> Tensor:
+        self.state.add_(1)
+        return self.ebc(features).values() * (self.state > 20)
+
+
+class _Attribute(_Parameter):
+    def prepare(self) -> None:
+        self.state = torch.zeros(())
+
+
+class _Replaced(_Attribute):
+    def forward(self, features: KeyedJaggedTensor) -> Tensor:
+        self.state = self.state + 1
+        return self.ebc(features).values() * (self.state > 20)
+
+
+class _Number(_Replaced):
+    def prepare(self) -> None:
+        self.state: Any = 0
+
+
+class _List(_Model):
+    def prepare(self) -> None:
+        self.state = [torch.zeros(())]
+
+    def forward(self, features: KeyedJaggedTensor) -> Tensor:
+        self.state[0].add_(1)
+        return self.ebc(features).values()
+
+
+class _Dict(_List):
+    def prepare(self) -> None:
+        self.state: Any = {0: torch.zeros(())}
+
+    def forward(self, features: KeyedJaggedTensor) -> Tensor:
+        self.state[0] = self.state[0] + 1
+        return self.ebc(features).values() * (self.state[0] > 20)
+
+
+class _View(_Model):
+    """A buffer, and an attribute that is a part of it."""
+
+    def prepare(self) -> None:
+        self.register_buffer("steps", torch.zeros(2))
+        self.state = self.steps[:1]
+
+    def forward(self, features: KeyedJaggedTensor) -> Tensor:
+        self.steps.add_(1)
+        return self.ebc(features).values() * self.state
+
+
+class _Scripted(_Model):
+    def prepare(self) -> None:
+        self.state = torch.jit.script(_Adds())
+
+    def forward(self, features: KeyedJaggedTensor) -> Tensor:
+        return self.state(self.ebc(features).values())
+
+
+class _Adds(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("steps", torch.zeros(()))
+
+    def forward(self, pooled: Tensor) -> Tensor:
+        self.steps.add_(1)
+        return pooled * self.steps
+
+
+@pytest.mark.parametrize("kind", [_Parameter, _Attribute, _Replaced, _Number, _List, _Dict, _View, _Scripted])
+@pytest.mark.parametrize("format", ["torchscript", "pt2"])
+def test_what_is_no_buffer_of_its_own_must_not_change(kind: type[_Model], format: Any, tmp_path: Path) -> None:
+    model = kind().eval()
+    before = repr(model.state_dict()), repr(model.state)
+    with refused("changes_state", match="state", error=recfx.ExportError):
+        recfx.export(model, tmp_path / "model", (batch(4),), format=format)
+    assert (repr(model.state_dict()), repr(model.state)) == before
+    assert not list(tmp_path.iterdir())
+
+
+class _LeavesBehind(_Model):
+    """What later calls do not read is no state."""
+
+    def forward(self, features: KeyedJaggedTensor) -> Tensor:
+        pooled: Tensor = self.ebc(features).values()
+        self.loss = pooled.mean()
+        return pooled + self.loss
+
+
+@dataclass
+class _Both:
+    features: KeyedJaggedTensor
+
+
+class _Counts(_Model):
+    """Counts what the sample has none of, in a way that no comparison of outputs would see."""
+
+    def prepare(self) -> None:
+        self.register_buffer("steps", torch.zeros(()))
+        self.register_buffer("great", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, both: _Both) -> Tensor:
+        self.steps += 1
+        self.great += (both.features.values() == 3).sum()
+        return self.ebc(both.features).values() * (1 + self.great) * (self.steps - 10).clamp(0, 1)
+
+
+class _Averages(_Model):
+    """Puts another tensor into the place of a buffer, which no trace keeps."""
+
+    def prepare(self) -> None:
+        self.register_buffer("mean", torch.zeros(()))
+
+    def forward(self, features: KeyedJaggedTensor) -> Tensor:
+        pooled = self.ebc(features).values()
+        self.mean = self.mean * 0.5 + pooled.mean()
+        return pooled - self.mean
+
+
+@pytest.mark.parametrize("kind", [_LeavesBehind, _Counts, _Averages])
+def test_files_change_their_buffers_as_models_do(kind: type[_Model], tmp_path: Path) -> None:
+    def call(low: int, high: int) -> Any:
+        values = torch.arange(6) % (high - low) + low
+        features = KeyedJaggedTensor(["f1", "f2", "f3"], values, lengths=torch.tensor([1, 2, 0, 1, 1, 1]))
+        return _Both(features) if kind is _Counts else features
+
+    model = kind().eval()
+    standard = copy.deepcopy(model)
+    report = recfx.export(recfx.convert(model), tmp_path / "model", (call(0, 3),))
+    assert [note.path for note in report.notes if note.code == "keeps_state"] == {
+        _Counts: ["steps"],
+        _Averages: ["mean"],
+    }.get(kind, [])
+    loaded = recfx.load(tmp_path / "model")
+    with torch.no_grad():
+        for number in range(14):
+            sample = call(number % 2, 4)
+            torch.testing.assert_close(loaded(sample), standard(sample))
