@@ -85,7 +85,7 @@ assert all(extended())
 """
 MADE = """
 from torchrec import EmbeddingBagConfig
-from recfx.collections.pooled import HashEmbeddingBagCollection
+from recfx.collections.hash_collections import HashEmbeddingBagCollection
 assert not any(extended())
 table = EmbeddingBagConfig(name="t", num_embeddings=4, embedding_dim=4, feature_names=["f"])
 HashEmbeddingBagCollection(tables=[table])

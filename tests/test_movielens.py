@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.optim import _apply_optimizer_in_backward
 
-from recfx.collections.pooled import HashEmbeddingBagCollection
+from recfx.collections.hash_collections import HashEmbeddingBagCollection
 from recfx.conversion.convert import convert
 from recfx.hashing import HashConfig
 from tests.builders.movielens import ITEM_ROWS, USER_ROWS, Ratings, TwoTowers, auc, ids_of, read_ratings

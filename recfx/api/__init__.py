@@ -1,8 +1,12 @@
 """The public names of recfx: ``recfx/__init__.py`` imports this when the first of them is used."""
 
 from recfx.checkpoint import load_checkpoint, save_checkpoint
-from recfx.collections.pooled import HashEmbeddingBagCollection, HashEmbeddingBagConfig
-from recfx.collections.sequence import HashEmbeddingCollection, HashEmbeddingConfig
+from recfx.collections.hash_collections import (
+    HashEmbeddingBagCollection,
+    HashEmbeddingBagConfig,
+    HashEmbeddingCollection,
+    HashEmbeddingConfig,
+)
 from recfx.conversion.add_operator import add_operator
 from recfx.conversion.convert import convert
 from recfx.conversion.trace import trace

@@ -21,11 +21,10 @@ from recfx.collections.compile_graph import (
     make_eval_graph,
     refuse_raw_ids,
 )
-from recfx.collections.converted_collection import ConvertedCollection, collections_of
+from recfx.collections.converted_collection import ConvertedCollection, collections_of, new_instance
 from recfx.collections.fit_table import say_what_is_lost_together
 from recfx.collections.follow_optimizers import OptimizerFollower
 from recfx.collections.kinds import kind_of
-from recfx.collections.subclasses import new_instance
 from recfx.collections.table_holder import all_held, hold
 from recfx.collections.table_specs import allocate_tables, check_config, describe_tables, physical_configs
 from recfx.collections.whole_tables import fit_state, fit_weights

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -175,6 +175,15 @@ class ConvertedCollection(FxLeaf):
 
     # Calls
 
+    def path_of_root(self) -> str:
+        """The name under which a graph finds the collection if the collection is the root of the trace."""
+        return "whole_collection"
+
+    @property
+    def whole_collection(self: _Collection) -> _Collection:
+        """This collection itself, which the graph of ``torch.fx.symbolic_trace(collection)`` calls."""
+        return self
+
     def _enter(self, run: Callable[..., Any], compiled: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call ``run``; a torch.fx tracer gets one leaf node, torch.compile ``compiled`` in one graph break."""
         if torch.compiler.is_dynamo_compiling():
@@ -240,3 +249,49 @@ def index_of(module: nn.Module, table: str) -> HashIndex | None:
     if not isinstance(module, ConvertedCollection) or table not in module.hash_indexes:
         return None
     return module.index(table)
+
+
+# Classes that stand for a user's subclasses of the standard collections
+
+_classes: dict[tuple[type[Any], type[Any]], type[Any]] = {}
+
+
+def class_for(replacement: type[Any], standard: type[nn.Module]) -> type[Any]:
+    """``replacement`` itself for the standard collection; for a subclass of it, a class that has its methods too.
+
+    Public methods that the subclass overrides win over those of ``replacement``. ``forward`` is never one of them,
+    because a subclass with its own forward is not converted.
+    """
+    of_torchrec = replacement._kind.standard
+    if standard is of_torchrec:
+        return replacement
+    if (replacement, standard) in _classes:  # one class per pair, or copies would be of a different class
+        return _classes[replacement, standard]
+    overrides: dict[str, Any] = {"_standard": standard, "_replacement": replacement}
+    for base in reversed(standard.__mro__[: standard.__mro__.index(of_torchrec)]):
+        for name, value in base.__dict__.items():
+            if hasattr(replacement, name) and not name.startswith("_"):
+                overrides[name] = value
+    _classes[replacement, standard] = type(standard.__name__, (replacement, standard), overrides)
+    return _classes[replacement, standard]
+
+
+def names_taken(replacement: type[Any], standard: type[nn.Module], instance_names: Iterable[str]) -> list[str]:
+    """What a subclass of the standard collection defines although ``replacement`` uses the name for its own."""
+    of_torchrec, own = replacement._kind.standard, set(instance_names)
+    bases = standard.__mro__[: standard.__mro__.index(of_torchrec)]
+    defined = {
+        name for base in bases for name in vars(base) if not (name.startswith("__") or hasattr(of_torchrec, name))
+    }
+    return sorted(name for name in defined if name in own or hasattr(replacement, name))
+
+
+def classes_made_for(replacement: type[Any]) -> list[type[Any]]:
+    """The classes that stand for subclasses of the standard collection, made so far in this process."""
+    return [subclass for (kind, _), subclass in _classes.items() if kind is replacement]
+
+
+def new_instance(replacement: type[_Collection], standard: type[nn.Module]) -> _Collection:
+    """An instance without state, from which pickles and copies start: the class cannot be found by its name."""
+    kind: type[_Collection] = class_for(replacement, standard)
+    return kind.__new__(kind)

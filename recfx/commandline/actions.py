@@ -12,7 +12,7 @@ from torchrec.distributed.planner.types import ParameterConstraints
 
 import recfx.api as recfx
 from recfx.collections.converted_collection import converted_collections
-from recfx.collections.sharding.whole_plan import MOST_RANKS
+from recfx.collections.sharding.plan import MOST_RANKS
 from recfx.commandline import UsageError
 from recfx.commandline.factory import Made, make
 from recfx.doctor.examine import device_here, examine

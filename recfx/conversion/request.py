@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
-from recfx.collections.sharding.whole_plan import MOST_RANKS, check_plan
+from recfx.collections.sharding.plan import MOST_RANKS, check_plan
 from recfx.discovery.sample import Sample
 from recfx.errors import ConversionError, type_of
 from recfx.hashing import HashConfig, as_integer

@@ -18,9 +18,9 @@ from torch.nn.utils import parametrize
 
 from recfx.checkpoint.load import load_part
 from recfx.collections.collection import UnshardedCollection
-from recfx.collections.converted_classes import converted_class
 from recfx.collections.converted_collection import ConvertedCollection, converted_collections
 from recfx.collections.copy_modules import copy_modules, copy_with_tensors, own_modules
+from recfx.collections.hash_collections import CONVERTED_CLASSES
 from recfx.collections.kinds import kind_of
 from recfx.collections.sharding.gather import WholeTable
 from recfx.conversion.convert import convert
@@ -192,7 +192,7 @@ def _with_tables(path: str, collection: ConvertedCollection, tables: Mapping[str
     """An unsharded collection on the host with the settings and forward hooks of this one, in eval mode."""
     kind = kind_of(collection)
     specs = tuple(replace(spec, dtype=tables[spec.name].weight.dtype) for spec in collection.tables)
-    made = converted_class(kind).from_tables(
+    made = CONVERTED_CLASSES[kind].from_tables(
         kind.configs_of(collection),
         specs,
         nn.ModuleDict({spec.name: kind.table_around(tables[spec.name].weight, spec.pooling) for spec in specs}),

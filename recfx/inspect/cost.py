@@ -14,7 +14,7 @@ from recfx.argument_types import typed
 from recfx.collections.collection import UnshardedCollection
 from recfx.collections.converted_collection import converted_collections
 from recfx.collections.sharding.optimizer_settings import check_optimizers
-from recfx.collections.sharding.whole_plan import (
+from recfx.collections.sharding.plan import (
     MOST_RANKS,
     check_plan,
     plan_of_collection,

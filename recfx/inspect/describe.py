@@ -17,8 +17,7 @@ from recfx.collections.converted_collection import ConvertedCollection
 from recfx.collections.kinds import kind_of, shown_by
 from recfx.collections.sharding.collection import ShardedCollection
 from recfx.collections.sharding.optimizer_settings import check_optimizers, optimizer_settings
-from recfx.collections.sharding.plan import read_plan
-from recfx.collections.sharding.whole_plan import plan_of_collection
+from recfx.collections.sharding.plan import plan_of_collection, read_plan
 from recfx.errors import Diagnostic
 from recfx.inspect.collection_reasons import (
     dense_gradient_reasons,

@@ -16,9 +16,9 @@ from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 from recfx.argument_types import typed
 from recfx.collections.collection import UnshardedCollection
-from recfx.collections.converted_classes import CONVERTED_CLASSES
+from recfx.collections.hash_collections import CONVERTED_CLASSES
 from recfx.collections.sharding.collection import sharded_collections
-from recfx.collections.sharding.whole_plan import MOST_RANKS, refuse_unknown_collections
+from recfx.collections.sharding.plan import MOST_RANKS, refuse_unknown_collections
 from recfx.collections.whole_graph import WholeGraph
 from recfx.collections.wrappers import unwrap, users_path
 from recfx.conversion.convert import as_whole_graph

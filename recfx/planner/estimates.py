@@ -15,8 +15,7 @@ from torchrec.distributed.planner.types import ParameterConstraints, Perf, Shard
 
 from recfx.collections.collection import UnshardedCollection
 from recfx.collections.converted_collection import index_of
-from recfx.collections.sharding.types import type_named
-from recfx.collections.sharding.types.by_columns import TableWise
+from recfx.collections.sharding.types import TableWise, type_named
 from recfx.ir import tables as ir
 from recfx.ir.context import CollectionContext
 from recfx.ir.shards import CollectionSharding, ShardedTable

@@ -11,7 +11,7 @@ from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
 from torch.distributed.remote_device import _remote_device
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
 
-from recfx.collections.sharding.whole_plan import rank_of
+from recfx.collections.sharding.types import rank_of
 from recfx.errors import ConversionError, type_of
 
 PRIVATE = "privateuseone"

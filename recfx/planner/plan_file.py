@@ -44,7 +44,8 @@ from torchrec.distributed.types import (
     ShardingPlan,
 )
 
-from recfx.collections.sharding.whole_plan import MOST_RANKS, check_plan, table_error
+from recfx.collections.sharding.plan import MOST_RANKS, check_plan
+from recfx.collections.sharding.types import table_error
 from recfx.errors import ConversionError, printable, type_of
 from recfx.kernels.build.private_files import new_file
 from recfx.planner.priced_plan import PlanForRanks, PricedPlan, topology_of, world_size_said

@@ -10,7 +10,7 @@ from typing import Any
 
 from torchrec.distributed.types import ShardingPlan
 
-from recfx.collections.sharding.whole_plan import ranks_named, ranks_spanned
+from recfx.collections.sharding.plan import ranks_named, ranks_spanned
 from recfx.errors import ConversionError, Diagnostic
 from recfx.planner.pricing.cost_text import in_time, step_text
 from recfx.planner.topology import AnyTopology

@@ -12,9 +12,8 @@ from torchrec.distributed.types import ShardingEnv, ShardingPlan
 from recfx.collections.collection import UnshardedCollection, unsharded_collections
 from recfx.collections.converted_collection import collections_by_prefix
 from recfx.collections.sharding.collection import ShardedCollection
-from recfx.collections.sharding.plan import on_all_ranks_with_plan
+from recfx.collections.sharding.plan import on_all_ranks_with_plan, plan_of_collection, refuse_unknown_collections
 from recfx.collections.sharding.shard import shard_collection
-from recfx.collections.sharding.whole_plan import plan_of_collection, refuse_unknown_collections
 from recfx.errors import ConversionError
 from recfx.planner.plan import plan_of_collections as make_plan
 from recfx.planner.priced_plan import world_size_of

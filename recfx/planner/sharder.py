@@ -28,9 +28,8 @@ from torchrec.distributed.types import (
 
 from recfx.argument_types import typed
 from recfx.collections.collection import UnshardedCollection
-from recfx.collections.converted_classes import all_converted_classes
+from recfx.collections.hash_collections import HashEmbeddingBagCollection, all_converted_classes
 from recfx.collections.kinds import KINDS, kind_of
-from recfx.collections.pooled import HashEmbeddingBagCollection
 from recfx.collections.sharding.plan import KERNELS
 from recfx.collections.sharding.shard import shard_collection
 from recfx.collections.sharding.types import SHARDING_TYPES, type_named, type_names

@@ -23,7 +23,7 @@ from torchrec.distributed.planner.constants import (
     INTRA_NODE_BANDWIDTH,
 )
 
-from recfx.collections.sharding.whole_plan import MOST_RANKS
+from recfx.collections.sharding.plan import MOST_RANKS
 from recfx.errors import ConversionError, type_of
 from recfx.planner.placements import PRIVATE
 from recfx.planner.pricing.hardware import ASCEND_910B, CPU_HOST, H100, Constant, Hardware, same_for_all

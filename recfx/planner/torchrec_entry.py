@@ -29,9 +29,9 @@ from torchrec.distributed.types import ModuleSharder, ShardingPlan
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
 from recfx.collections.collection import UnshardedCollection, unsharded_collections
-from recfx.collections.converted_classes import all_converted_classes
 from recfx.collections.converted_collection import converted_collections
 from recfx.collections.fit_table import STRICT
+from recfx.collections.hash_collections import all_converted_classes
 from recfx.collections.kinds import KINDS, kind_of
 from recfx.collections.raw_ids import refuse_returned_rows
 from recfx.collections.sharding.collection import hook_refused

@@ -12,11 +12,10 @@ from typing import Any
 from torch import nn
 
 from recfx.collections.collection import OWN_NAMES, UnshardedCollection
-from recfx.collections.converted_classes import converted_class
-from recfx.collections.converted_collection import ConvertedCollection
+from recfx.collections.converted_collection import ConvertedCollection, names_taken
 from recfx.collections.copy_modules import attributes, carry_hooks, carry_over, copy_modules
+from recfx.collections.hash_collections import CONVERTED_CLASSES
 from recfx.collections.kinds import kind_of
-from recfx.collections.subclasses import names_taken
 from recfx.collections.table_specs import describe_tables
 from recfx.discovery.classify import CONVERTED, CONVERTIBLE, Finding
 from recfx.discovery.discover import Discovery, discover
@@ -76,7 +75,7 @@ def _replace_collection(
 ) -> UnshardedCollection:
     standard: Any = finding.module
     kind = kind_of(standard)
-    class_names = names_taken(converted_class(kind), type(standard), OWN_NAMES)
+    class_names = names_taken(CONVERTED_CLASSES[kind], type(standard), OWN_NAMES)
     if class_names:
         raise _conflict(standard, class_names[0], finding.path)
     copied, _ = copy_modules(standard)
@@ -98,7 +97,7 @@ def _replace_collection(
             learned = spec.name in finding.learned
             resizing.resize(holder.weight, spec.num_embeddings, finding.path, config, spec.custom_init_fn, learned)
         holder.num_embeddings = spec.num_embeddings
-    converted = converted_class(kind).from_tables(
+    converted = CONVERTED_CLASSES[kind].from_tables(
         configs,
         specs,
         tables,
@@ -143,7 +142,9 @@ def _id_range(table: TableSpec, known: Mapping[str, IdRange]) -> IdRange | None:
 
 def _uses(converted: UnshardedCollection, name: str) -> bool:
     """Whether the attribute is one of the converted collection's own."""
-    return name in converted.__dict__ or isinstance(getattr(converted_class(kind_of(converted)), name, None), property)
+    return name in converted.__dict__ or isinstance(
+        getattr(CONVERTED_CLASSES[kind_of(converted)], name, None), property
+    )
 
 
 def carry_references(standard: nn.Module, converted: nn.Module) -> None:

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from torchrec import EmbeddingBagCollection, KeyedJaggedTensor, PoolingType
 
 import recfx
-from recfx.collections.pooled import HashEmbeddingBagCollection
+from recfx.collections.hash_collections import HashEmbeddingBagCollection
 from recfx.ir import format_graph
 from tests.builders.batches import bags
 from tests.builders.collections import table

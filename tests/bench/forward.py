@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 import recfx
-from recfx.collections.pooled import HashEmbeddingBagCollection
+from recfx.collections.hash_collections import HashEmbeddingBagCollection
 from tests.bench.harness import Contestant, Result, compare_all, must_agree
 from tests.bench.random_gather import sum_rows
 from tests.bench.setup import DISTRIBUTIONS, Ids, Setup

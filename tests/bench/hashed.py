@@ -13,7 +13,7 @@ import torch
 from torchrec import KeyedJaggedTensor
 
 import recfx
-from recfx.collections.pooled import HashEmbeddingBagCollection
+from recfx.collections.hash_collections import HashEmbeddingBagCollection
 from recfx.hashing import HashConfig
 from recfx.kernels.index.mix64 import mix64
 from recfx.kernels.index.slot_groups import SLOTS, home_groups

@@ -18,7 +18,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 import recfx
-from recfx.collections.pooled import HashEmbeddingBagCollection
+from recfx.collections.hash_collections import HashEmbeddingBagCollection
 from recfx.kernels.index.mix64 import mix64
 from tests.bench.harness import Contestant, Result, compare_all
 from tests.bench.own_process import cases_on_ranks

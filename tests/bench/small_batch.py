@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 
 import recfx
-from recfx.collections.pooled import HashEmbeddingBagCollection
+from recfx.collections.hash_collections import HashEmbeddingBagCollection
 from recfx.kernels.index.mix64 import mix64
 from tests.bench.harness import Contestant, Result, compare_all
 from tests.bench.own_process import on_ranks

@@ -18,7 +18,7 @@ from recfx.collections.converted_collection import (
     converted_collections,
     index_of,
 )
-from recfx.collections.pooled import HashEmbeddingBagCollection
+from recfx.collections.hash_collections import HashEmbeddingBagCollection
 from recfx.collections.sharding.collection import sharded_collections
 from recfx.collections.sharding.shard import shard_collection
 from tests.sharding.ranks import ranks

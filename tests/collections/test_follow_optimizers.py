@@ -13,7 +13,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import recfx
 from recfx.collections.copy_modules import copy_modules
-from recfx.collections.pooled import HashEmbeddingBagCollection
+from recfx.collections.hash_collections import HashEmbeddingBagCollection
 from recfx.optim.attached import attached_optimizers, set_attached
 from recfx.runtime import Lookup
 from tests.builders.optimizers import attach

@@ -19,7 +19,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 import recfx
 from recfx.collections.compile_graph import REWRITING_KEY
 from recfx.collections.copy_modules import copy_with_tensors
-from recfx.collections.pooled import HashEmbeddingBagCollection
+from recfx.collections.hash_collections import HashEmbeddingBagCollection
 from recfx.ir import format_graph
 from tests.builders.optimizers import attach
 from tests.support.refusals import refused

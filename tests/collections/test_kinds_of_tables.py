@@ -12,7 +12,7 @@ from torchrec.modules.embedding_configs import DataType, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recfx.collections.pooled import HashEmbeddingBagCollection, HashEmbeddingBagConfig
+from recfx.collections.hash_collections import HashEmbeddingBagCollection, HashEmbeddingBagConfig
 from recfx.conversion.convert import convert
 from recfx.hashing import HashConfig
 from tests.builders.batches import bags, batch

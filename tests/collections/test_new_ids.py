@@ -12,7 +12,7 @@ import torch
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 
 import recfx
-from recfx.collections.pooled import HashEmbeddingBagCollection
+from recfx.collections.hash_collections import HashEmbeddingBagCollection
 from recfx.errors import CheckpointError, InputError
 from recfx.kernels.index.index_buffers import is_uninitialized
 from recfx.kernels.step.row_initialization import initial_rows, initialization_key

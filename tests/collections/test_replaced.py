@@ -26,7 +26,7 @@ from torchrec.distributed.types import ShardingEnv
 
 import recfx
 from recfx.collections.copy_modules import copy_modules
-from recfx.collections.pooled import HashEmbeddingBagCollection
+from recfx.collections.hash_collections import HashEmbeddingBagCollection
 from tests.builders.batches import batch
 from tests.builders.collections import collection
 from tests.sharding.ranks import ranks

@@ -180,8 +180,8 @@ _POOLED_NAMES = {
     "_embedding_bag_configs",
 }
 _ABOUT_POOLED_ONES = {
-    "collections/kinds/pooled.py": "the kind",
-    "collections/pooled.py": "the class and the config that users build",
+    "collections/kinds.py": "the kind",
+    "collections/hash_collections.py": "the class and the config that users build",
     "discovery/classify.py": "the quantized one, which is refused",
 }
 

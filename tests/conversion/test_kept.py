@@ -20,7 +20,7 @@ from torchrec.modules.mc_modules import (
 )
 
 import recfx
-from recfx.collections.pooled import HashEmbeddingBagCollection
+from recfx.collections.hash_collections import HashEmbeddingBagCollection
 from tests.builders.batches import batch
 from tests.builders.collections import collection, sharded_sequences, table
 from tests.models.handwritten import process_group

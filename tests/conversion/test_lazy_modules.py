@@ -11,7 +11,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torchrec import KeyedJaggedTensor
 
 import recfx
-from recfx.collections.pooled import HashEmbeddingBagCollection
+from recfx.collections.hash_collections import HashEmbeddingBagCollection
 from tests.builders.batches import batch
 from tests.builders.collections import collection
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recfx.collections.pooled import HashEmbeddingBagCollection
+from recfx.collections.hash_collections import HashEmbeddingBagCollection
 from recfx.conversion.convert import convert
 from recfx.errors import ConversionError, InputError
 from recfx.hashing import HashConfig

@@ -14,7 +14,7 @@ import torch.utils.checkpoint
 from torch import nn
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
-from recfx.collections.pooled import HashEmbeddingBagCollection
+from recfx.collections.hash_collections import HashEmbeddingBagCollection
 from recfx.conversion.convert import convert
 from recfx.errors import ConversionError
 from recfx.hashing import HashConfig, HashIndex, state

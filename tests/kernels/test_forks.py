@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 from torchrec import KeyedJaggedTensor
 
-from recfx.collections.pooled import HashEmbeddingBagCollection, HashEmbeddingBagConfig
+from recfx.collections.hash_collections import HashEmbeddingBagCollection, HashEmbeddingBagConfig
 from recfx.hashing import HashConfig, HashIndex
 
 ROWS = 20_000

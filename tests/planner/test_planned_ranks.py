@@ -116,7 +116,7 @@ def test_a_plan_of_ours_for_other_ranks_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("plan", "told"),
     [
-        (lambda: stock(lambda number: data_parallel(), 2), "places a shard on rank 1, but there is only rank 0"),
+        (lambda: stock(lambda number: data_parallel(), 2), "places a shard on rank 1, but ranks are 0 to 0"),
         (lambda: PlanForRanks(stock(lambda number: table_wise(rank=0), 1).plan, 2), "was made for 2 ranks, not for 1"),
     ],
     ids=["ranks of tables", "ranks of the plan"],

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from recfx.collections.pooled import HashEmbeddingBagCollection
+from recfx.collections.hash_collections import HashEmbeddingBagCollection
 from recfx.hashing import HashConfig
 from recfx.kernels.step.row_initialization import initial_rows, initialization_key
 from tests.hashing.dictionary import Dictionary

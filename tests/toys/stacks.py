@@ -13,7 +13,7 @@ from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from recfx.collections.collection import UnshardedCollection
-from recfx.collections.converted_classes import CONVERTED_CLASSES
+from recfx.collections.hash_collections import CONVERTED_CLASSES
 from recfx.collections.kinds import KINDS, CollectionKind
 from recfx.collections.sharding.collection import SHARDED, ShardedCollection
 

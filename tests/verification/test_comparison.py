@@ -12,7 +12,7 @@ from torch import nn
 from torchrec import KeyedJaggedTensor
 
 import recfx
-from recfx.collections.pooled import HashEmbeddingBagCollection
+from recfx.collections.hash_collections import HashEmbeddingBagCollection
 from recfx.discovery.sample import Sample
 from recfx.optim.attached import attached_optimizers
 from recfx.verification.verify import Comparison

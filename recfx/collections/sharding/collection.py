@@ -18,11 +18,9 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recfx.collections.collection import UnshardedCollection
 from recfx.collections.compile_graph import compile_graph, context_of, refuse_raw_ids
-from recfx.collections.converted_classes import converted_class
 from recfx.collections.converted_collection import collections_of
+from recfx.collections.hash_collections import CONVERTED_CLASSES, PooledCollection, SequenceCollection
 from recfx.collections.kinds import POOLED, SEQUENCE, CollectionKind, kind_of
-from recfx.collections.pooled import PooledCollection
-from recfx.collections.sequence import SequenceCollection
 from recfx.collections.sharding.load_state import LocalState, drop_shard_names, load_local_state
 from recfx.collections.sharding.optimizer import ShardedFusedOptimizer
 from recfx.collections.sharding.optimizer_settings import OptimizerSettings
@@ -126,7 +124,7 @@ class ShardedCollection(ShardedTables, ShardedModule[KJTList, dict[str, Any], An
     @property
     def unsharded_module_type(self) -> type[nn.Module]:
         """The class that this one replaces."""
-        return converted_class(kind_of(self))
+        return CONVERTED_CLASSES[kind_of(self)]
 
     def sharded_parameter_names(self, prefix: str = "") -> Iterator[str]:
         """All parameters: none is for DistributedDataParallel, because replicas are kept equal here."""

@@ -1,22 +1,28 @@
-"""Turns TorchRec's plan of one collection into shards, the same on all ranks: what all sharding types share."""
+"""Reads TorchRec's plans: what the plan of a model names, and the shards of one collection, the same on all ranks."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from numbers import Integral
 from typing import Any, TypeVar
 
 import torch.distributed as dist
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
-from torchrec.distributed.types import CacheParams, ParameterSharding, ShardingPlan
+from torchrec.distributed.types import (
+    CacheParams,
+    EnumerableShardingSpec,
+    ParameterSharding,
+    ShardingPlan,
+    ShardingType,
+)
 from torchrec.modules.embedding_configs import DataType
 
 from recfx.collections.sharding.ranks_agree import on_all_ranks
 from recfx.collections.sharding.same_settings import Settings, different_settings, digest
-from recfx.collections.sharding.types import type_named, type_names
-from recfx.collections.sharding.whole_plan import plan_error, table_error
+from recfx.collections.sharding.types import plan_error, rank_of, table_error, type_named, type_names
 from recfx.errors import ConversionError, RecfxError, type_of
 from recfx.ir.shards import CollectionSharding, ShardedTable, TablePlan
 from recfx.ir.tables import TableSpec, name_shards
@@ -185,3 +191,110 @@ def _check_options(plan: TablePlan) -> None:
     for option, (value, neutral) in options.items():
         if value is not None and value not in neutral:
             raise table_error("unsupported_plan_option", table, f"sets {option}={value!r}.", plan.path)
+
+
+# What the plan of a whole model names
+
+MOST_RANKS = 2**20
+"""More than any cluster has; something is listed for each of them."""
+
+_ON_ALL_RANKS = (ShardingType.DATA_PARALLEL.value, ShardingType.ROW_WISE.value)
+
+
+def check_plan(plan: Any) -> None:
+    """Refuse what is no plan of a whole model: a mapping from collections to mappings from tables.
+
+    Raises:
+        ConversionError: ``invalid_argument``.
+    """
+    is_plan = isinstance(plan, ShardingPlan)
+    if not is_plan or not isinstance(plan.plan, Mapping):
+        raise ConversionError(
+            f"plan.plan is {type_of(plan.plan)}." if is_plan else f"plan is {type_of(plan)}.",
+            reason="invalid_argument",
+            what_to_do="pass a torchrec.distributed.types.ShardingPlan, from recfx.plan or TorchRec's planner.",
+        )
+    for path, tables in plan.plan.items():
+        if not isinstance(tables, Mapping):
+            raise plan_error("invalid_argument", f"the plan of a collection is {type_of(tables)}.", str(path))
+
+
+def ranks_named(plan: ShardingPlan) -> int:
+    """The number of ranks up to the last one that a plan names; what is no rank is left to those who read the plan.
+
+    Raises:
+        ConversionError: ``plan_rank``: no cluster has so many.
+    """
+    per_collection: dict[str, Any] = plan.plan
+    last = 0
+    for path, tables in per_collection.items():
+        here = max((rank for table in tables.values() for rank in _ranks(table)), default=0)
+        if here >= MOST_RANKS:
+            raise plan_error("plan_rank", f"the plan names rank {here:,}; there can be {MOST_RANKS:,} ranks.", path)
+        last = max(last, here)
+    return 1 + last
+
+
+def ranks_spanned(plan: ShardingPlan) -> int | None:
+    """The number of ranks, if a table is on all of them, or if the plan names none at all; otherwise None.
+
+    Raises:
+        ConversionError: ``plan_rank``: no cluster has so many.
+    """
+    tables = [
+        table
+        for of_collection in plan.plan.values()
+        for table in of_collection.values()
+        if isinstance(table, ParameterSharding)
+    ]
+    spans = any(table.sharding_type in _ON_ALL_RANKS and any(True for _ in _ranks(table)) for table in tables)
+    is_named = any(True for table in tables for _ in _ranks(table))
+    return ranks_named(plan) if spans or not is_named else None
+
+
+def _ranks(table: object) -> Iterator[int]:
+    if not isinstance(table, ParameterSharding):
+        return
+    ranks: Any = table.ranks
+    for rank in ranks if isinstance(ranks, (list, tuple)) else ():
+        if isinstance(rank, Integral):
+            yield int(rank)
+    if isinstance(table.sharding_spec, EnumerableShardingSpec):
+        for shard in table.sharding_spec.shards:
+            number = rank_of(shard)
+            if number is not None:
+                yield number
+
+
+def refuse_unknown_collections(plan: ShardingPlan, known: Collection[str]) -> None:
+    """Refuse a plan that names a collection which recfx does not shard.
+
+    Raises:
+        ConversionError: ``plan_unknown_collection``.
+    """
+    for path in plan.plan:
+        if path not in known:
+            raise ConversionError(
+                f"the plan names {path!r}, which is not a converted collection; the model has {sorted(known)}.",
+                reason="plan_unknown_collection",
+                module_path=path,
+                what_to_do="make the plan from this model; modules that recfx does not convert are sharded by "
+                "DistributedModelParallel(model, plan=plan, sharders=recfx.sharders()).",
+            )
+
+
+def plan_of_collection(plan: ShardingPlan, paths: Sequence[str]) -> Any:
+    """The plan of the collection that has the names ``paths``, by table.
+
+    Raises:
+        ConversionError: ``plan_missing_collection``.
+    """
+    for path in paths:
+        if path in plan.plan:
+            return plan.plan[path]
+    raise ConversionError(
+        "the plan does not name this collection.",
+        reason="plan_missing_collection",
+        module_path=paths[0],
+        what_to_do="make the plan from this model.",
+    )

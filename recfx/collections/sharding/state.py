@@ -23,7 +23,7 @@ from torch.distributed._shard.sharded_tensor.shard import Shard as TensorShard
 
 from recfx.collections.kinds import kind_of
 from recfx.collections.sharding.sharded_tables import ShardedTables
-from recfx.collections.sharding.whole_plan import rank_of
+from recfx.collections.sharding.types import rank_of
 from recfx.errors import CheckpointError
 from recfx.hashing import HashIndex
 from recfx.hashing.identity import IDENTITY, identity

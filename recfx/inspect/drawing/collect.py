@@ -12,8 +12,8 @@ from torch import fx, nn
 from torchrec.distributed.types import ShardingPlan
 
 from recfx.collections.collection import UnshardedCollection
-from recfx.collections.converted_classes import converted_class
 from recfx.collections.converted_collection import ConvertedCollection
+from recfx.collections.hash_collections import CONVERTED_CLASSES
 from recfx.collections.kinds import KINDS, POOLED, kind_of
 from recfx.collections.sharding.collection import SHARDED
 from recfx.collections.whole_graph import WholeGraph
@@ -167,7 +167,7 @@ def _graph_of_collection(
     metas = [node.meta for node in records[-1].nodes if node.meta is not None]
     path, device, source = (metas[0].collection, metas[0].device, metas[0].source) if metas else ("", "", None)
     tables, made = declared_tables(graph_module), {meta.kind for meta in metas}
-    kind = converted_class(next((kind for kind in KINDS if kind.assembled_by in made), POOLED)).__name__
+    kind = CONVERTED_CLASSES[next((kind for kind in KINDS if kind.assembled_by in made), POOLED)].__name__
     steps, sources = nodes.steps(records, tables, kernels_of(graph_module), costs), () if source is None else (source,)
     outer.append(_lone_call(0, path, source, nodes))
     was = "collection"  # the graph does not know

@@ -12,7 +12,7 @@ from torch import nn
 from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 
 import recfx
-from recfx.collections.pooled import HashEmbeddingBagCollection
+from recfx.collections.hash_collections import HashEmbeddingBagCollection
 from recfx.ir import format_graph
 from recfx.ir.meta import node_meta
 from recfx.runtime.transfers import copy_to_device, copy_to_host

@@ -1,5 +1,5 @@
 """Sequence tables: recfx's own classes take what theirs take, plain ``EmbeddingConfig``s included."""
 
-from recfx.collections.sequence import HashEmbeddingCollection, HashEmbeddingConfig
+from recfx.collections.hash_collections import HashEmbeddingCollection, HashEmbeddingConfig
 
 __all__ = ["HashEmbeddingCollection", "HashEmbeddingConfig"]

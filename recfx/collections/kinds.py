@@ -1,0 +1,305 @@
+"""``CollectionKind``: what differs between TorchRec's kinds of collections, so that nothing else asks for a class."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torchrec.distributed.embedding import EmbeddingCollectionSharder, ShardedEmbeddingCollection
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
+from torchrec.distributed.types import ModuleSharder
+from torchrec.modules.embedding_configs import (
+    BaseEmbeddingConfig,
+    DataType,
+    EmbeddingBagConfig,
+    EmbeddingConfig,
+    PoolingType,
+    data_type_to_dtype,
+    pooling_type_to_str,
+)
+from torchrec.modules.embedding_modules import (
+    EmbeddingBagCollection,
+    EmbeddingBagCollectionInterface,
+    EmbeddingCollection,
+    EmbeddingCollectionInterface,
+)
+
+from recfx.errors import ConversionError, type_of
+from recfx.ir.node_kinds import NOT_COMBINED
+from recfx.runtime.base import has_call_hooks
+from recfx.versions.differences import SEQUENCE_SETTINGS
+
+
+@dataclass(frozen=True, eq=False)
+class CollectionKind(ABC):
+    """One kind of collection. A new kind is a subclass, and one line in each list of kinds.
+
+    Args:
+        name: its name, in one word.
+        standard: TorchRec's class, whose instances and subclasses are converted.
+        interface: TorchRec's interface, which foreign classes implement as well.
+        sharded: TorchRec's class of the sharded collection, which is no home for a converted one.
+        config: TorchRec's class of the configs.
+        configs: the method that returns the configs.
+        tables: the attribute that holds one module per table, by name; parameters have this prefix.
+        holder: the class of these modules.
+        call_arguments: what the standard forward names when it calls the module of a table.
+        assembled_by: the kind of node that makes the collection's output.
+        sharder: TorchRec's sharder of the standard collection.
+    """
+
+    name: str
+    standard: type[nn.Module]
+    interface: type[Any]
+    sharded: type[nn.Module]
+    config: type[BaseEmbeddingConfig]
+    configs: str
+    tables: str
+    holder: type[nn.Module]
+    call_arguments: frozenset[str]
+    assembled_by: str
+    sharder: type[ModuleSharder[Any]]
+
+    @property
+    def configs_attribute(self) -> str:
+        """The attribute in which TorchRec's class keeps the configs."""
+        return f"_{self.configs}"
+
+    def table_path(self, collection: str, table: str) -> str:
+        """Fully qualified name of the module that holds a table's rows, of the collection of this name."""
+        return f"{collection}.{self.tables}.{table}" if collection else f"{self.tables}.{table}"
+
+    def weight_name(self, collection: str, table: str) -> str:
+        """Fully qualified name of a table's parameter, in the standard and the converted model alike."""
+        return f"{self.table_path(collection, table)}.weight"
+
+    def configs_of(self, collection: nn.Module) -> list[Any]:
+        """The configs that the forward of a collection, standard or converted, reads; a subclass may show others."""
+        configs: list[Any] = getattr(collection, self.configs_attribute)
+        return configs
+
+    def tables_of(self, collection: nn.Module) -> nn.ModuleDict:
+        """The modules that hold the rows of a collection, standard or converted, by name of the table."""
+        tables: nn.ModuleDict = getattr(collection, self.tables)
+        return tables
+
+    def settings_of(self, collection: nn.Module) -> dict[str, Any]:
+        """The settings of a standard or converted collection besides its configs, by the attributes that hold them."""
+        return {}
+
+    def is_weighted(self, collection: Any) -> bool:
+        """Whether a standard collection reads the weights of ids."""
+        return False
+
+    @abstractmethod
+    def empty_like(self, converted: Any) -> Any:
+        """A standard collection with the configs and settings of a converted one, its tables on meta."""
+
+    @abstractmethod
+    def values_of(self, output: Any) -> Mapping[str, torch.Tensor]:
+        """The values of a collection's output, by key."""
+
+    @abstractmethod
+    def new_table(self, config: Any, rows: int, device: torch.device | str | None) -> nn.Module:
+        """The module that holds the rows of a new table, as TorchRec makes it."""
+
+    @abstractmethod
+    def table_around(self, rows: torch.Tensor, pooling: str) -> nn.Module:
+        """A module that holds ``[rows, dim]`` rows that exist; ``pooling`` as :meth:`pooling` returns it."""
+
+    def check_table(self, config: Any, table: nn.Module, is_weighted: bool, collection: str) -> Any:
+        """The module of a table, if a batched lookup of its weight does the same as calling it.
+
+        Raises:
+            ConversionError: ``unsupported_bag``, ``unsupported_bag_option``; for pooled tables ``weighted_mean``,
+                ``unsupported_pooling``.
+        """
+        return plain_table(self, config, table, collection)
+
+    @abstractmethod
+    def pooling(self, config: Any) -> str:
+        """What becomes of the rows of one sample: the name of one of TorchRec's ``PoolingType``."""
+
+
+# The attributes of a table that would change what a call returns, with the values that do not.
+_OPTIONS = {"max_norm": None, "scale_grad_by_freq": False, "sparse": False, "padding_idx": None}
+
+
+def plain_table(kind: CollectionKind, config: Any, table: Any, collection: str) -> Any:
+    """``table``, if nothing is lost by reading its weight without calling it.
+
+    Raises:
+        ConversionError: ``unsupported_bag``, ``unsupported_bag_option``.
+    """
+    holder, owner, problem = kind.holder.__name__, kind.standard.__name__, ""
+    if table is None:
+        problem = "is missing"
+    elif not isinstance(table, kind.holder) or getattr(table.forward, "__func__", None) is not kind.holder.forward:
+        problem = f"is {type_of(table)} with its own forward"
+    elif type(table.__dict__["_parameters"].get("weight")) is not nn.Parameter:
+        problem = "has a weight that is not a plain parameter (but a parametrization, for example, or fully sharded)"
+    elif has_call_hooks(table):
+        problem = "has forward or backward hooks, which a batched lookup would not run"
+    elif isinstance(table, nn.EmbeddingBag) and table.mode.upper() != kind.pooling(config):
+        problem = f"pools by {table.mode}, but its config says {kind.pooling(config)}"
+    if problem:
+        raise ConversionError(
+            f"the nn.{holder} of table {config.name!r} {problem}.",
+            reason="unsupported_bag",
+            module_path=collection,
+            what_to_do=f"use the tables that {owner} makes, put hooks on the collection, and convert before the model "
+            "is fully sharded.",
+        )
+    for option, neutral in _OPTIONS.items():
+        value = getattr(table, option)
+        if value != neutral:
+            raise ConversionError(
+                f"the nn.{holder} of table {config.name!r} has {option}={value!r}.",
+                reason="unsupported_bag_option",
+                module_path=collection,
+                what_to_do=f"leave {option} at {neutral!r}; {owner} never sets it.",
+            )
+    return table
+
+
+class PooledKind(CollectionKind):
+    """``EmbeddingBagCollection``, which sums or averages the rows of a sample's ids."""
+
+    def is_weighted(self, collection: Any) -> bool:
+        return bool(collection.is_weighted())
+
+    def empty_like(self, converted: Any) -> EmbeddingBagCollection:
+        return EmbeddingBagCollection(self.configs_of(converted), converted.is_weighted(), torch.device("meta"))
+
+    def values_of(self, output: Any) -> Mapping[str, torch.Tensor]:
+        values: dict[str, torch.Tensor] = output.to_dict()
+        return values
+
+    def new_table(self, config: Any, rows: int, device: torch.device | str | None) -> nn.EmbeddingBag:
+        mode, dtype = pooling_type_to_str(config.pooling), data_type_to_dtype(config.data_type)
+        dim = config.embedding_dim
+        return nn.EmbeddingBag(rows, dim, mode=mode, device=device, include_last_offset=True, dtype=dtype)
+
+    def table_around(self, rows: torch.Tensor, pooling: str) -> nn.EmbeddingBag:
+        count, dim = rows.shape
+        return nn.EmbeddingBag(count, dim, mode=pooling.lower(), _weight=rows, include_last_offset=True)
+
+    def check_table(self, config: Any, table: nn.Module, is_weighted: bool, collection: str) -> Any:
+        plain = super().check_table(config, table, is_weighted, collection)
+        if config.pooling not in (PoolingType.SUM, PoolingType.MEAN):
+            raise ConversionError(
+                f"table {config.name!r} has pooling {config.pooling.name}.",
+                reason="unsupported_pooling",
+                module_path=collection,
+                what_to_do="use SUM or MEAN.",
+            )
+        if is_weighted and config.pooling is PoolingType.MEAN:
+            raise ConversionError(
+                f"table {config.name!r} is MEAN in a weighted collection, which the standard collection refuses.",
+                reason="weighted_mean",
+                module_path=collection,
+                what_to_do="use PoolingType.SUM, and divide the weights as you intend.",
+            )
+        return plain
+
+    def pooling(self, config: Any) -> str:
+        name: str = config.pooling.name
+        return name
+
+
+class SequenceKind(CollectionKind):
+    """``EmbeddingCollection``, whose output has a row for each id. The weights of ids are ignored."""
+
+    def settings_of(self, collection: Any) -> dict[str, Any]:
+        """Whether the output has the ids, and how TorchRec's sharded collection puts rows into order."""
+        return {f"_{name}": getattr(collection, f"_{name}") for name in SEQUENCE_SETTINGS}
+
+    def empty_like(self, converted: Any) -> EmbeddingCollection:
+        settings = {name.removeprefix("_"): value for name, value in self.settings_of(converted).items()}
+        return EmbeddingCollection(self.configs_of(converted), torch.device("meta"), **settings)
+
+    def values_of(self, output: Any) -> Mapping[str, torch.Tensor]:
+        return {key: jagged.values() for key, jagged in output.items()}
+
+    def new_table(self, config: Any, rows: int, device: torch.device | str | None) -> nn.Embedding:
+        dtype = torch.float32 if config.data_type == DataType.FP32 else torch.float16  # as TorchRec makes it
+        return nn.Embedding(rows, config.embedding_dim, device=device, dtype=dtype)
+
+    def table_around(self, rows: torch.Tensor, pooling: str) -> nn.Embedding:
+        count, dim = rows.shape
+        return nn.Embedding(count, dim, _weight=rows)
+
+    def pooling(self, config: Any) -> str:
+        return NOT_COMBINED
+
+
+POOLED = PooledKind(
+    name="pooled",
+    standard=EmbeddingBagCollection,
+    interface=EmbeddingBagCollectionInterface,
+    sharded=ShardedEmbeddingBagCollection,
+    config=EmbeddingBagConfig,
+    configs="embedding_bag_configs",
+    tables="embedding_bags",
+    holder=nn.EmbeddingBag,
+    call_arguments=frozenset(("input", "offsets", "per_sample_weights")),
+    assembled_by="keyed_tensor",
+    sharder=EmbeddingBagCollectionSharder,
+)
+SEQUENCE = SequenceKind(
+    name="sequence",
+    standard=EmbeddingCollection,
+    interface=EmbeddingCollectionInterface,
+    sharded=ShardedEmbeddingCollection,
+    config=EmbeddingConfig,
+    configs="embedding_configs",
+    tables="embeddings",
+    holder=nn.Embedding,
+    call_arguments=frozenset(("input",)),
+    assembled_by="jagged_dict",
+    sharder=EmbeddingCollectionSharder,
+)
+KINDS: list[CollectionKind] = [POOLED, SEQUENCE]
+
+
+def standard_kind(module: nn.Module) -> CollectionKind | None:
+    """The kind of a standard collection, also of a subclass; None for everything else.
+
+    A converted collection that stands for a subclass of the user's is an instance of that subclass, too.
+    """
+    return next((kind for kind in KINDS if isinstance(module, kind.standard)), None)
+
+
+def kind_of(collection: nn.Module) -> CollectionKind:
+    """The kind of a standard or converted collection. Attributes that users add cannot hide it.
+
+    Raises:
+        TypeError: ``collection`` is neither.
+    """
+    kind = getattr(type(collection), "_kind", None)
+    if not isinstance(kind, CollectionKind):
+        kind = standard_kind(collection)
+    if kind is None:
+        raise TypeError(f"{type(collection).__name__} is no collection of a known kind")
+    return kind
+
+
+def shown_by(module: nn.Module) -> tuple[str, str] | None:
+    """By which method and attribute a class that implements one of TorchRec's interfaces shows configs and tables.
+
+    None if it implements none of them.
+    """
+    return next(((kind.configs, kind.tables) for kind in KINDS if isinstance(module, kind.interface)), None)
+
+
+def table_in(path: str) -> tuple[str, str]:
+    """The collection and the table that the path of a table's module names; the table is ``""`` if it names none."""
+    for kind in KINDS:
+        owner, prefix, table = path.rpartition(f"{kind.tables}.")
+        if prefix:
+            return owner.removesuffix("."), table
+    return path, ""
