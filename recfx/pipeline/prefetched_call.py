@@ -275,8 +275,8 @@ class HashedCall(StartedCall):
         if self._lacks_arguments or self._graph is not None or not finds_rows:
             return
         module, staged = self.call.module, self.call.staged()
-        finds = staged.prefetching.is_of_use
-        stages = self._stages = staged.prefetching.stages if finds else staged.in_turn
+        prefetching = staged.prefetching
+        stages = self._stages = prefetching or staged.in_turn
         self._graph = module.graph_module
         (features,) = [*self.args, *self.kwargs.values()]
         values: dict[str, Any] = {"features": features}
@@ -287,9 +287,9 @@ class HashedCall(StartedCall):
             with streams.on(streams.ids):
                 streams.take(features, streams.copy)
                 stages.select.run(values)
-                if finds:
+                if prefetching is not None:
                     stages.arrive.run(values)
-            return values, finds
+            return values, prefetching is not None
 
         self._arrived = worker.run(work)
 

@@ -308,7 +308,7 @@ def test_compiled_and_traced(hashing: HashConfig) -> None:
     assert_same(expected, torch.compile(made, backend="eager")(features))
     graph = torch.fx.symbolic_trace(made)
     assert_same(expected, graph(features))
-    assert [str(node.target) for node in graph.graph.nodes if node.op == "call_module"] == ["embedding_collection"]
+    assert [str(node.target) for node in graph.graph.nodes if node.op == "call_module"] == ["whole_collection"]
 
 
 def test_a_tensor_dict_is_taken_as_the_standard_collection_takes_it() -> None:

@@ -78,9 +78,7 @@ def test_several_nodes_that_hash(monkeypatch: pytest.MonkeyPatch) -> None:
         answers = [model.train(mode).ebc(BATCH).values() for model in (converted, plain)]
         torch.testing.assert_close(*answers, rtol=1e-6, atol=0)
     graph_module = converted.train().ebc.graph_module
-    staged = StagedGraph(graph_module, converted.ebc._runtime).prefetching
-    assert not staged.is_of_use
-    assert staged.graph_module is graph_module
+    assert StagedGraph(graph_module, converted.ebc._runtime).prefetching is None
     _, (record,) = compile_again(graph_module, converted.ebc._runtime, (SPLIT_HASH_IDS,))
     assert [decline.code for decline in record.declined] == ["several_hash_ids"] * 2
     monkeypatch.setattr(CollectionContext, "copies_ids", property(lambda _: True))

@@ -15,7 +15,7 @@ from recfx.collections.collection import UnshardedCollection
 from recfx.collections.compile_graph import compile_graph, context_of
 from recfx.collections.sharding.optimizer_settings import optimizer_settings
 from recfx.collections.sharding.plan import read_plan
-from recfx.collections.sharding.sharded_tables import cut_tables
+from recfx.collections.sharding.shard import cut_tables
 from recfx.ir import format_graph
 from recfx.ir.context import CollectionContext
 from recfx.ir.operator_graph import OperatorGraph

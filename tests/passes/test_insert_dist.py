@@ -15,9 +15,9 @@ from torchrec.distributed.types import ShardingEnv
 import recfx
 from recfx.collections.compile_graph import compile_graph, context_of
 from recfx.collections.sharding.optimizer_settings import optimizer_settings
-from recfx.collections.sharding.pipeline_stages import Prefetching, cut
+from recfx.collections.sharding.pipeline_stages import StagedGraph
 from recfx.collections.sharding.plan import read_plan
-from recfx.collections.sharding.sharded_tables import cut_tables
+from recfx.collections.sharding.shard import cut_tables
 from recfx.ir import format_graph
 from recfx.ir.meta import BATCH, WORLD, find_module, mean_length, node_meta
 from recfx.ir.node_kinds import NOT_COMBINED
@@ -133,9 +133,9 @@ def test_a_rank_without_shards_sends_in_its_turn(hashing: recfx.HashConfig | Non
     """What it sends needs nothing of its own; sent when ids arrive, it would overtake what the ranks before it send."""
     tables = (Table("a", 8, 8, ("f0",), "SUM", ("table_wise", 3)), Table("b", 8, 8, ("f1",), "SUM", ("row_wise",)))
     graph_module, runtime = compiled(tables, hashing, after="lower")
-    prefetching = Prefetching(graph_module, runtime)
-    assert prefetching.is_of_use == (hashing is not None)
-    for stages in (cut(graph_module), prefetching.stages):
+    staged = StagedGraph(graph_module, runtime)
+    assert (staged.prefetching is not None) == (hashing is not None)
+    for stages in (staged.in_turn, staged.split[0]):
         of_stage = {name: stage.outputs for name, stage in stages._asdict().items()}
         assert of_stage["compute"] == ["ebc_output_dist_start", "ebc_output_dist_start_1"]
         assert of_stage["collect"] == ["ebc_keyed_tensor"]

@@ -9,7 +9,7 @@ from torchrec import KeyedJaggedTensor
 
 from recfx import HashConfig, HashEmbeddingBagCollection
 from recfx.collections.compile_graph import compile_again
-from recfx.collections.sharding.pipeline_stages import SPLIT_HASH_IDS, Prefetching, cut
+from recfx.collections.sharding.pipeline_stages import SPLIT_HASH_IDS, cut
 from recfx.ir import format_graph, verify_graph
 from recfx.ir.meta import node_meta
 from recfx.runtime.lower_graph import Runtime
@@ -17,7 +17,7 @@ from tests.passes.small_collection import INDEXED, collection, lowered, until
 
 
 def split(converted: HashEmbeddingBagCollection) -> fx.GraphModule:
-    return Prefetching(converted.graph_module, converted._runtime).graph_module
+    return compile_again(converted.graph_module, converted._runtime, (SPLIT_HASH_IDS,))[0]
 
 
 def test_a_fused_node_becomes_four() -> None:

@@ -12,7 +12,7 @@ from torchrec.streamable import Multistreamable
 
 import recfx
 from recfx.collections.sharding import pipeline_stages
-from recfx.collections.sharding.pipeline_stages import BatchContext, Prefetching
+from recfx.collections.sharding.pipeline_stages import BatchContext
 from recfx.errors import OutOfStepError
 from recfx.ir.operator_graph import OperatorGraph
 from recfx.passes import PassResult, Rewrite
@@ -89,7 +89,7 @@ def test_steps_follow_the_graph_of_the_module() -> None:
         module.graph_module = copy.copy(module.graph_module)
         assert module._staged is not steps
         assert module._staged.graph_module is module.graph_module
-        assert module._staged.prefetching is module._staged.prefetching
+        assert module._staged.split is module._staged.split
 
 
 def test_a_form_of_the_graph_that_is_not_valid_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,10 +101,9 @@ def test_a_form_of_the_graph_that_is_not_valid_is_noticed(monkeypatch: pytest.Mo
 
     with fake_group(0, 2):
         module: Any = shard(CASE, build(CASE)[0], 2)
-        Prefetching(module.graph_module, module._runtime)
         monkeypatch.setattr(pipeline_stages, "SPLIT_HASH_IDS", Rewrite("split_hash_ids", spoil))
         with pytest.raises(recfx.ConversionError, match=r"after pass split_hash_ids: .* nothing uses this") as caught:
-            Prefetching(module.graph_module, module._runtime)
+            _ = module._staged.prefetching
     assert caught.value.reason == "malformed_graph"
 
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torchrec.distributed.embedding_sharding import KJTSplitsAllToAllMeta
 from torchrec.distributed.embedding_types import KJTList
@@ -25,28 +26,24 @@ from recfx.collections.sharding.load_state import LocalState, drop_shard_names, 
 from recfx.collections.sharding.optimizer import ShardedFusedOptimizer
 from recfx.collections.sharding.optimizer_settings import OptimizerSettings
 from recfx.collections.sharding.pipeline_stages import BatchContext, Result, Sending, Stage, StagedGraph
-from recfx.collections.sharding.sharded_tables import ShardedTables
-from recfx.collections.sharding.state import save_sharded_state
+from recfx.collections.sharding.state import ShardedTables, save_sharded_state
 from recfx.errors import CheckpointError, ConversionError, OutOfStepError
 from recfx.ir.operator_graph import OperatorGraph
 from recfx.ir.shards import CollectionSharding
 from recfx.lowering.targets import TargetsHere
 from recfx.optim.in_backward import positions_with_hooks
 from recfx.passes.base import PASSES_KEY
-from recfx.runtime import InputDistStart, Lookup, OutputDistStart, marks
+from recfx.runtime import InputDistStart, Lookup, OutputDistStart, TableStore, marks
 from recfx.runtime.dist_groups import DistGroups
 from recfx.runtime.in_flight import BATCHES_IN_FLIGHT
 from recfx.runtime.input_dist import DistContext, Outgoing, Together
 from recfx.runtime.lower_graph import Runtime
 from recfx.runtime.marks import InStep
+from recfx.runtime.transfers import crosses
 
 
 def hook_refused(what: str, path: str) -> ConversionError:
-    """The error for a tool that waits for what a sharded collection does not call.
-
-    Args:
-        what: the tool, as the beginning of a sentence.
-    """
+    """The error for a tool, ``what``, that waits for what a sharded collection does not call."""
     return ConversionError(
         f"{what} would be told of no lookup: a sharded collection of recfx runs a graph of its own kernels, without "
         "TorchRec's lookup modules and their hooks.",
@@ -55,16 +52,6 @@ def hook_refused(what: str, path: str) -> ConversionError:
         what_to_do="leave the collections that it is for unconverted, so that TorchRec shards them; or compare "
         "state_dict() before and after, where fused tables move only the rows that batches use.",
     )
-
-
-def _refused_tracker(register: str) -> property:
-    """The attribute that holds what ``register`` would register: it stays None."""
-
-    def refuse(self: ShardedCollection, record_fn: Any) -> None:
-        if record_fn is not None:
-            getattr(self, register)(record_fn)
-
-    return property(lambda self: None, refuse, doc="None. Setting anything else raises an error, as registering does.")
 
 
 # Outputs of input_dist_start; the second inside TorchRec's pipelines, which start all collections' exchanges at once.
@@ -81,11 +68,10 @@ class ShardedCollection(ShardedTables, ShardedModule[KJTList, dict[str, Any], An
 
     Made by ``recfx.convert(model, plan=...)``, by ``recfx.sharders()``, or by ``shard_collection``.
 
-    Attributes are those of ``ConvertedCollection`` and ``ShardedTables``; ``graph_module`` is this rank's graph.
+    Attributes, besides those of ``ConvertedCollection`` and ``ShardedTables``:
+        taken: choices about the tables' optimizers that the user did not spell out, by table name.
+        in_step: the context of what other ranks wait for.
     """
-
-    in_step: InStep
-    """The context of what other ranks wait for."""
 
     _checked: Any = None  # what ``TableStore.look`` returned when the tables were last found to be as they must be
     _computed: Any = None  # and when all lookups last ran
@@ -96,12 +82,25 @@ class ShardedCollection(ShardedTables, ShardedModule[KJTList, dict[str, Any], An
         unsharded: UnshardedCollection,
         sharding: CollectionSharding,
         groups: DistGroups,
-        device: torch.device | None,
+        store: TableStore,
         settings: OptimizerSettings,
     ) -> None:
         super().__init__()
-        self.take_tables(unsharded, sharding, groups, device, settings)
-        self._runtime = Runtime(self._store, groups)
+        self.collection, self.backend, self.source = unsharded.collection, unsharded.backend, unsharded.source
+        self.requested, self.calls, self.passes = dict(unsharded.requested), unsharded.calls, unsharded.passes
+        self.not_fused, self._is_weighted = dict(unsharded.not_fused), unsharded.is_weighted()
+        kind = kind_of(self)
+        setattr(self, kind.configs_attribute, kind.configs_of(unsharded))
+        self.__dict__.update(kind.settings_of(unsharded))
+        self._store, self._made_on = store, store.device
+        setattr(self, kind.tables, store.bags)
+        self.hash_indexes = store.indexes
+        self.tables = tuple(sharded.table for sharded in sharding.tables)
+        self.sharding, self.groups = sharding, groups
+        self.fused, self.taken = settings.fused, settings.taken
+        self.dtypes = {table.name: unsharded.weight(table.name).dtype for table in unsharded.tables}
+        self._row_moves = {}
+        self._runtime = Runtime(store, groups)
         context = context_of(
             self.collection,
             self.tables,
@@ -115,11 +114,23 @@ class ShardedCollection(ShardedTables, ShardedModule[KJTList, dict[str, Any], An
         self.graph_module = compile_graph(graph, self._runtime, self.backend, self.passes)
         refuse_raw_ids(self.graph_module)
         self.pass_records = list(self.graph_module.meta[PASSES_KEY])
-        self._cut_into_steps()
+        self.in_step = InStep(groups.pooled, self.collection)
+        self._staged_graph = StagedGraph(self.graph_module, self._runtime)
+        # Attributes that TorchRec's pipelines, and its introduction, use.
+        modules = list(self.graph_module.modules())
+        self._input_dists = [module for module in modules if isinstance(module, InputDistStart)]
+        self._lookups = [module for module in modules if isinstance(module, Lookup)]
+        self._output_dists = [module for module in modules if isinstance(module, OutputDistStart)]
+        self._has_uninitialized_input_dist = False
+        self._take_depth()
         self._register_state_dict_hook(save_sharded_state)
         self.register_load_state_dict_pre_hook(load_local_state)
         self.register_load_state_dict_post_hook(drop_shard_names)
         self.train(unsharded.training)
+
+    @property
+    def process_group(self) -> dist.ProcessGroup:
+        return self.groups.pooled
 
     @property
     def unsharded_module_type(self) -> type[nn.Module]:
@@ -139,29 +150,24 @@ class ShardedCollection(ShardedTables, ShardedModule[KJTList, dict[str, Any], An
     def check_state(self, saved: Mapping[str, Any], prefix: str) -> None:
         LocalState(self, saved, prefix)
 
+    def prepare_to_save(self) -> None:
+        """Check this rank's indexes, and make the optimizer state that is missing."""
+        for shard in self.sharding.local():
+            if shard.table.has_index:
+                self._store.index(shard.name).refresh()
+            if shard.name in self._store.optimizers:
+                self._store.optimizers[shard.name].prepare(self._store.weight(shard.name))
+
     def register_post_lookup_tracker_fn(self, record_fn: Any) -> None:
-        """Raises a ``ConversionError``, ``torchrec_hook_not_called``."""
-        raise hook_refused("register_post_lookup_tracker_fn: a tracker", self.collection)
+        """Raises a ``ConversionError``, ``torchrec_hook_not_called``, as assigning it does."""
+        if record_fn is not None:
+            raise hook_refused("a tracker", self.collection)
 
-    def register_post_odist_tracker_fn(self, record_fn: Any) -> None:
-        """Raises a ``ConversionError``, ``torchrec_hook_not_called``."""
-        raise hook_refused("register_post_odist_tracker_fn: a tracker", self.collection)
-
-    post_lookup_tracker_fn = _refused_tracker("register_post_lookup_tracker_fn")
-    post_odist_tracker_fn = _refused_tracker("register_post_odist_tracker_fn")
+    register_post_odist_tracker_fn = register_post_lookup_tracker_fn
+    post_lookup_tracker_fn = property(lambda self: None, register_post_lookup_tracker_fn)
+    post_odist_tracker_fn = property(lambda self: None, register_post_lookup_tracker_fn)
 
     # The steps of a batch, which TorchRec's and recfx's pipelines call one by one
-
-    def _cut_into_steps(self) -> None:
-        self.in_step = InStep(self.groups.pooled, self.collection)
-        self._staged_graph = StagedGraph(self.graph_module, self._runtime)
-        # Attributes that TorchRec's pipelines, and its introduction, use.
-        modules = list(self.graph_module.modules())
-        self._input_dists = [module for module in modules if isinstance(module, InputDistStart)]
-        self._lookups = [module for module in modules if isinstance(module, Lookup)]
-        self._output_dists = [module for module in modules if isinstance(module, OutputDistStart)]
-        self._has_uninitialized_input_dist = False
-        self._take_depth()
 
     def _take_depth(self) -> None:
         depth = self.batches_in_flight
@@ -254,6 +260,26 @@ class ShardedCollection(ShardedTables, ShardedModule[KJTList, dict[str, Any], An
             self.refuse_moved()
             self._checked = tables
 
+    def refuse_moved(self) -> None:
+        """Refuse to run after the tables were moved between the host and another device.
+
+        Not in ``to()`` itself, because a model that stops halfway through it would be on two devices.
+
+        Raises:
+            ConversionError: ``sharded_tables_moved``.
+        """
+        device, host = self._store.device, torch.device("cpu")
+        if crosses(device, host) == crosses(self._made_on, host):
+            return
+        raise ConversionError(
+            f"the collection was sharded with its tables on {self._made_on}, but they have been moved to {device}; its "
+            f"process groups, and its copies of ids between the host and a device, are for {self._made_on}.",
+            reason="sharded_tables_moved",
+            module_path=self.collection,
+            what_to_do=f"move the model back to {self._made_on}; or unconvert it, move it to {device}, and shard it "
+            "there, in process groups of that device.",
+        )
+
     def _refuse_gradient_hooks(self) -> None:
         """Refuse gradient hooks: a fused shard has no gradient for a hook, and no dense optimizer to fall back on."""
         fused = [self._store.weight(shard) for shard in self._store.optimizers]
@@ -330,11 +356,11 @@ class ShardedCollection(ShardedTables, ShardedModule[KJTList, dict[str, Any], An
 
         Call this on the thread that owns the indexes; the function may run on any thread, once, before ``compute``.
         """
-        prefetching = self._staged.prefetching
-        if not prefetching.is_of_use:
+        stages = self._staged.prefetching
+        if stages is None:
             return None
-        ctx.stages, ctx.arrives_ahead = prefetching.stages, True
-        ctx.stages.snapshot.run(ctx.values)
+        ctx.stages, ctx.arrives_ahead = stages, True
+        stages.snapshot.run(ctx.values)
         return lambda arrived: self._arrive(ctx, arrived)
 
     # Copies

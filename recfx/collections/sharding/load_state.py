@@ -20,8 +20,14 @@ from recfx.collections.fit_table import (
     without_weight,
 )
 from recfx.collections.kinds import kind_of
-from recfx.collections.sharding.sharded_tables import ShardedTables
-from recfx.collections.sharding.state import index_pieces, other_plan, parts_of, weight_pieces, whole_index
+from recfx.collections.sharding.state import (
+    ShardedTables,
+    index_pieces,
+    other_plan,
+    parts_of,
+    weight_pieces,
+    whole_index,
+)
 from recfx.errors import CheckpointError, type_of
 from recfx.hashing import state
 from recfx.hashing.identity import IDENTITY, check_identity

@@ -11,9 +11,9 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torchrec.optim.keyed import KeyedOptimizer
 
 from recfx.collections.kinds import kind_of
-from recfx.collections.sharding.sharded_tables import ShardedTables
 from recfx.collections.sharding.state import (
     Piece,
+    ShardedTables,
     common_pieces,
     make_sharded_tensor,
     own_pieces,

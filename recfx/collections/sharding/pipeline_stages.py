@@ -40,18 +40,6 @@ SPLIT_HASH_IDS = Rewrite("split_hash_ids", split_hash_ids)
 _CUT_BEFORE = {kind: number for number, kind in enumerate(CUTS, start=1)}
 
 
-def _earliest(kind: str) -> int:
-    """The number of the first stage in which a node of this kind may run, whatever it needs.
-
-    A node comes after all cuts of earlier stages of a step. A rank without any shard of some tables has nothing to look
-    up for them; their ``output_dist_start`` must be called in its turn all the same, as all other ranks call it.
-    """
-    if kind in _CUT_BEFORE:
-        return _CUT_BEFORE[kind]
-    own = NODE_KINDS[kind].stage.value
-    return max((number for cut, number in _CUT_BEFORE.items() if NODE_KINDS[cut].stage.value < own), default=0)
-
-
 class Stage:
     """A piece of a graph, run node by node: it takes values by the names of nodes, and makes those of its outputs.
 
@@ -116,71 +104,61 @@ class StagedGraph:
     """A graph and its stages. Not a module or container, so copies of modules share it until they make their own."""
 
     def __init__(self, graph_module: fx.GraphModule, runtime: Runtime) -> None:
-        self.graph_module, self._runtime = graph_module, runtime
-        self.in_turn = cut(graph_module)
+        self.graph_module, self.in_turn = graph_module, cut(graph_module)
+        self._runtime = runtime
 
     @cached_property
-    def prefetching(self) -> Prefetching:
-        """The form of the graph that finds rows ahead."""
-        return Prefetching(self.graph_module, self._runtime)
-
-
-class Prefetching:
-    """A graph with ``find_ids`` and ``insert_ids`` in place of nodes that find and insert at once.
-
-    The original graph is not changed; the two share all other modules.
-    """
-
-    def __init__(self, graph_module: fx.GraphModule, runtime: Runtime) -> None:
-        self.graph_module, _ = compile_again(graph_module, runtime, (SPLIT_HASH_IDS,))
-        self.stages = cut(self.graph_module)
-        self._snapshots = [module for module in self.graph_module.children() if isinstance(module, SnapshotIndexes)]
+    def split(self) -> tuple[Stages, list[SnapshotIndexes]]:
+        """The stages with ``find_ids`` and ``insert_ids`` in place of nodes that find and insert at once, and what
+        records the indexes between them. The graph does not change; the two share all other modules.
+        """
+        graph_module, _ = compile_again(self.graph_module, self._runtime, (SPLIT_HASH_IDS,))
+        return cut(graph_module), [module for module in graph_module.children() if isinstance(module, SnapshotIndexes)]
 
     @property
-    def is_of_use(self) -> bool:
-        """Whether rows may be found ahead now: there are indexes, and all of them allow it."""
-        return bool(self._snapshots) and all(snapshot.is_of_use for snapshot in self._snapshots)
+    def prefetching(self) -> Stages | None:
+        """The stages that find rows ahead; None if they may not be found now: no index, or not all indexes allow it."""
+        stages, snapshots = self.split
+        return stages if snapshots and all(snapshot.is_of_use for snapshot in snapshots) else None
 
 
 def cut(graph_module: fx.GraphModule) -> Stages:
-    """The stages of a graph."""
-    number_of = _number_nodes(graph_module.graph)
-    return Stages(*(_stage(graph_module, number_of, number) for number in range(len(CUTS) + 1)))
-
-
-def _number_nodes(graph: fx.Graph) -> dict[fx.Node, int]:
+    """The stages of a graph. A node comes after all cuts of earlier stages of a step, whatever it needs: a rank without
+    a shard of some tables calls their ``output_dist_start`` in its turn all the same.
+    """
     number_of: dict[fx.Node, int] = {}
-    for node in graph.nodes:
-        if node.op == "output":
-            continue
-        meta = node_meta(node)
-        own = 0 if meta is None else _earliest(meta.kind)
-        number_of[node] = max([own, *(number_of[source] for source in node.all_input_nodes)])
-    return number_of
-
-
-def _stage(graph_module: fx.GraphModule, number_of: dict[fx.Node, int], number: int) -> Stage:
+    for node in graph_module.graph.nodes:
+        if node.op != "output":
+            meta = node_meta(node)
+            earliest = 0 if meta is None else _earliest(meta.kind)
+            number_of[node] = max([earliest, *(number_of[source] for source in node.all_input_nodes)])
     (result,) = next(node for node in graph_module.graph.nodes if node.op == "output").all_input_nodes
-    members = [node for node, own in number_of.items() if own == number and node.op != "placeholder"]
-    taken = dict.fromkeys(
-        source
-        for node in members
-        for source in node.all_input_nodes
-        if source.op == "placeholder" or number_of[source] != number
-    )
-    given = [
-        node for node in members if node is result or any(number_of.get(user, number) > number for user in node.users)
-    ]
     modules = dict(graph_module.named_children())
-    return Stage(modules, members, [node.name for node in taken], [node.name for node in given])
+
+    def stage(number: int) -> Stage:
+        nodes = [node for node, own in number_of.items() if own == number and node.op != "placeholder"]
+        sources = [source for node in nodes for source in node.all_input_nodes]
+        taken = [source.name for source in sources if source.op == "placeholder" or number_of[source] != number]
+        given = [
+            node.name
+            for node in nodes
+            if node is result or any(number_of.get(user, number) > number for user in node.users)
+        ]
+        return Stage(modules, nodes, list(dict.fromkeys(taken)), given)
+
+    return Stages(*map(stage, range(len(CUTS) + 1)))
 
 
-# What a batch keeps and returns while it is in flight
+def _earliest(kind: str) -> int:
+    if kind in _CUT_BEFORE:
+        return _CUT_BEFORE[kind]
+    own = NODE_KINDS[kind].stage.value
+    return max((number for cut, number in _CUT_BEFORE.items() if NODE_KINDS[cut].stage.value < own), default=0)
 
 
 @dataclass
 class BatchContext(Multistreamable):
-    """Values that cross the cuts of a collection's graph, by node name.
+    """What a batch keeps while it is in flight: values that cross the cuts of a collection's graph, by node name.
 
     Attributes:
         sharding_contexts: where TorchRec's awaitables write batch sizes; the objects on the graph's edges.
@@ -218,13 +196,12 @@ class Sending(KJTListSplitsAwaitable[BatchContext]):
 
     def _wait_impl(self) -> KJTListAwaitable:
         with self._in_step:
-            arriving = super()._wait_impl()
-        return _Arriving(arriving.awaitables, arriving.ctx, self._in_step)
+            return _Arriving(super()._wait_impl(), self._in_step)
 
 
 class _Arriving(KJTListAwaitable):
-    def __init__(self, awaitables: list[Awaitable[Any]], ctx: BatchContext, in_step: InStep) -> None:
-        super().__init__(awaitables, ctx)
+    def __init__(self, arriving: KJTListAwaitable, in_step: InStep) -> None:
+        super().__init__(arriving.awaitables, arriving.ctx)
         self._in_step = in_step
 
     def _wait_impl(self) -> KJTList:

@@ -8,10 +8,12 @@ from typing import Any
 from weakref import WeakSet
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed.embedding import get_ec_index_dedup
 from torchrec.distributed.types import ParameterSharding, ShardingEnv
+from torchrec.optim.fused import EmptyFusedOptimizer
 
 from recfx.collections.collection import UnshardedCollection
 from recfx.collections.kinds import kind_of
@@ -19,12 +21,18 @@ from recfx.collections.sharding.collection import SHARDED, ShardedCollection, sh
 from recfx.collections.sharding.optimizer_settings import check_optimizers, optimizer_settings
 from recfx.collections.sharding.plan import agreed_sharding, read_plan
 from recfx.collections.sharding.same_settings import settings_of
+from recfx.collections.table_holder import hold
 from recfx.errors import ConversionError
+from recfx.hashing import HashIndex
+from recfx.hashing.slices import slice_state
 from recfx.ir.shards import CollectionSharding
-from recfx.ir.tables import TableSpec
+from recfx.ir.tables import Shard, TableSpec
 from recfx.ir.ways_back import Wires
+from recfx.optim.attached import set_attached
+from recfx.optim.fused_optimizer import FusedOptimizer
+from recfx.runtime import TableStore
 from recfx.runtime.bags import FBGEMM_PERMUTES_ON
-from recfx.runtime.dist_groups import DistGroups, sent_on
+from recfx.runtime.dist_groups import DistGroups, replicate, sent_on
 
 INDEXES_BEFORE_SHARDING: WeakSet[nn.Module] = WeakSet()
 """The indexes of collections of which there is a sharded form, which has indexes of its own."""
@@ -124,7 +132,97 @@ def shard_collection(
         sharding = read_plan(tables, plan, env.rank, env.world_size, path)
     sharding = replace(sharding, wires=wires)
     settings = optimizer_settings(module, sharding, fused_params, dense_as_torchrec=dense_as_torchrec)
-    sharded = SHARDED[kind_of(module)](module, sharding, groups, device, settings)
+    store = cut_tables(module, sharding, groups.pooled, device, settings.fused)
+    sharded = SHARDED[kind_of(module)](module, sharding, groups, store, settings)
     for index in module.hash_indexes.values():
         INDEXES_BEFORE_SHARDING.add(index)
     return sharded
+
+
+def cut_tables(
+    module: UnshardedCollection,
+    sharding: CollectionSharding,
+    group: dist.ProcessGroup,
+    device: torch.device | None,
+    fused: Mapping[str, FusedOptimizer],
+) -> TableStore:
+    """The weights, indexes and fused optimizers of this rank's shards, by name; replicas become those of rank 0.
+
+    ``module`` stays as it is. Shards of a table share the ``group`` of its optimizer but not the state. Collective.
+    """
+    kind = kind_of(module)
+    init_fns = {config.name: config.init_fn for config in kind.configs_of(module)}
+    bags, indexes = nn.ModuleDict(), nn.ModuleDict()
+    local = sharding.local()
+    store = TableStore(
+        bags, indexes, {}, {shard.name: init_fns[shard.table.name] for shard in local}, _device(module, device)
+    )
+    store.in_flight.depth = module.batches_in_flight
+    for table in module.hash_indexes:
+        module.index(table).refresh()  # before weights are copied, because it may initialise some
+    states = module.take_over_optimizers()
+    leaders: dict[tuple[str, tuple[int, int]], HashIndex] = {}
+    for shard in local:
+        sharded = sharding.named(shard.table.name)
+        weight = module.weight(shard.table.name)
+        rows = _rows(shard, weight, init_fns[shard.table.name], device)
+        bags[shard.name] = kind.table_around(rows, shard.table.pooling).requires_grad_(weight.requires_grad)
+        if sharded.is_replicated:
+            replicate(store.weight(shard.name), group)
+        if shard.table.has_index:
+            index = indexes[shard.name] = _index(shard, module, sharded.is_replicated, group)
+            leader = leaders.setdefault((shard.table.name, shard.rows), index)
+            if leader is not index:
+                index.follow(leader)
+        if shard.table.name in fused:
+            settings, old = fused[shard.table.name], states.get(shard.table.name)
+            state = {} if old is None else {name: _state_part(value, shard) for name, value in old.state.items()}
+            optimizer = store.optimizers[shard.name] = FusedOptimizer(
+                settings.rule, settings.group, state, shard=kind.weight_name(module.collection, shard.table.name)
+            )
+            if sharded.is_replicated:
+                optimizer.prepare(store.weight(shard.name))
+                for name in optimizer.rule.saved_states.values():
+                    replicate(optimizer.state[name], group)
+            # TorchRec's in_backward_optimizer_filter looks for this attribute.
+            set_attached(store.weight(shard.name), [EmptyFusedOptimizer()])
+    hold(bags)
+    return store
+
+
+def _device(module: UnshardedCollection, device: torch.device | None) -> torch.device:
+    chosen = device or next(
+        (weight.device for weight in kind_of(module).tables_of(module).parameters()), torch.device("cpu")
+    )
+    return torch.device("cpu") if chosen.type == "meta" else chosen
+
+
+def _rows(shard: Shard, weight: torch.Tensor, init_fn: Any, device: torch.device | None) -> torch.Tensor:
+    if not weight.is_meta:
+        return shard.of(weight.detach()).to(device or weight.device, copy=True, memory_format=torch.contiguous_format)
+    rows = torch.empty(shard.num_rows, shard.num_columns, dtype=weight.dtype, device=device or "cpu")
+    init_fn(rows)
+    return rows
+
+
+def _index(shard: Shard, module: UnshardedCollection, replicated: bool, group: dist.ProcessGroup) -> HashIndex:
+    """The shard's part of the table's index, with the ids that it holds."""
+    config, (first, end) = shard.table.hashing, shard.rows
+    assert config is not None
+    whole = module.index(shard.table.name)
+    index = HashIndex(config.rows, config=config, name=shard.table.name, device="cpu", row_begin=first, row_end=end)
+    if not whole.slot_groups.is_meta:
+        state = slice_state(config, whole.state_dict(), first, end)
+        if replicated:
+            for name in sorted(state):
+                state[name] = state[name].clone()
+                replicate(state[name], group)
+        index.load_state_dict(state)
+    return index
+
+
+def _state_part(value: Any, shard: Shard) -> Any:
+    if not isinstance(value, torch.Tensor) or value.dim() == 0:
+        return value.clone() if isinstance(value, torch.Tensor) else value
+    part = shard.of(value) if value.shape[1] == shard.table.embedding_dim else value[slice(*shard.rows)]
+    return part.clone(memory_format=torch.contiguous_format)

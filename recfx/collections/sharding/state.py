@@ -21,16 +21,36 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetadata, TensorProperties
 from torch.distributed._shard.sharded_tensor.shard import Shard as TensorShard
 
+from recfx.collections.converted_collection import ConvertedCollection
 from recfx.collections.kinds import kind_of
-from recfx.collections.sharding.sharded_tables import ShardedTables
 from recfx.collections.sharding.types import rank_of
 from recfx.errors import CheckpointError
 from recfx.hashing import HashIndex
 from recfx.hashing.identity import IDENTITY, identity
 from recfx.hashing.row_move import saved_names
 from recfx.hashing.slices import COUNTS, SLICE_COUNTS, STATISTICS, SliceCounts, parts_between
-from recfx.ir.shards import ShardedTable
+from recfx.ir.shards import CollectionSharding, ShardedTable
 from recfx.ir.tables import Shard, TableSpec
+from recfx.optim.fused_optimizer import FusedOptimizer
+from recfx.runtime.dist_groups import DistGroups
+
+
+class ShardedTables(ConvertedCollection):
+    """The tables of a sharded collection as one rank has them; base of ``ShardedCollection``.
+
+    Attributes:
+        sharding: which shards are where.
+        groups: the process groups of ids and of pooled rows.
+        fused: kind and settings of each table's fused optimizer, by table name.
+        dtypes: dtypes of the tables' weights, by table name.
+    """
+
+    is_sharded = True
+
+    sharding: CollectionSharding
+    groups: DistGroups
+    fused: dict[str, FusedOptimizer]
+    dtypes: dict[str, torch.dtype]
 
 
 @dataclass(frozen=True)
