@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from contextvars import ContextVar
 from pathlib import Path
 
 import torch
@@ -58,22 +56,8 @@ def move_to_huge_pages(tensors: Sequence[Tensor]) -> None:
             moved += last_byte - first_byte
     seconds = time.monotonic() - begin
     if seconds >= 1.0:
-        _logger.log(
-            _level.get(), "moved %d MB of tables to huge pages in %.1f s; this is done once", moved >> 20, seconds
-        )
+        _logger.info("moved %d MB of tables to huge pages in %.1f s; this is done once", moved >> 20, seconds)
 
-
-@contextlib.contextmanager
-def without_message() -> Iterator[None]:
-    """A context in which tensors that are moved are not worth a message, because they are not the user's."""
-    token = _level.set(logging.DEBUG)
-    try:
-        yield
-    finally:
-        _level.reset(token)
-
-
-_level = ContextVar("level", default=logging.INFO)
 
 MOST_SECONDS = 10.0
 """How long a process may have tensors moved, in all: it takes about two seconds per GB."""

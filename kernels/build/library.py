@@ -7,19 +7,15 @@ from. ``python -m recfx.kernels`` builds it in advance, if it has to be, and pri
 pass to ``dlopen``.
 
 Loading a library runs its code, so what was built is loaded only if nobody else can write to the file or its directory
-(see ``private_files.py``). Each library ends with a seal, a digest of its content, so that a damaged or empty one is
-rebuilt. If the library cannot be kept in that directory, it is built in a temporary one that is removed
-when the process ends.
+(see ``private_files.py``). One that cannot be loaded is rebuilt.
 
-If there is no compiler, nothing breaks: ``load()`` returns ``False``, ``why_not()`` says why, and a warning is logged
-once. What is wrong with the library of the wheel comes first in it. ``operators()`` then has the same operators with
-the same signatures, which are read from the sources, and those with a reference in torch (``reference``) run by it.
-With the library, the references run on devices other than the CPU.
+Without a library, ``load()`` returns ``False``, ``why_not()`` says why, and a warning is logged once. ``operators()``
+then has the same operators with the same signatures, which are read from the sources, and those with a reference in
+torch (``reference``) run by it. With the library, the references run on devices other than the CPU.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import fcntl
 import logging
@@ -43,8 +39,8 @@ from recfx.kernels.build.compiler import (
     find_compiler,
     torch_flags,
 )
-from recfx.kernels.build.packaged import is_sealed, packaged_library, seal
-from recfx.kernels.build.private_files import UnsafeError, make_private_directory, new_file, refuse_unsafe
+from recfx.kernels.build.packaged import packaged_library
+from recfx.kernels.build.private_files import make_private_directory, new_file, refuse_unsafe
 
 _logger = logging.getLogger("recfx")
 SOURCES = Path(__file__).resolve().parents[1] / "csrc"
@@ -138,18 +134,15 @@ def _open_library() -> None:
     global _path
     path, why = came_with_recfx()
     if path is None:
-        with _after(why):
+        try:
             path = _open_compiled()
+        except (OSError, LibraryBuildError) as error:
+            raise LibraryBuildError(f"{why}, and none can be made here: {error}") from error
     _path = _path or path  # operators are those of the first library that has them
 
 
 def _open_compiled() -> Path:
-    try:
-        path = build()
-    except OSError as error:  # not LibraryBuildError: code that does not compile here does not compile elsewhere
-        path = _build_for_this_process(error)
-        _load_file(path)
-        return path
+    path = build()
     try:
         _load_file(path)
     except OSError as error:
@@ -165,19 +158,6 @@ def _load_file(path: Path) -> None:
     except OSError as error:  # of which newer versions of torch say why in its cause alone
         why = str(error.__cause__ or error).removeprefix(f"{path}: ")
         raise OSError(f"{path} cannot be loaded: {why}") from error
-
-
-@contextlib.contextmanager
-def _after(why: str) -> Iterator[None]:
-    """What fails inside is the second reason why there is no library.
-
-    Raises:
-        LibraryBuildError: its message begins with the first.
-    """
-    try:
-        yield
-    except (OSError, RuntimeError) as error:
-        raise LibraryBuildError(f"{why}, and none can be made here: {error}") from error
 
 
 def why_not() -> str:
@@ -262,53 +242,22 @@ def build(anew: bool = False) -> Path:
     Raises:
         LibraryBuildError: there is no compiler, or it failed; the message contains its output.
         OSError: the directory is not writable, or nothing in it can be loaded, or (``UnsafeError``) others may write
-            to it.
+            to it: ``RECFX_BUILD_DIR`` names another one.
     """
-    return _build_in(build_directory(), anew)
-
-
-def _build_in(directory: Path, anew: bool = False) -> Path:
+    directory = build_directory()
     library = directory / f"librecfx-{_digest()}.so"
     # The default is in the user's own cache, where nobody else needs to write.
     make_private_directory(directory, tighten=not os.environ.get("RECFX_BUILD_DIR"))
     if os.statvfs(directory).f_flag & os.ST_NOEXEC:
         raise OSError(f"{directory} is mounted with noexec, so that no library in it can be loaded")
-    if not anew and _problem(library) is None:
-        return library
-    compiler = find_compiler()
-    # Several processes may get here at once: one compiles, the others wait for it.
-    with _locked(library.with_suffix(".lock")):
-        problem = "" if anew else _problem(library)
-        if problem:
-            _logger.warning("%s and is rebuilt", problem)
-        if problem is not None:
-            _logger.warning("compiling the C++ operators, which takes a minute or two, into %s", library)
-            _compile(compiler, library)
+    if anew or not library.exists():
+        compiler = find_compiler()
+        with _locked(library.with_suffix(".lock")):  # several processes may get here at once: one compiles
+            if anew or not library.exists():
+                _logger.warning("compiling the C++ operators, which takes a minute or two, into %s", library)
+                _compile(compiler, library)
+    refuse_unsafe(library)
     return library
-
-
-def _build_for_this_process(error: OSError) -> Path:
-    directory = Path(tempfile.mkdtemp(prefix="recfx-"))
-    atexit.register(shutil.rmtree, directory, ignore_errors=True)
-    _logger.warning(
-        "the C++ operators cannot be kept: %s. They are compiled in %s, for this process only. What to do: set "
-        "the environment variable RECFX_BUILD_DIR to a directory of your own.",
-        error,
-        directory,
-    )
-    return _build_in(directory)
-
-
-def _problem(library: Path) -> str | None:
-    """Why the library cannot be used: it is damaged, or not safe from other users. Empty if it does not exist."""
-    try:
-        refuse_unsafe(library)
-        content = library.read_bytes()
-    except FileNotFoundError:
-        return ""
-    except UnsafeError as error:
-        return str(error)
-    return None if is_sealed(content, _digest()) else f"{library} is damaged"
 
 
 @contextlib.contextmanager
@@ -360,19 +309,17 @@ def _compile(compiler: list[str], library: Path) -> None:
             torch_flags(_torch_root(), torch.compiled_with_cxx11_abi()),
             [f"-L{torch_libraries}", f"-Wl,-rpath,{torch_libraries}"],
         )  # fmt: skip
-        content = linked.read_bytes()
         with new_file(library) as file:
-            file.path.write_bytes(content + seal(content, _digest()))
+            file.path.write_bytes(linked.read_bytes())
             file.put_in_place(mode=0o755)
 
 
 def main() -> int:
     """Print the path of the library, built if there is none; if that fails, print why and return 1."""
+    path, why = came_with_recfx()
     try:
-        path, why = came_with_recfx()
-        with _after(why):
-            print(path or build())
-    except LibraryBuildError as error:
-        print(error, file=sys.stderr)
+        print(path or build())
+    except (OSError, LibraryBuildError) as error:
+        print(f"{why}, and none can be made here: {error}", file=sys.stderr)
         return 1
     return 0

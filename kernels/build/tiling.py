@@ -20,29 +20,25 @@ class Chip:
         vector_cores: a grid of so many programs keeps every core busy; each program loops over its share of the work,
             because starting a program costs more than a turn of a loop.
         ub_bytes: the unified buffer of one vector core. All vectors of a program lie in it; nothing spills out of it.
-        ub_alignment_bytes: every vector in the unified buffer begins at a multiple of this.
-        most_programs: of one launch, the product of the grid's axes; triton-ascend refuses more.
-        most_kernel_name: characters of a kernel's name that the device keeps; longer names collide.
         is_950: whether it is of the generation after the 910, which has a compiler of its own (``dav-c310``).
+        ub_alignment_bytes: every vector in the unified buffer begins at a multiple of this, as the compiler writes into
+            every module that it compiles.
+        most_programs: of one launch, the product of the grid's axes; triton-ascend refuses more.
     """
 
     name: str
     vector_cores: int
     ub_bytes: int
-    ub_alignment_bytes: int
-    most_programs: int
-    most_kernel_name: int
     is_950: bool = False
+    ub_alignment_bytes: int = 32
+    most_programs: int = 65_535
 
 
 def _chip(name: str, vector_cores: int, is_950: bool = False) -> Chip:
     """The chips of a generation differ in the number of their cores only. That of the 910 has the 910B and 910_93; the
     next one was called 910_95 first, and of its 256 KiB of unified buffer, the compiler keeps 8.
-
-    32 bytes of alignment are what the compiler writes into every module that it compiles. 65,535 programs and 49
-    characters are limits of triton-ascend's launcher.
     """
-    return Chip(name, vector_cores, (248 if is_950 else 192) * 1024, 32, 65_535, 49, is_950)
+    return Chip(name, vector_cores, (248 if is_950 else 192) * 1024, is_950)
 
 
 ASCEND_910B = _chip("Ascend910B3", 40)

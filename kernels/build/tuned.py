@@ -13,13 +13,13 @@ import functools
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 from recfx.kernels.build import library
 from recfx.kernels.build.private_files import make_private_directory, new_file, refuse_unsafe
 from recfx.kernels.build.tiling import LOOKUP_ROWS
 
-VERSION = 2
 PROGRAMS_PER_CORE, ROWS_IN_FLIGHT = "programs_per_core", "rows_in_flight"
 _LOOKUPS = ("recfx_pooled_lookup", "recfx_quantized_lookup")
 ALLOWED: Mapping[str, Mapping[str, Sequence[int]]] = {
@@ -33,10 +33,6 @@ Choices = Mapping[str, Mapping[str, int]]
 
 _logger = logging.getLogger("recfx")
 _trying: dict[tuple[str, str], int] = {}
-
-
-class TunedFileError(ValueError):
-    """The file is none of ours, or damaged."""
 
 
 def path() -> Path:
@@ -79,7 +75,7 @@ def keep(device_name: str, choices: Choices) -> Path:
     kept = {**_kept(), device_name: choices}
     make_private_directory(path().parent)
     with new_file(path()) as file:
-        file.path.write_text(json.dumps({"version": VERSION, "devices": kept}, indent=2) + "\n")
+        file.path.write_text(json.dumps({"version": 2, "devices": kept}, indent=2) + "\n")
         file.put_in_place()
     _kept.cache_clear()
     return path()
@@ -91,38 +87,16 @@ def _kept() -> dict[str, Choices]:
     try:
         refuse_unsafe(path().parent)
         refuse_unsafe(path())
-        return parse(path().read_text())
+        devices: dict[str, Choices] = json.loads(path().read_text())["devices"]
+        for setting, choices in chain.from_iterable(settings.items() for settings in devices.values()):
+            for kernel, number in choices.items():
+                if type(number) is not int or number not in ALLOWED[setting][kernel]:
+                    raise ValueError(f"{setting} of {kernel} cannot be {number!r}")
+        return devices
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         _logger.warning(
             "%s is not used: %s. What to do: delete it, and run python -m recfx doctor to measure again.", path(), error
         )
         return {}
-
-
-def parse(text: str) -> dict[str, Choices]:
-    """What the file says, by device.
-
-    Raises:
-        TunedFileError: it is no such file, or holds a number that cannot be.
-    """
-    try:
-        content = json.loads(text)
-    except ValueError as error:
-        raise TunedFileError(f"it is no JSON ({error})") from error
-    if not isinstance(content, dict) or content.get("version") != VERSION:
-        raise TunedFileError(f"it is not of version {VERSION}")
-    devices = content.get("devices")
-    if not isinstance(devices, dict) or not all(map(_is_dict_of_dicts, devices.values())):
-        raise TunedFileError("it names no devices")
-    for device, settings in devices.items():
-        for setting, choices in settings.items():
-            for kernel, number in choices.items():
-                if type(number) is not int or number not in ALLOWED.get(setting, {}).get(kernel, ()):
-                    raise TunedFileError(f"{setting} of {kernel!r} cannot be {number!r} on {device!r}")
-    return devices
-
-
-def _is_dict_of_dicts(value: object) -> bool:
-    return isinstance(value, dict) and all(isinstance(inner, dict) for inner in value.values())

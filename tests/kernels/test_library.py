@@ -1,11 +1,6 @@
-import contextlib
-import ctypes
-import errno
 import logging
 import os
-import shutil
 import subprocess
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -68,15 +63,12 @@ def test_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         library.build()
 
 
-def test_nothing_is_compiled_where_nothing_can_be_loaded(
-    tiny_sources: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_nothing_is_compiled_where_nothing_can_be_loaded(tiny_sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=os.ST_NOEXEC))
     with pytest.raises(
         LibraryBuildError, match=r"none can be made here: .* is mounted with noexec, so that no library"
     ):
         library._open_library()
-    assert "RECFX_BUILD_DIR to a directory" in warnings_of(caplog)[0]
     assert not list(library.build_directory().iterdir())
 
 
@@ -145,34 +137,6 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
     return messages
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda path: path.write_bytes(b""),
-        lambda path: path.write_bytes(path.read_bytes()[:1000]),
-        lambda path: path.write_bytes(path.read_bytes()[:-1]),
-        lambda path: path.write_bytes(bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:]),
-        lambda path: path.write_bytes(path.read_bytes() + b"\0"),
-    ],
-    ids=["empty", "truncated", "end_missing", "bit_flipped", "longer"],
-)
-def test_a_damaged_library_is_built_anew(
-    tiny_sources: Path, caplog: pytest.LogCaptureFixture, damage: Callable[[Path], object]
-) -> None:
-    built = library.build()
-    whole = built.read_bytes()
-    warnings_of(caplog)
-    damage(built)
-    assert library.build() == built
-    damaged, compiling = warnings_of(caplog)
-    assert damaged == f"{built} is damaged and is rebuilt"
-    assert "compiling" in compiling
-    assert built.read_bytes() == whole
-    assert ctypes.CDLL(str(built)).recfx_one() == 1
-    library.build()
-    assert not warnings_of(caplog)
-
-
 def test_a_library_that_cannot_be_loaded_is_built_anew(
     tiny_sources: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -190,22 +154,14 @@ def test_a_library_that_cannot_be_loaded_is_built_anew(
     assert warnings_of(caplog)[0] == f"{built} cannot be loaded: undefined symbol: it is rebuilt"
 
 
-def test_others_must_not_write_to_the_directory(
-    tiny_sources: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_others_must_not_write_to_the_directory(tiny_sources: Path) -> None:
     library.build_directory().mkdir(mode=0o755)
     library.build_directory().chmod(0o777)
     with pytest.raises(UnsafeError, match=r"can be written to by others \(mode 777; chmod go-w it\)"):
         library.build()
-    loaded: list[str] = []
-    monkeypatch.setattr(torch.ops, "load_library", loaded.append)
-    library._open_library()
-    kept, _ = warnings_of(caplog)
-    assert "mode 777" in kept
-    assert "RECFX_BUILD_DIR" in kept
-    assert Path(loaded[0]).parent.stat().st_mode & 0o777 == 0o700
+    with pytest.raises(LibraryBuildError, match="mode 777"):
+        library._open_library()
     assert not list(library.build_directory().iterdir())
-    shutil.rmtree(Path(loaded[0]).parent)
 
 
 def test_the_default_directory_becomes_the_users_own(
@@ -221,45 +177,14 @@ def test_the_default_directory_becomes_the_users_own(
 
 
 @pytest.mark.parametrize("planted", ["directory", "file"])
-def test_another_users_library_is_not_taken(
-    tiny_sources: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, planted: str
-) -> None:
+def test_another_users_library_is_not_taken(tiny_sources: Path, monkeypatch: pytest.MonkeyPatch, planted: str) -> None:
     built = library.build()
-    path = built if planted == "file" else built.parent
     if os.geteuid() == 0:
-        os.chown(path, 4321, 4321)
+        os.chown(built if planted == "file" else built.parent, 4321, 4321)
     else:
         monkeypatch.setattr(os, "geteuid", lambda: 4321)
-    warnings_of(caplog)
-    if planted == "directory" or os.geteuid() == 4321:
-        with pytest.raises(UnsafeError, match="belongs to another user"):
-            library.build()
-    else:
+    with pytest.raises(UnsafeError, match="belongs to another user"):
         library.build()
-        assert "belongs to another user (uid 4321)" in warnings_of(caplog)[0]
-        assert built.stat().st_uid == 0
-
-
-def test_a_directory_that_cannot_be_written(
-    tiny_sources: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    @contextlib.contextmanager
-    def read_only(path: Path) -> Iterator[None]:
-        if path.parent == library.build_directory():
-            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-        yield
-
-    built = library.build()
-    loaded: list[str] = []
-    monkeypatch.setattr(torch.ops, "load_library", loaded.append)
-    monkeypatch.setattr(library, "_locked", read_only)
-    library._open_library()
-    built.unlink()
-    warnings_of(caplog)
-    library._open_library()
-    assert loaded[0] == str(built)
-    assert Path(loaded[1]).parent != built.parent
-    assert "Read-only file system" in warnings_of(caplog)[0]
 
 
 def test_what_a_killed_process_left_goes(tiny_sources: Path) -> None:

@@ -1,22 +1,18 @@
 """The libraries that a wheel carries: which one is taken, and what happens where none serves."""
 
-import platform
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 from recfx.kernels.build import library, packaged
-from recfx.kernels.build.packaged import library_name, made_for, packaged_library, seal
-
-CONTENT = b"a library"
+from recfx.kernels.build.packaged import library_name, packaged_library
 
 
-def write(torch_version: str, sources: Path, machine: str = platform.machine()) -> Path:
+def write(torch_version: str, sources: Path) -> Path:
     """A library of the wheel."""
     path = packaged.LIBRARIES / library_name(torch_version, sources)
-    path.write_bytes(CONTENT + seal(CONTENT, made_for(path.name, machine)))
+    path.write_bytes(b"a library")
     return path
 
 
@@ -69,35 +65,20 @@ def test_it_is_not_taken_for_other_sources(sources: Path) -> None:
     assert packaged_library(torch.__version__, True, sources) is None
 
 
-@pytest.mark.parametrize("damage", [lambda content: b"", lambda content: content[1:], lambda content: content + b"\0"])
-def test_a_damaged_one_is_the_first_reason_why_there_is_none(
-    sources: Path, damage: Callable[[bytes], bytes], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+def test_one_that_cannot_be_loaded_is_the_first_reason_why_there_is_none(
+    sources: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (packaged_one,) = packaged.LIBRARIES.glob("*.so")
-    packaged_one.write_bytes(damage(packaged_one.read_bytes()))
     monkeypatch.setenv("CXX", "/no/such/compiler")
     for name, value in (("_loaded", None), ("_reason", ""), ("_when_defined", [])):
         monkeypatch.setattr(library, name, value)
     assert not library.load()
-    why = f"{packaged_one} is damaged, or of another torch"
-    assert caplog.messages[0] == f"{why}. What to do: install recfx again."
-    assert library.why_not().startswith(f"{why}, and none can be made here: the C++ compiler /no/such/compiler cannot")
+    why = f"{packaged_one} cannot be loaded"
+    assert caplog.messages[0].startswith(why)
+    assert library.why_not().startswith(why)
+    assert "the C++ compiler /no/such/compiler cannot" in library.why_not()
     assert library.main() == 1
     assert capsys.readouterr().err.startswith(why)
-
-
-def test_one_of_another_torch_or_machine_is_not_taken(sources: Path) -> None:
-    of_another = write("2.1.3", sources)
-    packaged_one = of_another.rename(packaged.LIBRARIES / library_name(torch.__version__, sources))
-    with pytest.raises(OSError, match="or of another torch"):
-        packaged_library(torch.__version__, True, sources)
-    assert write(torch.__version__, sources) == packaged_one
-    assert packaged_library(torch.__version__, True, sources) == packaged_one
-    (other,) = {"x86_64", "aarch64"} - {platform.machine()}
-    write(torch.__version__, sources, other)
-    with pytest.raises(OSError, match=f"is for {other}, and this machine is {platform.machine()}"):
-        packaged_library(torch.__version__, True, sources)
 
 
 def test_one_that_cannot_be_loaded_makes_way_for_one_that_is_compiled(

@@ -14,7 +14,7 @@ import torch
 
 from recfx.kernels.build import launch, tuned
 from recfx.kernels.build.tiling import ASCEND_910B
-from recfx.kernels.build.tuned import PROGRAMS_PER_CORE, ROWS_IN_FLIGHT, TunedFileError, keep, parse, trying
+from recfx.kernels.build.tuned import PROGRAMS_PER_CORE, ROWS_IN_FLIGHT, keep, trying
 
 LOOKUP = "recfx_pooled_lookup"
 CHIP = "Ascend910B3"
@@ -67,22 +67,16 @@ def _text_of(setting: str, kernel: str, number: object) -> str:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    "text",
     [
-        ('{"version": 2, "devi', "no JSON"),
-        ("[]", "not of version 2"),
-        ('{"version": 1, "devices": {}}', "not of version 2"),
-        ('{"version": 2}', "names no devices"),
-        *(
-            (_text_of(PROGRAMS_PER_CORE, kernel, number), f"cannot be {number!r}")
-            for kernel, number in [(LOOKUP, 0), (LOOKUP, 65), (LOOKUP, 2.0), (LOOKUP, True), ("recfx_fused_step", 2)]
-        ),
-        (_text_of(ROWS_IN_FLIGHT, LOOKUP, 12), "rows_in_flight of 'recfx_pooled_lookup' cannot be 12 on 'x'"),
+        '{"version": 2, "devi',
+        "[]",
+        '{"version": 2}',
+        *(_text_of(PROGRAMS_PER_CORE, *choice) for choice in [(LOOKUP, 0), (LOOKUP, True), ("recfx_fused_step", 2)]),
+        _text_of(ROWS_IN_FLIGHT, LOOKUP, 12),
     ],
 )
-def test_a_file_that_is_none_of_ours(text: str, told: str, caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(TunedFileError, match=told):
-        parse(text)
+def test_a_file_that_is_none_of_ours(text: str, caplog: pytest.LogCaptureFixture) -> None:
     tuned.path().parent.mkdir(mode=0o700)
     tuned.path().write_text(text)
     tuned.path().chmod(0o600)
