@@ -55,7 +55,7 @@ ifeq ($(INSTALL),)
 $(error HOST=$(HOST) is none of cpu, npu, cuda)
 endif
 
-.PHONY: help setup demo test tools check matrix names mutants tsan aarch64 bench serve serve-sanitized serve-soak wheel wheel-test picture notebook lint format ascend clean
+.PHONY: help setup demo test check matrix names mutants tsan aarch64 bench serve serve-sanitized serve-soak wheel wheel-test picture notebook lint format ascend clean
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
@@ -68,12 +68,9 @@ setup: $(INSTALLED) $(LIBRARY_BUILT) ## create .venv, install, compile; the othe
 demo: setup ## train a DLRM on raw ids in four ways; draw, price, export, serve and check the converted one
 	@$(BIN)/python examples/train_dlrm.py $(DEMO_FLAGS)
 
-test: setup ## all tests but those of make ascend and make tools, and a consistent environment
+test: setup ## all tests but those of make ascend, and a consistent environment
 	@$(BIN)/python -m pip check
 	@$(BIN)/python -m pytest -q $(XDIST) --ignore=tests/ascend --ignore=tests/tools $(PYTEST_FLAGS)
-
-tools: setup ## the tests of what tests the tests: mutants, the matrix, the order of files; what needs Ascend's tools is in `make ascend`
-	@$(BIN)/python -m pytest -q $(XDIST) --ignore=tests/tools/ascend $(PYTEST_FLAGS) tests/tools
 
 check: setup lint ## lint, types and the quick tests: for every few minutes of work
 	@$(call say,"quick tests")
@@ -97,7 +94,7 @@ serve-sanitized: setup ## the tests of the C++ server, compiled with the address
 serve-soak: setup ## ten minutes of load on the C++ server, with newer files and bad requests mixed in
 	@$(BIN)/python -m tests.exporter.serve_soak $(SOAK_FLAGS)
 
-matrix: setup ## the whole suite on other versions of torch and TorchRec, SETS="2.7 2.10 2.14"; keeps what came of it
+matrix: setup ## the whole suite on other versions of torch and TorchRec, SETS="2.7 2.10 2.14"
 	@$(BIN)/python -m tests.tools.matrix $(or $(SETS),2.7 2.10 2.14) --jobs $(JOBS) $(MATRIX_FLAGS)
 
 names: setup ## look in the oldest and the newest set for the names of torch and TorchRec that recfx uses, and keep the list of these names

@@ -5,9 +5,7 @@ Most run in this process. Ranks run in processes of their own, once under torchr
 
 from __future__ import annotations
 
-import argparse
 import difflib
-import itertools
 import json
 import logging
 import os
@@ -18,7 +16,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -95,14 +92,6 @@ def assert_ended_well(finished: subprocess.CompletedProcess[str]) -> None:
     assert "Traceback" not in finished.stderr
 
 
-@pytest.fixture
-def criteo(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    import criteo
-
-    return criteo
-
-
 def write_log(path: Path, rows: int) -> Path:
     """A file as Criteo publishes it, with missing values."""
     draw = random.Random(0)
@@ -165,25 +154,6 @@ def test_demo(
         assert Path(path).stat().st_size
 
 
-def test_the_models_of_the_demo_take_turns(criteo: ModuleType) -> None:
-    """Whatever else the machine does slows all of them down alike."""
-    import dlrm
-
-    options = argparse.Namespace(device=torch.device("cpu"), dim=8, rows=50, steps=25, batch_size=16)
-    models, steps = [dlrm.build_dlrm(options) for _ in range(2)], list[int]()
-    for number, model in enumerate(models):
-        model.register_forward_hook(lambda *_, number=number: steps.append(number))
-    rows = criteo.generate(100, 50)
-    rows = replace(rows, ids=rows.ids % 50)
-    seconds = dlrm.train(models, [rows, rows], options)
-    assert [(number, len(list(turn))) for number, turn in itertools.groupby(steps)] == [(0, 10), (1, 10)] * 2 + [
-        (0, 5),
-        (1, 5),
-    ]
-    assert len(seconds) == 2
-    assert all(own > 0 for own in seconds)
-
-
 @pytest.mark.parametrize("data", ["generated", "ml-100k/ml-100k.inter"])
 def test_a_sequence_model(run_example: Run, request: pytest.FixtureRequest, data: str) -> None:
     files = [] if data == "generated" else ["--data", str(request.getfixturevalue("data_directory") / data)]
@@ -227,53 +197,6 @@ def test_demo_says_which_line_or_file_it_cannot_read(run_example: Run, tmp_path:
     finished = run_example("train_dlrm", "--data", str(tmp_path / "absent.tsv"))
     assert finished.returncode == 1
     assert "absent.tsv" in finished.stderr
-
-
-def test_both_forms_of_the_log_are_read_alike(criteo: ModuleType, tmp_path: Path) -> None:
-    published = write_log(tmp_path / "log.tsv", 20)
-    with_header = tmp_path / "log.csv"
-    header = ",".join(["label", *criteo.DENSE, *criteo.CATEGORICAL])
-    with_header.write_text(header + "\n" + published.read_text().replace("\t", ","))
-    first, second = criteo.read(published, 100), criteo.read(with_header, 100)
-    assert len(first) == 20
-    for name in ("labels", "dense", "ids", "present"):
-        assert torch.equal(getattr(first, name), getattr(second, name))
-    assert not bool(first.present.all())
-    assert len(criteo.read(published, 7)) == 7
-
-
-def test_an_empty_log_is_refused(criteo: ModuleType, tmp_path: Path) -> None:
-    (tmp_path / "empty.tsv").touch()
-    with pytest.raises(criteo.BadRows, match="has no rows"):
-        criteo.read(tmp_path / "empty.tsv", 10)
-
-
-def test_model_input_has_an_empty_bag_where_an_id_is_missing(criteo: ModuleType) -> None:
-    rows = criteo.generate(50, 100)
-    dense, features = rows.model_input(torch.device("cpu"))
-    assert dense.shape == (50, 13)
-    assert features.keys() == criteo.CATEGORICAL
-    for column, feature in enumerate(criteo.CATEGORICAL):
-        bags = features[feature].to_dense()
-        for row, bag in enumerate(bags):
-            assert bag.tolist() == ([int(rows.ids[row, column])] if rows.present[row, column] else [])
-
-
-def test_generated_ids_use_all_64_bits_and_mean_the_same_under_every_seed(criteo: ModuleType) -> None:
-    first, second = criteo.generate(2000, 100, seed=0), criteo.generate(2000, 100, seed=1)
-    assert bool((first.ids < 0).any())
-    assert bool((first.ids > 2**62).any())
-    assert set(first.ids[:, 0].tolist()) == set(second.ids[:, 0].tolist())
-    assert not torch.equal(first.ids, second.ids)
-
-
-def test_shuffled_batches_are_full_and_cover_an_epoch(criteo: ModuleType) -> None:
-    rows = criteo.generate(100, 50)
-    batches = list(rows.shuffled_batches(30, 10))
-    assert [len(batch) for batch in batches] == [30] * 10
-    total = sum(batch.dense.sum() for batch in batches)
-    assert float(total) == pytest.approx(3 * float(rows.dense.sum()), rel=1e-4)
-    assert [len(batch) for batch in rows.shuffled_batches(500, 2)] == [100, 100]
 
 
 @pytest.mark.parametrize(("processes", "optimizer"), [(1, "adam"), (2, "adagrad")])

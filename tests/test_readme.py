@@ -97,23 +97,6 @@ def _on_a_rank(rank: int, world_size: int, text: str, file: str) -> int:
         return run(text, file, compare=False)
 
 
-def test_a_wrong_output_is_noticed() -> None:
-    right = "```python\nprint(1)\n```\n\n```\nmake\n```\n\n```text\n1\n```\n"
-    assert run(right, "right") == 1
-    with pytest.raises(AssertionError, match="not what the block before it prints"):
-        run(right.replace("1\n```\n", "2\n```\n"), "wrong")
-    with pytest.raises(AssertionError, match="what the last block prints"):
-        run(right.partition("```text")[0], "not shown")
-    with pytest.raises(AssertionError, match="what the block before it prints"):
-        run(right.partition("```text")[0] + right, "not shown")
-
-
-def test_errors_name_the_line_of_the_file() -> None:
-    with pytest.raises(ZeroDivisionError) as caught:
-        run("Text.\n\n```python\nx = 0\n1 / x\n```\n", "file")
-    assert caught.traceback[-1].lineno == 4  # counted from 0
-
-
 @pytest.mark.parametrize("name", READMES)
 def test_files_that_it_names_are_there(name: str) -> None:
     assert missing_files((ROOT / name).read_text(), (ROOT / name).parent) == []
@@ -124,12 +107,6 @@ def missing_files(text: str, folder: Path) -> list[str]:
     prose = BLOCK.sub("", text)
     named = re.findall(rf"`((?:{'|'.join(FOLDERS)})(?:/[\w.]+)*/?|[\w/.]+\.(?:{'|'.join(SUFFIXES)}))`", prose)
     return [path for path in named if not (ROOT / path).exists() and not (folder / path).exists()]
-
-
-def test_a_missing_file_is_noticed() -> None:
-    text = "See `recfx/passes/nothing.py`, `nothing.h`, `recfx/ir`, `tests/`, `lower.py`, `x.py:make` and `model.pt`."
-    assert missing_files(text, ROOT / "recfx/passes") == ["recfx/passes/nothing.py", "nothing.h"]
-    assert missing_files("```\n`nothing.py`\n```\n", ROOT) == []
 
 
 @pytest.mark.parametrize("name", READMES)
@@ -157,11 +134,6 @@ def headings(text: str) -> set[str]:
     """The anchors of a page's headings, as the usual viewers make them."""
     titles = re.findall(r"^#+ (.*)$", BLOCK.sub("", text), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
-
-
-def test_a_broken_link_is_noticed() -> None:
-    text = "# A heading, `here`\n\n[a](README.md) [b](nothing.md) [c](#a-heading-here) [d](#nothing) [e](https://x/y)\n"
-    assert broken_links(text, ROOT / "tests") == ["nothing.md", "#nothing"]
 
 
 @pytest.mark.skipif(not READMES, reason="not a checkout")

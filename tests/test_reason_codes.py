@@ -10,7 +10,6 @@ import copy
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -53,26 +52,6 @@ def test_converting_again_with_another_request(change: dict[str, object]) -> Non
         recfx.convert(converted, **change)
     assert "save_checkpoint" not in str(caught.value)  # there is no index that could hold ids
     assert (caught.value.reason, caught.value.module_path) == ("already_converted", "part.ebc")
-
-
-@pytest.mark.parametrize("change", [{"hashing": recfx.HashConfig()}, {"backend": "fbgemm"}], ids=["hashing", "backend"])
-def test_converting_an_index_again_with_another_request(change: dict[str, Any]) -> None:
-    with pytest.raises(recfx.ConversionError) as caught:
-        recfx.convert(recfx.convert(Model(), hashing=RAW, backend="reference"), **change)
-    assert caught.value.reason == "already_converted"
-    first, second = caught.value.what_to_do.split("If they do: ")
-    assert first.startswith("if its indexes hold no ids yet, call recfx.unconvert")
-    assert second.startswith("to keep what was learned, save_checkpoint()")
-
-
-@pytest.mark.parametrize("name", ["tables", "store"])
-def test_an_attribute_that_the_converted_collection_uses_itself(name: str) -> None:
-    model = Model()
-    setattr(model.part.ebc, name, ["mine"])
-    with pytest.raises(recfx.ConversionError, match=f"'{name}'") as caught:
-        recfx.convert(model)
-    assert (caught.value.reason, caught.value.module_path) == ("attribute_conflict", "part.ebc")
-    assert getattr(model.part.ebc, name) == ["mine"]
 
 
 def test_unconvert_of_a_table_that_holds_ids() -> None:
@@ -125,19 +104,6 @@ def test_a_collection_without_tables() -> None:
     assert (entry.status, entry.reason) == ("kept", "no_tables")
 
 
-def test_state_of_another_size() -> None:
-    model = Model()
-    weight = model.part.ebc.embedding_bags["t"].weight
-    attach([weight], torch.optim.Adagrad)
-    weight._in_backward_optimizers[0].state[weight]["sum"] = torch.zeros(3, 4)
-    converted = recfx.convert(model)
-    before = weight.detach().clone()
-    with pytest.raises(recfx.ConversionError, match=r"\(3, 4\)") as caught:
-        converted(one_bag(1, feature="t")).sum().backward()
-    assert caught.value.reason == "optimizer_state_shape"
-    assert torch.equal(weight, before)
-
-
 def test_two_optimizers_in_backward_run_as_before() -> None:
     model, plain = Model(), Model()
     plain.load_state_dict(model.state_dict())
@@ -151,14 +117,6 @@ def test_two_optimizers_in_backward_run_as_before() -> None:
     for one in (converted, plain):
         one(one_bag(1, 2, feature="t")).sum().backward()
     torch.testing.assert_close(converted.state_dict(), plain.state_dict(), rtol=1e-5, atol=1e-6)
-
-
-def test_a_table_of_another_shape_is_not_looked_up() -> None:
-    converted = recfx.convert(Model())
-    converted.part.ebc.weight("t").data = torch.rand(5, 4)
-    with pytest.raises(recfx.ConversionError, match=r"\(5, 4\).*\(10, 4\)") as caught:
-        converted(one_bag(1, feature="t"))
-    assert (caught.value.reason, caught.value.module_path) == ("table_shape_changed", "part.ebc")
 
 
 def test_pooling_that_is_neither_sum_nor_mean() -> None:

@@ -1,26 +1,20 @@
-"""``forward``: an adopted conversion against the standard collection and FBGEMM's module, without gradients.
-
-Beside the results stands a plain prefetched sum of the same rows, which checks nothing and needs bags of one length: a
-measure of the machine, which a kernel that hides more of the latency can beat.
-"""
+"""``forward``: an adopted conversion against the standard collection and FBGEMM's module, without gradients."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 
 import recfx
 from recfx.collections.hash_collections import HashEmbeddingBagCollection
 from tests.bench.harness import Contestant, Result, compare_all, must_agree
-from tests.bench.random_gather import sum_rows
 from tests.bench.setup import DISTRIBUTIONS, Ids, Setup
-from tests.bench.workload import OPTIMIZERS, standard_collection, table_batched, table_weights
+from tests.bench.workload import OPTIMIZERS, standard_collection, table_batched
 
 OURS, OUR_LOOKUP = "converted collection", "its lookup node alone"
 STANDARD, TABLE_BATCHED = "EmbeddingBagCollection", "FBGEMM table-batched"
-PLAIN_SUM = "sum of random rows"
 
 
 def run(setup: Setup) -> Iterator[Result]:
@@ -51,21 +45,7 @@ def _run(setup: Setup, distribution: str, case: str = "") -> Iterator[Result]:
         Contestant(TABLE_BATCHED, lambda i: peer(ids.values[i], ids.offsets, weights[i])),
     ]
     pairs = [(OURS, STANDARD), (OURS, TABLE_BATCHED), (OUR_LOOKUP, TABLE_BATCHED)]
-    if not setup.is_weighted and setup.pooling == "SUM":
-        contestants.append(Contestant(PLAIN_SUM, _bare_sum(setup, table_weights(converted), ids)))
-        pairs.append((OUR_LOOKUP, PLAIN_SUM))
     with torch.no_grad():
         must_agree(contestants)
         name = f"forward/{case}{setup.case(distribution)}"
         yield from compare_all(name, contestants, setup, setup.facts(distribution), pairs)
-
-
-def _bare_sum(setup: Setup, weights: list[torch.Tensor], ids: Ids) -> Callable[[int], torch.Tensor]:
-    def run(i: int) -> torch.Tensor:
-        pooled = torch.empty(setup.batch, setup.tables * setup.dim)
-        of_tables = pooled.chunk(setup.tables, dim=1)
-        for weight, rows, out in zip(weights, ids.dense[i].chunk(setup.tables), of_tables, strict=True):
-            sum_rows(weight, rows, out, setup.bag_length, setup.threads)
-        return pooled
-
-    return run

@@ -1,12 +1,7 @@
 """``hash_index``: one index alone, from half a million to twenty million ids, against other ways to find rows of ids.
 
 Peers: ``fbgemm::pruned_hashmap_lookup`` (finds only; it reads our frozen slot table) and TorchRec's managed collisions
-(a sorted list of ids). The limit is a prefetched gather of as many random slots from the same memory, which finds
-nothing; like ``find``, it allocates what it returns. An index never fills more than 4 of 9 slots; ``find`` is measured
-beyond that, too.
-
-The limit of an eviction is what it does besides inserting: an addition to a score of every id, at a random place in
-memory. What a batch takes that evicts nothing, and these additions, are what an evicting one takes at least.
+(a sorted list of ids).
 
 Every batch is newly drawn; in ``steady`` batches, one id in a hundred is new. A fifth of the ids that an index holds is
 never asked for: an index that evicts finds these first, and evicts about as many ids as are new.
@@ -24,20 +19,12 @@ from torchrec.modules.mc_modules import DistanceLFU_EvictionPolicy, MCHManagedCo
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from recfx.hashing import HashConfig, HashIndex
-from recfx.kernels.build.huge_pages import advise_huge_pages
-from recfx.kernels.index import hash_index, index_rebuild
-from recfx.kernels.index.index_buffers import IndexBuffers
 from recfx.kernels.index.mix64 import mix64
-from recfx.kernels.index.slot_groups import SLOTS
 from tests.bench.harness import Contestant, Result, Times, compare, take_turns
-from tests.bench.random_gather import add_one, gather_slots
 from tests.bench.setup import DISTRIBUTIONS, POWER_LAW_EXPONENT, Setup
 
-FIND, PRUNED, GATHER = "HashIndex.find", "fbgemm::pruned_hashmap_lookup", "gather of random slots"
-LOADS = (0.3, 0.44, 0.6, 0.75)
-"""Share of the slots that have an id."""
+FIND, PRUNED = "HashIndex.find", "fbgemm::pruned_hashmap_lookup"
 STEADY, EVICT_LRU, EVICT_LFU = "find_or_insert, 1% new", "1% new, evicting (lru)", "1% new, evicting (lfu)"
-TOUCH = "additions to random scores"
 MANAGED = "managed collisions, 1% new"
 LAST, FIRST = "last generations", "first generations"
 NEW_IN = 100
@@ -131,32 +118,6 @@ def _find(setup: Setup, batches: Batches) -> Iterator[Result]:
     ]
     times = take_turns(contestants, setup.iterations, setup.warm_up)
     yield compare(f"hash_index/find/{_case(batches)}", times, FIND, PRUNED, _facts(setup, batches, index))
-    for load in LOADS:
-        yield _find_at(load, setup, batches, index)
-
-
-def _find_at(load: float, setup: Setup, batches: Batches, index: HashIndex) -> Result:
-    """Against the limit, with as many slots as give this load."""
-    groups = torch.empty(int(batches.size / load / SLOTS) + 1, 2 * SLOTS, dtype=torch.int64)
-    advise_huge_pages(groups)
-    groups.fill_(-1)
-    loaded = index.index_buffers()._replace(slot_groups=groups)
-    copy = IndexBuffers(*(tensor if tensor is groups else tensor.clone() for tensor in loaded))
-    index_rebuild.rebuild(copy, index.policy)
-    generator, count = torch.Generator().manual_seed(7), len(batches.resident[0])
-    places = [torch.randint(0, groups.numel() // 2, (count,), generator=generator) for _ in batches.resident]
-    find = hash_index.find
-    if not torch.equal(find(batches.resident[0], groups, copy.side_row, 0), index.find(batches.resident[0])):
-        raise AssertionError("the groups do not hold the ids of the index")
-    contestants = [
-        Contestant(FIND, lambda i: find(batches.resident[i], groups, copy.side_row, 0)),
-        Contestant(
-            GATHER, lambda i: gather_slots(groups, places[i], torch.empty(count, dtype=torch.int64), setup.threads)
-        ),
-    ]
-    times = take_turns(contestants, setup.iterations, setup.warm_up)
-    facts = {**_facts(setup, batches, index), "load": load, "slots_mb": groups.nbytes >> 20}
-    return compare(f"hash_index/find/{_case(batches)}/load_{load}", times, FIND, GATHER, facts)
 
 
 def _steady(setup: Setup, batches: Batches) -> Iterator[Result]:
@@ -170,14 +131,12 @@ def _steady(setup: Setup, batches: Batches) -> Iterator[Result]:
         Contestant(FIND, lambda i: roomy.find(batches.resident[i])),
         Contestant(STEADY, lambda i: roomy.find_or_insert(batches.steady[i])),
         *(Contestant(name, _insert_into(index, batches)) for name, index in evicting.items()),
-        Contestant(TOUCH, _additions(setup, batches)),
     ]
     if batches.size <= setup.index_sizes[0]:  # beyond that a batch takes seconds
         contestants.append(Contestant(MANAGED, _managed(batches), every=4))
     times = take_turns(contestants, setup.iterations, setup.warm_up)
     facts = _facts(setup, batches, roomy)
     yield compare(f"hash_index/steady/{_case(batches)}", times, STEADY, FIND, facts)
-    yield compare(f"hash_index/additions/{_case(batches)}", times, TOUCH, FIND, facts)
     for name, index in evicting.items():
         evicted = index.counters["evicted"] // (setup.iterations + setup.warm_up)
         facts = {**_facts(setup, batches, index), "evicted_a_batch": evicted}
@@ -188,15 +147,6 @@ def _steady(setup: Setup, batches: Batches) -> Iterator[Result]:
 
 def _insert_into(index: HashIndex, batches: Batches) -> Callable[[int], object]:
     return lambda i: index.find_or_insert(batches.steady[i])
-
-
-def _additions(setup: Setup, batches: Batches) -> Callable[[int], object]:
-    count, generator = len(batches.resident[0]), torch.Generator().manual_seed(9)
-    scores = torch.empty(batches.size, dtype=torch.int64)
-    advise_huge_pages(scores)
-    scores.zero_()
-    rows = [torch.randint(0, batches.size, (count,), generator=generator) for _ in batches.resident]
-    return lambda i: add_one(scores, rows[i], torch.empty(count, dtype=torch.int64), setup.threads)
 
 
 def _managed(batches: Batches) -> Callable[[int], object]:

@@ -1,12 +1,11 @@
 """``hashed``: raw 64-bit ids through the index (``dense_rows=0``) against the same rows adopted, forward and step.
 
-The index already holds every id: this is the steady state of training, in which a batch brings few new ids. The limit
-beside both is that of the adopted rows with a prefetched gather of as many slots of the same indexes before it.
+The index already holds every id: this is the steady state of training, in which a batch brings few new ids.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -16,10 +15,8 @@ import recfx
 from recfx.collections.hash_collections import HashEmbeddingBagCollection
 from recfx.hashing import HashConfig
 from recfx.kernels.index.mix64 import mix64
-from recfx.kernels.index.slot_groups import SLOTS, home_groups
 from tests.bench.harness import Contestant, Result, compare_all, must_agree
 from tests.bench.own_process import in_own_process
-from tests.bench.random_gather import gather_slots
 from tests.bench.setup import DISTRIBUTIONS, Ids, Setup
 from tests.bench.workload import (
     OPTIMIZERS,
@@ -34,7 +31,6 @@ from tests.bench.workload import (
 )
 
 OURS, ADOPTED, TABLE_BATCHED = "raw ids, indexed", "dense ids, adopted", "FBGEMM table-batched, dense ids"
-LIMIT = "adopted, and a gather"
 TAKEN = 0.75
 """Share of the rows that have an id; more, and a bucket might be full."""
 OPTIMIZER = OPTIMIZERS[2]
@@ -97,39 +93,18 @@ def _forward(
     peer: torch.nn.Module | None,
 ) -> Iterator[Result]:
     indexed.eval()
-    gather = _gather(setup, indexed, raw)
     contestants = [
         Contestant(OURS, lambda i: indexed(raw[i]).values()),
         Contestant(ADOPTED, lambda i: adopted(dense[i]).values()),
-        Contestant(LIMIT, lambda i: (gather(i), adopted(dense[i]).values())),
     ]
     if peer is not None:
         offsets = dense[-1].offsets()
         contestants.append(Contestant(TABLE_BATCHED, lambda i: peer(dense[i].values(), offsets)))
     with torch.no_grad():
         if peer is not None:
-            must_agree([contestants[0], contestants[1], contestants[3]])
+            must_agree(contestants)
         facts = {**setup.facts(distribution), "ids_in_index": int(setup.rows * TAKEN)}
         yield from compare_all(_case("forward_eval", setup, distribution), contestants, setup, facts)
-
-
-def _gather(setup: Setup, indexed: HashEmbeddingBagCollection, raw: list[KeyedJaggedTensor]) -> Callable[[int], None]:
-    """Reads the first slot of each id's home group, and nothing else."""
-    indexes = list(indexed.hash_indexes.values())
-    places = [
-        [
-            SLOTS * home_groups(ids, index.slot_groups.shape[0], index.side_row)
-            for ids, index in zip(batch.values().chunk(setup.tables), indexes, strict=True)
-        ]
-        for batch in raw
-    ]
-
-    def gather(i: int) -> None:
-        rows = torch.empty(raw[i].values().numel(), dtype=torch.int64)
-        for index, place, out in zip(indexes, places[i], rows.chunk(setup.tables), strict=True):
-            gather_slots(index.slot_groups, place, out, setup.threads)
-
-    return gather
 
 
 def _check_steps(
@@ -158,12 +133,11 @@ def _step(
     adopted: torch.nn.Module,
     dense: list[KeyedJaggedTensor],
 ) -> Iterator[Result]:
-    gradients, gather = output_gradients(setup, 4), _gather(setup, indexed, raw)
+    gradients = output_gradients(setup, 4)
     indexed.train()
     contestants = [
         Contestant(OURS, lambda i: indexed(raw[i]).values().backward(gradients[i % 4])),
         Contestant(ADOPTED, lambda i: adopted(dense[i]).values().backward(gradients[i % 4])),
-        Contestant(LIMIT, lambda i: (gather(i), adopted(dense[i]).values().backward(gradients[i % 4]))),
     ]
     facts = {**setup.facts(distribution), "ids_in_index": int(setup.rows * TAKEN), "optimizer": OPTIMIZER.name}
     yield from compare_all(_case("train_step", setup, distribution), contestants, setup, facts)

@@ -68,13 +68,8 @@ class _Autocast(Tower):
 
 
 class _Checkpointed(Tower):
-    def __init__(self, use_reentrant: bool) -> None:
-        super().__init__()
-        self.use_reentrant = use_reentrant
-
     def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
-        pooled = self.ebc(features).values()
-        return torch.utils.checkpoint.checkpoint(self.linear, pooled, use_reentrant=self.use_reentrant)
+        return torch.utils.checkpoint.checkpoint(self.linear, self.ebc(features).values(), use_reentrant=False)
 
 
 class _CheckpointedCollection(Tower):
@@ -93,13 +88,6 @@ class _FrozenBySwitch(nn.Module):
 
     def forward(self, dense: torch.Tensor, features: KeyedJaggedTensor) -> torch.Tensor:
         with torch.set_grad_enabled(False):
-            pooled = self.ebc(features).values()
-        return self.linear(pooled) + self.beside(dense)
-
-
-class _FrozenByNoGrad(_FrozenBySwitch):
-    def forward(self, dense: torch.Tensor, features: KeyedJaggedTensor) -> torch.Tensor:
-        with torch.no_grad():
             pooled = self.ebc(features).values()
         return self.linear(pooled) + self.beside(dense)
 
@@ -454,12 +442,10 @@ HANDWRITTEN = [
     Case("root_is_the_collection", collection, _sparse),
     Case("autocast", _Autocast, _sparse, whole_graph="untraceable_root", rtol=2e-2, atol=2e-2),
     Case("autocast_below_the_root", lambda: _Wrapped(_Autocast()), _sparse, rtol=2e-2, atol=2e-2),
-    Case("checkpoint", lambda: _Checkpointed(False), _sparse, whole_graph="untraceable_root"),
-    Case("checkpoint_reentrant", lambda: _Checkpointed(True), _sparse, whole_graph="untraceable_root"),
-    Case("checkpoint_below_the_root", lambda: _Wrapped(_Checkpointed(False)), _sparse),
+    Case("checkpoint", _Checkpointed, _sparse, whole_graph="untraceable_root"),
+    Case("checkpoint_below_the_root", lambda: _Wrapped(_Checkpointed()), _sparse),
     Case("checkpointed_collection", lambda: _Wrapped(_CheckpointedCollection()), _sparse),
     Case("grad_switched_off", _FrozenBySwitch, _dense_and_sparse, whole_graph="untraceable_root"),
-    Case("no_grad", _FrozenByNoGrad, _dense_and_sparse, whole_graph="untraceable_root"),
     Case("branches_on_data", _BranchesOnData, _sparse, whole_graph="untraceable_root"),
     Case("branches_on_data_below_the_root", lambda: _Wrapped(_BranchesOnData()), _sparse),
     Case("branches_on_mode", _BranchesOnMode, _sparse),
@@ -468,7 +454,6 @@ HANDWRITTEN = [
     Case("batch_norm_and_a_counter", lambda: _Wrapped(_WithBatchNorm()), _sparse),
     Case("module_list", _InModuleList, _sparse),
     Case("module_dict", _InModuleDict, _groups_call),
-    Case("sequential", lambda: nn.Sequential(collection(), nn.Identity()), _sparse),
     Case("unusual_names", lambda: _UnusualNames("a-b", "user group", "0", "a_b", "é"), _sparse),
     Case("python_keyword", lambda: _UnusualNames("class", "a"), _sparse, whole_graph="untraceable_root"),
     Case("python_list", _InPythonList, _sparse),

@@ -11,12 +11,10 @@ import torch
 from torch import nn
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.inference.modules import quantize_embeddings
-from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from torchrec.modules.embedding_modules import (
     EmbeddingBagCollection,
     EmbeddingBagCollectionInterface,
-    EmbeddingCollection,
-    EmbeddingCollectionInterface,
 )
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 from torchrec.modules.mc_embedding_modules import ManagedCollisionEmbeddingBagCollection
@@ -26,9 +24,9 @@ from torchrec.modules.mc_modules import (
     MCHManagedCollisionModule,
 )
 from torchrec.quant.embedding_modules import EmbeddingCollection as QuantEmbeddingCollection
-from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
-from tests.builders.collections import collection, sequence_table, sequences, table, two_tables
+from tests.builders.collections import collection, sequences, table, two_tables
 from tests.models.handwritten import Tower, process_group
 
 
@@ -83,33 +81,6 @@ class Constant(EmbeddingBagCollectionInterface):
         return []
 
     def is_weighted(self) -> bool:
-        return False
-
-
-class Clamped(EmbeddingCollection):
-    """A sequence collection whose forward is its own."""
-
-    def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
-        return super().forward(features)
-
-
-class ConstantSequences(EmbeddingCollectionInterface):
-    """Another implementation of the interface."""
-
-    def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
-        ids = features["f1"]
-        return {"f1": JaggedTensor(torch.ones(ids.values().numel(), 1), lengths=ids.lengths())}
-
-    def embedding_configs(self) -> list[EmbeddingConfig]:
-        return []
-
-    def embedding_dim(self) -> int:
-        return 1
-
-    def embedding_names_by_table(self) -> list[list[str]]:
-        return []
-
-    def need_indices(self) -> bool:
         return False
 
 
@@ -240,18 +211,7 @@ REFUSED = [
         "inlined_into_a_graph", lambda: Holder(torch.fx.symbolic_trace(Tower())), "inlined_collection", "arch.sparse"
     ),
     Refused("no_collection", lambda: Holder(nn.Identity()), "no_collection", ""),
-    Refused(
-        "sequence_own_forward", lambda: Holder(Clamped([sequence_table("s1", ["f1"])])), "own_forward", "arch.sparse"
-    ),
-    Refused("another_sequence", lambda: Holder(ConstantSequences()), "unknown_collection", "arch.sparse"),
     Refused("quantized_sequence", _quantized_sequences, "quantized_collection", "arch.sparse"),
-    Refused(
-        "inlined_sequences",
-        lambda: Holder(torch.fx.symbolic_trace(Holder(sequences()))),
-        "inlined_collection",
-        "arch.sparse",
-    ),
-    Refused("scripted_sequences", lambda: Holder(torch.jit.script(sequences())), "script_module", "arch.sparse"),
     Refused(
         "embedding_with_an_option",
         lambda: with_embedding(lambda layer: setattr(layer, "max_norm", 1.0)),
@@ -261,12 +221,6 @@ REFUSED = [
     Refused(
         "embedding_with_a_hook",
         lambda: with_embedding(lambda layer: layer.register_forward_hook(lambda module, args, output: output * 2)),
-        "unsupported_bag",
-        "arch.sparse",
-    ),
-    Refused(
-        "parametrized_embedding",
-        lambda: with_embedding(lambda layer: nn.utils.parametrize.register_parametrization(layer, "weight", _Scaled())),
         "unsupported_bag",
         "arch.sparse",
     ),

@@ -48,11 +48,6 @@ class _TakesValues(SequenceTower):
         return self.linear(rows["f1"].values()), rows["f2"].lengths(), rows["f3"].offsets()
 
 
-class _OneIdPerSample(SequenceTower):
-    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
-        return self.linear(self.ec(features)["f1"].to_padded_dense(1).squeeze(1))
-
-
 class _ListOfDense(SequenceTower):
     def forward(self, features: KeyedJaggedTensor) -> Any:
         return [self.linear(sample).sum() for sample in self.ec(features)["f1"].to_dense()]
@@ -67,11 +62,6 @@ class _WithIndices(SequenceTower):
     def forward(self, features: KeyedJaggedTensor) -> Any:
         rows = self.ec(features)["f3"]
         return self.linear(rows.values()) * (rows.weights() + 1).unsqueeze(1), rows
-
-
-class _UnusedOutputs(SequenceTower):
-    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
-        return self.linear(padded(self.ec(features)["f1"]))
 
 
 # Tables
@@ -170,15 +160,6 @@ class _UsesSubclass(SequenceTower):
 class _CalledTwice(SequenceTower):
     def forward(self, features: KeyedJaggedTensor, other: KeyedJaggedTensor) -> torch.Tensor:
         return self.linear(padded(self.ec(features)["f1"]) - 2 * padded(self.ec(other)["f2"]))
-
-
-class _UnderTwoNames(SequenceTower):
-    def __init__(self) -> None:
-        super().__init__()
-        self.same = self.ec
-
-    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
-        return self.linear(padded(self.ec(features)["f1"]) - 2 * padded(self.same(features)["f3"]))
 
 
 class _Hooked(SequenceTower):
@@ -304,10 +285,8 @@ SEQUENCES = [
     Case("sequence_tower", SequenceTower, _sparse),
     Case("sequence_int32", SequenceTower, lambda b: Sample(batch(b, dtype=torch.int32))),
     Case("sequence_values", _TakesValues, _sparse),
-    Case("sequence_one_id", _OneIdPerSample, _sparse),
     Case("sequence_to_dense", _ListOfDense, _sparse, whole_graph="untraceable_root"),
     Case("sequence_need_indices", _WithIndices, _sparse),
-    Case("sequence_unused_outputs", _UnusedOutputs, _sparse),
     Case("sequence_and_pooled", _BesidePooled, _sparse),
     Case("sequence_tied_to_pooled", _TiedToPooled, _sparse),
     Case("sequence_tied_to_output", _TiedToOutput, _sparse),
@@ -319,7 +298,6 @@ SEQUENCES = [
     Case("sequence_half", lambda: _with_half_tables(SequenceTower()), _sparse, rtol=2e-3, atol=2e-4),
     Case("sequence_subclass", _UsesSubclass, _sparse),
     Case("sequence_called_twice", _CalledTwice, lambda b: Sample(batch(b), other=batch(b))),
-    Case("sequence_two_names", _UnderTwoNames, _sparse),
     Case("sequence_hooks", _Hooked, _sparse),
     Case("sequence_variable_batch", _VariableBatch, _variable_batch),
     Case("sasrec", SASRec, _sparse),

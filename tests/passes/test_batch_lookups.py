@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torchrec import KeyedJaggedTensor
@@ -47,6 +49,13 @@ def test_columns_keep_the_standard_order_when_groups_are_not_adjacent() -> None:
     torch.testing.assert_close(pooled["a"], weights["a"][[0, 1]].sum(0, keepdim=True))
     torch.testing.assert_close(pooled["b"], weights["b"][[2, 3]].mean(0, keepdim=True))
     torch.testing.assert_close(pooled["c"], weights["c"][[4, 5]].sum(0, keepdim=True))
+
+
+def test_pooled_tables_of_different_widths_share_one_lookup() -> None:
+    wide = replace(table("wide", ADOPTED), embedding_dim=8)
+    _, text, modified, _ = after("batch_lookups", HashEmbeddingBagCollection([table("narrow", ADOPTED), wide]))
+    assert modified
+    assert "lookup(ebc_select_features) {tables=[narrow, wide], " in text
 
 
 @pytest.mark.parametrize(("kernels", "lookups"), [(["reference"] * 2, 1), (["reference", "cpu"], 2)])

@@ -331,10 +331,15 @@ def taken(case: Case, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
 def shard(case: Case, standard: nn.Module, world_size: int) -> ShardedCollection:
     """Converted and sharded."""
     converted = with_optimizer(case, recfx.convert(standard, hashing=case.hashing, dedup=case.dedup))
-    plan = plan_of(case, converted, world_size)
-    assert isinstance(converted, UnshardedCollection)
-    env = ShardingEnv.from_process_group(dist.group.WORLD)
-    return shard_collection(converted, plan, env, wires=wires_of(case.codecs))
+    return shard_converted(case, converted, world_size, wires=wires_of(case.codecs))
+
+
+def shard_converted(
+    case: Case, converted: Any, world_size: int, group: dist.ProcessGroup | None = None, **options: Any
+) -> Any:
+    """A collection that is converted, sharded by the case's plan over a group, by default of all ranks."""
+    env = ShardingEnv.from_process_group(group or dist.group.WORLD)
+    return shard_collection(converted, plan_of(case, converted, world_size), env, **options)
 
 
 def model_and_plan(case: Case, world_size: int, *, is_converted: bool = True) -> tuple[Model, ShardingPlan]:

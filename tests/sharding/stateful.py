@@ -10,14 +10,11 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
-from torchrec.distributed.types import ShardingEnv
 
 import recfx
-from recfx.collections.collection import UnshardedCollection
 from recfx.collections.converted_collection import ConvertedCollection, collections_of
 from recfx.collections.sharding.collection import ShardedCollection
 from recfx.collections.sharding.gather import gather_tables
-from recfx.collections.sharding.shard import shard_collection
 from tests.sharding.cases import (
     Case,
     Model,
@@ -26,7 +23,7 @@ from tests.sharding.cases import (
     batches,
     build,
     concatenate,
-    plan_of,
+    shard_converted,
     values_of,
     with_optimizer,
 )
@@ -74,10 +71,7 @@ def make(case: Case, world_size: int, seed: int = 0, group: dist.ProcessGroup | 
     converted = with_optimizer(case, recfx.convert(standard, hashing=case.hashing, dedup=case.dedup))
     model.sparse = converted
     if world_size:
-        plan = plan_of(case, converted, world_size)
-        assert isinstance(converted, UnshardedCollection)
-        env = ShardingEnv.from_process_group(group or dist.group.WORLD)
-        model.sparse = shard_collection(converted, plan, env)
+        model.sparse = shard_converted(case, converted, world_size, group)
     if case.beside is not None:
         model.beside = make(case.beside, world_size, seed, group).get_submodule("sparse")
     return model

@@ -14,6 +14,7 @@ from tests.sharding.cases import Case, Table, as_sequence, batches, build, shard
 from tests.sharding.ranks import ranks
 from tests.sharding.stateful import make, sharded_of
 from tests.sharding.typical_cases import TYPES
+from tests.support.pairwise import pairwise
 
 
 def train(
@@ -51,8 +52,9 @@ def train(
     return [tensor.clone() for tensor in left]
 
 
-@pytest.mark.parametrize("is_pooled", [True, False])
-@pytest.mark.parametrize("kind", ["table_wise", "row_wise", "data_parallel"])
+@pytest.mark.parametrize(
+    ("kind", "is_pooled"), [("table_wise", True), ("row_wise", False), ("row_wise", True), ("data_parallel", False)]
+)
 def test_checkpointed_batches_train_the_same_as_others(kind: str, is_pooled: bool) -> None:
     config = recfx.HashConfig(dense_rows=0, rows=32, buckets=2, on_full="share")
     tables = (Table("a", 11, 8, ("f0",), "SUM", TYPES[kind]), Table("b", 13, 8, ("f1", "f0"), "MEAN", TYPES[kind]))
@@ -83,9 +85,11 @@ def refusals(rank: int, world_size: int, case: Case, use_reentrant: bool) -> lis
     return reasons
 
 
-@pytest.mark.parametrize("is_pooled", [True, False])
-@pytest.mark.parametrize("use_reentrant", [False, True])
-@pytest.mark.parametrize("config", [{"on_full": "evict"}, {"on_full": "share", "admit_after": 2}])
+@pairwise(
+    config=[{"on_full": "evict"}, {"on_full": "share", "admit_after": 2}],
+    use_reentrant=[False, True],
+    is_pooled=[True, False],
+)
 def test_all_ranks_refuse_tables_that_evict_or_admit(
     config: dict[str, Any], use_reentrant: bool, is_pooled: bool
 ) -> None:

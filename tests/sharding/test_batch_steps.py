@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
@@ -78,18 +77,6 @@ def refused_on_one(rank: int, world_size: int) -> tuple[str, bool]:
 
 def test_a_batch_that_one_rank_refuses_is_not_looked_up_on_any() -> None:
     assert ranks(2).run(refused_on_one) == [("refused_on_another_rank", True), ("missing_feature", True)]
-
-
-def test_steps_follow_the_graph_of_the_module() -> None:
-    """A module around other tables' graph (copies are made so) runs that graph."""
-    with fake_group(0, 2):
-        module: Any = shard(CASE, build(CASE)[0], 2)
-        steps = module._staged
-        assert module._staged is steps
-        module.graph_module = copy.copy(module.graph_module)
-        assert module._staged is not steps
-        assert module._staged.graph_module is module.graph_module
-        assert module._staged.split is module._staged.split
 
 
 def test_a_form_of_the_graph_that_is_not_valid_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

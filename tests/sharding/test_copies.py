@@ -10,16 +10,24 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torchrec import KeyedJaggedTensor
-from torchrec.distributed.types import ShardingEnv, ShardingPlan
+from torchrec.distributed.types import ShardingPlan
 
 import recfx
 from recfx.collections.sharding.collection import ShardedHashEmbeddingBagCollection
-from recfx.collections.sharding.shard import leave_to_collections, shard_collection
+from recfx.collections.sharding.shard import leave_to_collections
 from recfx.runtime import InputDistStart, Lookup, OutputDistStart
-from tests.sharding.cases import Case, Table, batches, build, model_and_plan, model_parallel, plan_of, with_optimizer
+from tests.sharding.cases import (
+    Case,
+    Table,
+    batches,
+    build,
+    model_and_plan,
+    model_parallel,
+    shard_converted,
+    with_optimizer,
+)
 from tests.sharding.ranks import ranks
 from tests.support.fake_group import fake_group
 
@@ -36,8 +44,8 @@ CASE = Case(
 
 def sharded(training: bool = True) -> ShardedHashEmbeddingBagCollection:
     converted = with_optimizer(CASE, recfx.convert(build(CASE)[0], hashing=CASE.hashing)).train(training)
-    assert isinstance(converted, recfx.HashEmbeddingBagCollection)
-    return shard_collection(converted, plan_of(CASE, converted, 2), ShardingEnv.from_process_group(dist.group.WORLD))
+    module: ShardedHashEmbeddingBagCollection = shard_converted(CASE, converted, 2)
+    return module
 
 
 def test_a_copy_has_its_own_tables_the_same_groups_and_what_else_was_shared() -> None:

@@ -52,15 +52,6 @@ def local_tensors(model: Model) -> dict[str, Any]:
     }
 
 
-def load_local_tensors(model: Model, saved: dict[str, Any]) -> None:
-    sparse = model.sparse
-    assert isinstance(sparse, ShardedHashEmbeddingBagCollection)
-    for name, tensors in saved.items():
-        sparse.store.weight(name).data.copy_(tensors["weight"])
-        sparse.hash_indexes[name].load_state_dict(tensors["index"])
-        sparse.store.optimizers[name].state.update(tensors["optimizer"])
-
-
 def step(model: Model, batch: KeyedJaggedTensor) -> float:
     loss, _ = model(batch)
     loss.backward()
@@ -120,41 +111,6 @@ def folders(tmp_path: Path) -> Callable[[str], Path]:
 # A rank that dies
 
 
-def train_until_a_rank_dies(rank: int, folder: Path) -> dict[str, Any]:
-    model = sharded_model(CASE, 2)
-    data = [step[rank] for step in batches(CASE, 2, 3)]
-    step(model, data[0])
-    torch.save(local_tensors(model), folder.parent / f"saved{rank}")
-    second = step(model, data[1])
-    torch.save(second, folder.parent / f"second{rank}")
-    dist.barrier()
-    if rank == 1:
-        model.sparse.graph_module.hash_lookup.register_forward_hook(lambda *_: os._exit(7))
-    began = time.monotonic()
-    try:
-        step(model, data[2])
-    except Exception as error:
-        return {"seconds": time.monotonic() - began, "error": f"{type(error).__name__}: {error}"}
-    return {"error": ""}
-
-
-def go_on(rank: int, folder: Path) -> float:
-    model = sharded_model(CASE, 2)
-    load_local_tensors(model, torch.load(folder.parent / f"saved{rank}"))
-    return step(model, batches(CASE, 2, 3)[1][rank])
-
-
-def test_a_rank_that_dies_takes_the_others_with_it_and_the_last_state_loads(
-    folders: Callable[[str], Path],
-) -> None:
-    first, second = run(folders("first"), train_until_a_rank_dies, expected_exits=(0, 7))
-    assert second is None
-    assert first["error"]
-    assert first["seconds"] < TIMEOUT + SLACK
-    losses = run(folders("again"), go_on)
-    assert losses == [torch.load(folders(f"second{rank}")) for rank in range(2)]
-
-
 def _forward(model: Model, batch: KeyedJaggedTensor, ends: Callable[[], None]) -> None:
     ends()
     model(batch)
@@ -171,11 +127,6 @@ def _backward(model: Model, batch: KeyedJaggedTensor, ends: Callable[[], None]) 
     loss, _ = model(batch)
     ends()
     loss.backward()
-
-
-def _unconvert(model: Model, batch: KeyedJaggedTensor, ends: Callable[[], None]) -> None:
-    ends()
-    recfx.unconvert(model, with_mapping=True)
 
 
 def _save(model: Model, batch: KeyedJaggedTensor, ends: Callable[[], None]) -> None:
@@ -210,7 +161,7 @@ def lose_a_rank(rank: int, folder: Path) -> list[tuple[str, str, float]]:
     return [(caught.value.reason, caught.value.what_to_do, time.monotonic() - began)]
 
 
-LOSSES = (_forward, _wait, _backward, _unconvert, _save, _pipeline)
+LOSSES = (_forward, _wait, _backward, _save, _pipeline)
 
 
 @pytest.mark.parametrize("where", LOSSES, ids=lambda loss: loss.__name__.strip("_"))

@@ -293,34 +293,3 @@ HISTORIES = [(seed, [2, 1]) for seed in range(6)] + [(seed, [4, 2]) for seed in 
 )
 def test_the_same_calls_leave_the_same_state(seed: int, world_sizes: list[int], form: str) -> None:
     assert compare(history_of(seed, world_sizes[0], form), world_sizes) != "a table is too small"
-
-
-def kept_on_one_rank(rank: int, world_size: int, case: Case) -> dict[str, torch.Tensor]:
-    model: Any = make(case, world_size)
-    log = []
-    for number, step in enumerate(batches(case, PARTS, 60)):
-        share = PARTS // max(world_size, 1)
-        values = values_of(model.sparse(concatenate(step[rank * share : (rank + 1) * share])))
-        loss = values.sum() * max(world_size, 1)
-        if number % 7 == 3:
-            if rank == 0:
-                log.append(loss)
-            continue
-        loss.backward()
-    return whole_state(model)
-
-
-@pytest.mark.parametrize("is_pooled", [True, False])
-@pytest.mark.parametrize("sharding", [("column_wise", 0, 1), ("row_wise",), ("data_parallel",)])
-def test_losses_of_skipped_steps_that_one_rank_keeps(sharding: tuple[Any, ...], is_pooled: bool) -> None:
-    case = Case(
-        (Table("t", 64, 8, ("f0", "f1"), sharding=sharding),),
-        optimizer="dyadic_sgd",
-        hashing=recfx.HashConfig(dense_rows=0, on_full="evict", buckets=2),
-        raw_ids=500,
-        sizes=(1,),
-        is_pooled=is_pooled,
-    )
-    expected = kept_on_one_rank(0, 0, case)
-    for state in ranks(2).run(kept_on_one_rank, case):
-        assert_same(state, expected)

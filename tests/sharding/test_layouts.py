@@ -6,14 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torchrec import EmbeddingBagCollection, EmbeddingCollection, KeyedJaggedTensor
-from torchrec.distributed.types import ShardingEnv
 
 import recfx
-from recfx.collections.sharding.shard import shard_collection
 from tests.builders.optimizers import attach
-from tests.sharding.cases import Case, Table, as_sequence, plan_of
+from tests.sharding.cases import Case, Table, as_sequence, shard_converted
 from tests.sharding.ranks import ranks
 from tests.support.layouts import LAYOUTS, contiguous, laid_out
 
@@ -35,8 +32,7 @@ def different(rank: int, world_size: int, sharding: str, kind: str) -> list[tupl
         )
         converted: Any = recfx.convert(standard)
         attach(converted, torch.optim.SGD, lr=0.5)
-        env = ShardingEnv.from_process_group(dist.group.WORLD)
-        sharded = shard_collection(converted, plan_of(case, converted, world_size), env)
+        sharded = shard_converted(case, converted, world_size)
         outputs = []
         for _ in range(2):
             answer: Any = sharded(features)
@@ -63,7 +59,12 @@ def different(rank: int, world_size: int, sharding: str, kind: str) -> list[tupl
     return wrong
 
 
-@pytest.mark.parametrize("sharding", ["data_parallel", "table_wise", "row_wise", "column_wise"])
-@pytest.mark.parametrize("kind", ["pooled", "weighted", "sequence"])
+@pytest.mark.parametrize(
+    ("kind", "sharding"),
+    [
+        ("pooled", "data_parallel"), ("pooled", "column_wise"), ("weighted", "row_wise"), ("weighted", "table_wise"),
+        ("sequence", "row_wise"), ("sequence", "table_wise"),
+    ],
+)  # fmt: skip
 def test_ranks_exchange_any_layout(kind: str, sharding: str) -> None:
     assert ranks(2).run(different, sharding, kind) == [[], []]

@@ -12,7 +12,6 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardingEnv
 
 import recfx
-from recfx.collections.sharding.shard import shard_collection
 from tests.builders.managed_collisions import (
     DIM,
     FEATURES,
@@ -26,7 +25,7 @@ from tests.builders.managed_collisions import (
     mch,
 )
 from tests.builders.optimizers import attach
-from tests.sharding.cases import Case, Table, concatenate, plan_of
+from tests.sharding.cases import Case, Table, concatenate, shard_converted
 from tests.sharding.ranks import ranks
 from tests.support.pairwise import pairwise
 from tests.support.refusals import refused
@@ -85,8 +84,8 @@ def sharded_anyway(rank: int, world_size: int) -> None:
     for copied in (False, True):
         model = returns_rows()
         model = copy.deepcopy(model) if copied else model
-        planned = plan_of(Case(tables, is_pooled=False), model.mc._embedding_module, world_size)
-        model.mc._embedding_module = shard_collection(model.mc._embedding_module, planned, env)
+        inner = model.mc._embedding_module
+        model.mc._embedding_module = shard_converted(Case(tables, is_pooled=False), inner, world_size)
         with refused("rows_of_sharded", "mc._embedding_module"):
             model(batch(LEARNED, [7], [3]))
         assert not any(len(index) for index in model.mc._embedding_module.hash_indexes.values())
@@ -121,10 +120,8 @@ def on_ranks(rank: int, world_size: int, is_pooled: bool, module: str, plan: str
         Table(name, rows, DIM, tuple(features), sharding=sharding)
         for (name, features), sharding in zip(FEATURES.items(), PLANS[plan], strict=True)
     )
-    collection = model.mc._embedding_module
-    planned = plan_of(Case(tables, is_pooled=is_pooled), collection, world_size)
-    env = ShardingEnv.from_process_group(dist.group.WORLD)
-    model.mc._embedding_module = shard_collection(collection, planned, env)
+    inner = model.mc._embedding_module
+    model.mc._embedding_module = shard_converted(Case(tables, is_pooled=is_pooled), inner, world_size)
     return trained(model, [of_ranks[rank] for of_ranks in batches(world_size)], 1)
 
 

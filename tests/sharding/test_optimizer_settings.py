@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import WeightDecayMode
 from torch import nn
@@ -16,16 +15,15 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.sharding_plan import construct_module_sharding_plan, data_parallel, table_wise
-from torchrec.distributed.types import ShardingEnv, ShardingPlan
+from torchrec.distributed.types import ShardingPlan
 from torchrec.optim import optimizers as placeholders
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 import recfx
 from recfx.collections.sharding.collection import ShardedHashEmbeddingBagCollection
-from recfx.collections.sharding.shard import shard_collection
 from tests.builders.optimizers import attach
-from tests.sharding.cases import Case, Table, plan_of, with_optimizer
+from tests.sharding.cases import Case, Table, shard_converted, with_optimizer
 from tests.sharding.ranks import ranks
 from tests.support.fake_group import fake_group
 
@@ -176,7 +174,6 @@ TABLES = tuple(
     Table(name, 16, 4, (f"f_{name}",), "SUM", kind)
     for name, kind in {"all": ("data_parallel",), "rows": ("row_wise",), "one": ("table_wise", 0)}.items()
 )
-EVICTS = recfx.HashConfig(dense_rows=0, on_full="evict")
 
 
 def sharded(
@@ -194,9 +191,8 @@ def sharded(
     if optimizer is not None:
         attach([parameter for parameter in standard.parameters() if parameter.requires_grad], optimizer, lr=0.1)
     converted = recfx.convert(standard, hashing=hashing)
-    assert isinstance(converted, recfx.HashEmbeddingBagCollection)
-    env = ShardingEnv.from_process_group(dist.group.WORLD)
-    return shard_collection(converted, plan_of(case, converted, 2), env, **options)
+    module: ShardedHashEmbeddingBagCollection = shard_converted(case, converted, 2, **options)
+    return module
 
 
 @pytest.fixture
@@ -233,46 +229,6 @@ def test_which_tables_get_a_fused_optimizer(
     assert not any("params" in settings.group for settings in module.fused.values())  # the whole table
     if options.get("fused_params") and fused:
         assert (module.fused["all"].group["lr"], module.fused["all"].group["eps"]) == (0.3, 0.125)
-
-
-@pytest.mark.usefixtures("first_of_two")
-@pytest.mark.parametrize("kernel", ["fused", "dense"])
-def test_a_frozen_table_gets_no_optimizer_and_no_word_about_it(kernel: str) -> None:
-    module = sharded(kernel, None, frozen="rows")
-    assert sorted(module.fused) == (["all", "one"] if kernel == "fused" else [])
-    assert sorted(module.taken) == (["all", "one"] if kernel == "fused" else [])
-    assert {name: weight.requires_grad for name, weight in module.named_parameters()} == {
-        f"embedding_bags.{name}.weight": name != "rows" for name in ("all", "rows", "one")
-    }
-
-
-@pytest.mark.usefixtures("first_of_two")
-def test_tables_have_ordinary_gradients_on_a_dense_kernel() -> None:
-    """As in TorchRec, also if they evict; the report says what is not carried out."""
-    module = sharded("dense", ADAGRAD, hashing={"rows": EVICTS}, dense_as_torchrec=True)
-    assert not module.fused
-    assert {name: [reason.code for reason in taken] for name, taken in module.taken.items()} == {
-        name: ["dense_kernel_not_fused"] for name in ("all", "one", "rows")
-    }
-    assert module.taken["one"][0].message.startswith("its adagrad in backward is not carried out")
-    assert module.taken["one"][0].path == "embedding_bags.one"
-    assert module.taken["one"][0].severity == "warning"
-    params = sharded("dense", None, fused_params=ROWWISE_PARAMS, dense_as_torchrec=True)
-    assert sorted(params.taken) == ["all", "one", "rows"]
-    assert params.taken["one"][0].message.startswith("fused_params is not carried out")
-    assert params.taken["one"][0].severity == "info"  # they are no optimizer of this table
-
-
-@pytest.mark.usefixtures("first_of_two")
-def test_what_is_said_about_settings_that_nobody_chose() -> None:
-    default = sharded("fused", None).taken["one"]
-    assert [reason.code for reason in default] == ["default_fused_optimizer"]
-    assert "it trains by SGD with lr=0.01 in backward" in default[0].message
-    module = sharded("fused", ADAGRAD, fused_params={"eps": 0.5})
-    (reason,) = module.taken["one"]
-    assert reason.code == "default_optimizer_setting"
-    assert "was attached without eps=0.5 (the class has 1e-10)" in reason.message
-    assert module.fused["one"].group["eps"] == 0.5
 
 
 @pytest.mark.usefixtures("first_of_two")
@@ -315,7 +271,5 @@ def test_an_unsharded_placeholder_whose_weight_decay_is_left_out_is_reported() -
 def test_the_weight_decay_of_lamb_is_torchrecs() -> None:
     case = Case(TABLES, optimizer="lamb")
     converted = with_optimizer(case, recfx.convert(EmbeddingBagCollection([table.config() for table in TABLES])))
-    assert isinstance(converted, recfx.HashEmbeddingBagCollection)
-    env = ShardingEnv.from_process_group(dist.group.WORLD)
-    module = shard_collection(converted, plan_of(case, converted, 2), env)
+    module = shard_converted(case, converted, 2)
     assert (module.fused["one"].group["weight_decay"], module.taken.get("one", ())) == (0.5, ())

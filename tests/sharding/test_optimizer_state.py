@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.types import ShardingEnv
@@ -105,34 +104,6 @@ def dmp(rank: int, world_size: int, case: Case) -> dict[str, Any]:
 def test_distributed_model_parallel_collects_saves_loads_and_schedules(optimizer: str) -> None:
     for answer in ranks(2).run(dmp, case_of("mixed", None, optimizer)):
         assert all(answer.values()), "a learning rate of 0 does not reach the kernels"
-
-
-def blocks(rank: int, world_size: int, case: Case) -> str:
-    sparse = sharded_of(make(case, world_size))
-    before = whole_state(nn.ModuleDict({"sparse": sparse}))
-    plain = {
-        f"embedding_bags.{table.name}.weight": {f"{table.name}.momentum1": torch.ones(table.rows)}
-        for table in case.tables
-    }
-    with pytest.raises(CheckpointError) as caught:
-        sparse.fused_optimizer.load_state_dict({"state": plain})
-    assert_same(whole_state(nn.ModuleDict({"sparse": sparse})), before)
-    return caught.value.reason
-
-
-def test_rowwise_state_of_another_number_of_column_blocks_is_refused() -> None:
-    assert ranks(2).run(blocks, case_of("mixed", None, "rowwise_adagrad")) == ["shape_mismatch"] * 2
-
-
-def copied(rank: int, world_size: int, case: Case) -> bool:
-    sparse = sharded_of(make(case, world_size))
-    groups = [id(optimizer.group) for optimizer in sparse.store.optimizers.values()]
-    assert set(groups) <= {id(group) for group in sparse.fused_optimizer.param_groups}
-    return len(set(groups)) < len(groups)
-
-
-def test_shards_of_a_table_share_their_settings() -> None:
-    assert any(ranks(2).run(copied, case_of("columns", None)))
 
 
 # What does not fit, without other processes
@@ -247,25 +218,6 @@ def test_the_state_of_a_table_that_had_fewer_rows(collection: ShardedHashEmbeddi
             load(collection, **{**doubles, "d": wrong})
 
 
-@pytest.mark.parametrize("collection", [("adagrad", None)], indirect=True)
-def test_what_stands_for_a_table_is_its_first_shard_or_always_the_same_tensor(
-    collection: ShardedHashEmbeddingBagCollection,
-) -> None:
-    first, second = collection.fused_optimizer, collection.fused_optimizer
-    here = {shard.table.name for shard in collection.sharding.local()}
-    assert here == {"a", "c", "d"}
-    for table in "abcd":
-        name = f"embedding_bags.{table}.weight"
-        assert first.params[name] is second.params[name]
-        if table in here:
-            assert first.params[name] is collection.store.weight(table)
-        else:
-            assert first.params[name].numel() == 0
-        assert [group["params"] for group in first.param_groups if group["params"][0] is first.params[name]] != []
-    first.zero_grad()
-    first.step()
-
-
 def warmed_up(case: Case, world_size: int, ours: bool) -> tuple[Any, WarmupOptimizer]:
     """A sharded collection, and a warm-up around its fused optimizer."""
     standard = with_optimizer(case, build(case)[0])
@@ -323,19 +275,3 @@ def test_a_warm_up_that_is_not_in_a_combined_optimizer_resumes_as_well(optimizer
     """Around TorchRec's, its ``state_dict`` lacks the state of the warm-up, which begins anew."""
     for keys, _ in ranks(2).run(warm_up, optimizer, True, True):
         assert keys["__warmup"] == ["warmup"]
-
-
-def refused_with_a_warm_up(rank: int, world_size: int) -> list[Any]:
-    case = case_of("tables", None, "adagrad")
-    _, warm = warmed_up(case, world_size, True)
-    saved = copy.deepcopy(warm.state_dict())
-    saved["state"]["__warmup"] = {"warmup": torch.tensor([3, 0])}
-    saved["state"].pop("embedding_bags.a.weight")
-    with pytest.raises(ValueError, match="parameter count"):
-        warm.load_state_dict(saved)
-    return sorted(warm.state_dict()["state"])
-
-
-def test_what_is_refused_leaves_no_state_of_a_warm_up() -> None:
-    (names,) = ranks(1).run(refused_with_a_warm_up)
-    assert names == [f"embedding_bags.{name}.weight" for name in ("a", "b", "c", "d")]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
-import torch.distributed as dist
 from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetadata, TensorProperties
@@ -12,8 +10,7 @@ from torch.distributed._shard.sharded_tensor.shard import Shard as TensorShard
 
 import recfx
 from recfx.collections.sharding.plan import read_plan
-from recfx.collections.sharding.state import make_sharded_tensor, parts_of, weight_pieces, whole_index, whole_size
-from recfx.errors import CheckpointError
+from recfx.collections.sharding.state import parts_of, weight_pieces, whole_index, whole_size
 from recfx.ir.shards import ShardedTable
 from tests.sharding.cases import Case, Table, build, plan_of
 from tests.support.fake_group import fake_group
@@ -24,25 +21,6 @@ def table_of(sharding: tuple[object, ...], world_size: int, rows: int = 12) -> S
     converted = recfx.convert(build(case)[0])
     assert isinstance(converted, recfx.HashEmbeddingBagCollection)
     return read_plan(converted.tables, plan_of(case, converted, world_size), 0, world_size).tables[0]
-
-
-def tensor_of(table: ShardedTable, group: dist.ProcessGroup) -> ShardedTensor:
-    pieces = weight_pieces(table)
-    return make_sharded_tensor(pieces, lambda piece: torch.ones(piece.sizes), torch.float32, group)
-
-
-@pytest.mark.parametrize(("world_size", "end"), [(4, "(9, 0), (3, 8), 3)"), (6, "((4, 0), (2, 8), 2), ...")])
-def test_the_error_lists_the_first_four_cuts_of_each_side(world_size: int, end: str) -> None:
-    with fake_group(0, world_size) as group:
-        saved = tensor_of(table_of(("row_wise",), world_size), group)
-        here = weight_pieces(table_of(("table_wise", 2), world_size))
-        with pytest.raises(CheckpointError) as caught:
-            parts_of(saved, here, group, "ebc.a")
-    assert (caught.value.reason, caught.value.module_path) == ("other_plan", "ebc.a")
-    cuts, _, here = caught.value.message.partition(", but here it is cut into ")
-    assert cuts.startswith("the saved tensor is cut into ((0, 0), (")
-    assert cuts.endswith(end)
-    assert here == "((0, 0), (12, 8), 2) (offsets, sizes, rank)."
 
 
 def test_empty_shards_that_torchrec_lists_do_not_matter() -> None:

@@ -15,7 +15,6 @@ import torch.distributed as dist
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import (
     BoundsCheckMode,
     CacheAlgorithm,
-    MultiPassPrefetchConfig,
 )
 from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
@@ -29,7 +28,6 @@ from torchrec.distributed.types import (
     ShardingPlan,
     ShardMetadata,
 )
-from torchrec.modules.embedding_configs import DataType
 
 import recfx
 from recfx.collections.sharding.plan import read_plan
@@ -101,98 +99,44 @@ def setting(**fields: Any) -> Change:
     return change
 
 
-REFUSED: dict[str, tuple[Change, str, str]] = {
-    "missing_table": (lambda plan: plan.pop("a") and None, "plan_missing_table", "'a'"),
-    "unknown_table": (
-        lambda plan: plan.update(c=plan["a"]),
-        "plan_unknown_table",
-        "'c', which the collection does not have",
-    ),
-    "renamed_table": (
-        lambda plan: plan.update(c=plan.pop("a")),
-        "plan_unknown_table",
-        "'c' and lacks 'a': was it renamed?",
-    ),
-    "unknown_type": (setting(sharding_type="diagonal"), "unsupported_sharding_type", "'diagonal'"),
-    "uvm": (setting(compute_kernel="fused_uvm"), "unsupported_compute_kernel", "'fused_uvm'"),
-    "uvm_caching": (setting(compute_kernel="fused_uvm_caching"), "unsupported_compute_kernel", "fused_uvm_caching"),
-    "key_value": (setting(compute_kernel="key_value"), "unsupported_compute_kernel", "'key_value'"),
-    "ssd_virtual": (setting(compute_kernel="ssd_virtual_table"), "unsupported_compute_kernel", "ssd_virtual_table"),
-    "quantized": (setting(compute_kernel="quant"), "unsupported_compute_kernel", "'quant'"),
-    "stochastic_rounding": (setting(stochastic_rounding=True), "unsupported_plan_option", "sets stochastic_rounding="),
-    "output_dtype": (setting(output_dtype=DataType.FP16), "unsupported_plan_option", "sets output_dtype="),
-    "key_value_params": (setting(key_value_params=object()), "unsupported_plan_option", "sets key_value_params="),
-    "bounds_check": (
-        setting(bounds_check_mode=BoundsCheckMode.NONE),
-        "unsupported_plan_option",
-        "sets bounds_check_mode=",
-    ),
-    **{
-        f"cache_{name}": (
-            setting(cache_params=CacheParams(**{name: value})),
-            "unsupported_plan_option",
-            f"sets cache_params.{name}=",
-        )
-        for name, value in {
-            "algorithm": CacheAlgorithm.LFU,
-            "load_factor": 0.5,
-            "reserved_memory": 1.0,
-            "precision": DataType.FP16,
-            "prefetch_pipeline": True,
-            "multipass_prefetch_config": MultiPassPrefetchConfig(),
-        }.items()
-    },
-    "rank_too_high": (place("table_wise", (0, 0, 16, 8, "rank:4/cpu")), "plan_rank", "rank 4, but ranks are 0 to 3"),
-    "no_rank": (place("table_wise", (0, 0, 16, 8, "cpu")), "plan_invalid", "names no rank"),
-    "no_spec": (setting(sharding_spec=None), "plan_invalid", "EnumerableShardingSpec"),
-    "too_many_rows": (place("table_wise", (0, 0, 17, 8, "rank:0/cpu")), "plan_shape_mismatch", "17 rows"),
-    "too_few_rows": (
-        place("row_wise", (0, 0, 8, 8, "rank:0/cpu"), (8, 0, 4, 8, "rank:1/cpu")),
-        "plan_shape_mismatch",
-        "12 rows, but the table has 16",
-    ),
-    "too_few_columns": (place("table_wise", (0, 0, 16, 4, "rank:0/cpu")), "plan_shape_mismatch", "4 columns"),
-    "hole_in_rows": (
-        place("row_wise", (0, 0, 8, 8, "rank:0/cpu"), (9, 0, 7, 8, "rank:1/cpu")),
-        "plan_invalid",
-        "rows 8 to 9",
-    ),
-    "hole_in_columns": (
-        place("column_wise", (0, 0, 16, 2, "rank:0/cpu"), (0, 4, 16, 4, "rank:1/cpu")),
-        "plan_invalid",
-        "columns 2 to 4",
-    ),
-    "table_wise_in_two": (
-        place("table_wise", (0, 0, 8, 8, "rank:0/cpu"), (8, 0, 8, 8, "rank:1/cpu")),
-        "plan_invalid",
-        "cuts rows",
-    ),
-    "two_pieces_on_a_rank": (
-        place("row_wise", (0, 0, 8, 8, "rank:0/cpu"), (8, 0, 8, 8, "rank:0/cpu")),
-        "plan_invalid",
-        "on one rank",
-    ),
+REFUSED: dict[str, tuple[Change, str]] = {
+    "missing_table": (lambda plan: plan.pop("a") and None, "plan_missing_table"),
+    "unknown_table": (lambda plan: plan.update(c=plan["a"]), "plan_unknown_table"),
+    "renamed_table": (lambda plan: plan.update(c=plan.pop("a")), "plan_unknown_table"),
+    "unknown_type": (setting(sharding_type="diagonal"), "unsupported_sharding_type"),
+    "uvm": (setting(compute_kernel="fused_uvm"), "unsupported_compute_kernel"),
+    "quantized": (setting(compute_kernel="quant"), "unsupported_compute_kernel"),
+    "stochastic_rounding": (setting(stochastic_rounding=True), "unsupported_plan_option"),
+    "bounds_check": (setting(bounds_check_mode=BoundsCheckMode.NONE), "unsupported_plan_option"),
+    "cache_algorithm": (setting(cache_params=CacheParams(algorithm=CacheAlgorithm.LFU)), "unsupported_plan_option"),
+    "cache_load_factor": (setting(cache_params=CacheParams(load_factor=0.5)), "unsupported_plan_option"),
+    "rank_too_high": (place("table_wise", (0, 0, 16, 8, "rank:4/cpu")), "plan_rank"),
+    "no_rank": (place("table_wise", (0, 0, 16, 8, "cpu")), "plan_invalid"),
+    "no_spec": (setting(sharding_spec=None), "plan_invalid"),
+    "too_many_rows": (place("table_wise", (0, 0, 17, 8, "rank:0/cpu")), "plan_shape_mismatch"),
+    "too_few_rows": (place("row_wise", (0, 0, 8, 8, "rank:0/cpu"), (8, 0, 4, 8, "rank:1/cpu")), "plan_shape_mismatch"),
+    "too_few_columns": (place("table_wise", (0, 0, 16, 4, "rank:0/cpu")), "plan_shape_mismatch"),
+    "hole_in_rows": (place("row_wise", (0, 0, 8, 8, "rank:0/cpu"), (9, 0, 7, 8, "rank:1/cpu")), "plan_invalid"),
+    "hole_in_columns": (place("column_wise", (0, 0, 16, 2, "rank:0/cpu"), (0, 4, 16, 4, "rank:1/cpu")), "plan_invalid"),
+    "table_wise_in_two": (place("table_wise", (0, 0, 8, 8, "rank:0/cpu"), (8, 0, 8, 8, "rank:1/cpu")), "plan_invalid"),
+    "two_pieces_on_a_rank": (place("row_wise", (0, 0, 8, 8, "rank:0/cpu"), (8, 0, 8, 8, "rank:0/cpu")), "plan_invalid"),
     "host_out_of_order": (
-        place("table_row_wise", (0, 0, 8, 8, "rank:1/cpu"), (8, 0, 8, 8, "rank:0/cpu")),
-        "plan_invalid",
-        "one host",
+        place("table_row_wise", (0, 0, 8, 8, "rank:1/cpu"), (8, 0, 8, 8, "rank:0/cpu")), "plan_invalid"
     ),
     "host_across_hosts": (
-        place("table_row_wise", (0, 0, 8, 8, "rank:1/cpu"), (8, 0, 8, 8, "rank:2/cpu")),
-        "plan_invalid",
-        "one host",
+        place("table_row_wise", (0, 0, 8, 8, "rank:1/cpu"), (8, 0, 8, 8, "rank:2/cpu")), "plan_invalid"
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.usefixtures("four_ranks")
 @pytest.mark.parametrize("case", sorted(REFUSED))
 def test_a_plan_is_refused_before_anything_is_sharded(case: str) -> None:
-    change, reason, says = REFUSED[case]
+    change, reason = REFUSED[case]
     model = Model()
     plan = right_plan(model)
     change(plan)
-    check_refused(model, ShardingPlan({"part.ebc": EmbeddingModuleShardingPlan(plan)}), reason, "part.ebc", says)
+    check_refused(model, ShardingPlan({"part.ebc": EmbeddingModuleShardingPlan(plan)}), reason, "part.ebc")
 
 
 @pytest.mark.usefixtures("four_ranks")
@@ -208,7 +152,7 @@ def test_options_of_a_plan_that_change_nothing() -> None:
         recfx.convert(Model(), plan=ShardingPlan({"part.ebc": EmbeddingModuleShardingPlan(plan)}))
 
 
-def check_refused(model: nn.Module, plan: Any, reason: str, path: str, says: str, **options: Any) -> None:
+def check_refused(model: nn.Module, plan: Any, reason: str, path: str, **options: Any) -> None:
     """``model``, converted or not, with ``inplace`` or not, is as it was after the error."""
     for subject in (model, recfx.convert(model)):
         for inplace in (False, True):
@@ -216,7 +160,6 @@ def check_refused(model: nn.Module, plan: Any, reason: str, path: str, says: str
             modules = dict(subject.named_modules())
             with refused(reason, path) as caught:
                 recfx.convert(subject, plan=plan, inplace=inplace, **options)
-            assert says in str(caught.value)
             assert caught.value.what_to_do
             torch.testing.assert_close(subject.state_dict(), before, rtol=0, atol=0)
             after = dict(subject.named_modules())
@@ -228,9 +171,9 @@ def check_refused(model: nn.Module, plan: Any, reason: str, path: str, says: str
 def test_collections_that_the_plan_does_not_fit() -> None:
     model = Model()
     tables = EmbeddingModuleShardingPlan(right_plan(model))
-    check_refused(model, ShardingPlan({}), "plan_missing_collection", "part.ebc", "does not name this collection")
+    check_refused(model, ShardingPlan({}), "plan_missing_collection", "part.ebc")
     wrong = ShardingPlan({"part.ebc": tables, "part.other": tables})
-    check_refused(model, wrong, "plan_unknown_collection", "part.other", "['part.ebc']")
+    check_refused(model, wrong, "plan_unknown_collection", "part.other")
 
 
 @pytest.mark.usefixtures("four_ranks")
@@ -242,7 +185,6 @@ def test_the_first_collection_is_not_sharded_alone() -> None:
         ShardingPlan({"0.part.ebc": tables}),
         "plan_missing_collection",
         "1.part.ebc",
-        "does not name this collection",
     )
 
 
@@ -250,19 +192,19 @@ def test_the_first_collection_is_not_sharded_alone() -> None:
 def test_arguments_of_another_type() -> None:
     model = Model()
     right = ShardingPlan({"part.ebc": EmbeddingModuleShardingPlan(right_plan(model))})
-    check_refused(model, right.plan, "invalid_argument", "", "plan is a dict")
-    check_refused(model, "row_wise", "invalid_argument", "", "a str")
-    check_refused(model, right, "invalid_argument", "", "ShardingEnv", env=dist.group.WORLD)
-    check_refused(model, ShardingPlan({"part.ebc": {"a": "row_wise", "b": 1}}), "invalid_argument", "part.ebc", "'a'")
-    check_refused(model, ShardingPlan({"part.ebc": "row_wise"}), "invalid_argument", "part.ebc", "a str")
+    check_refused(model, right.plan, "invalid_argument", "")
+    check_refused(model, "row_wise", "invalid_argument", "")
+    check_refused(model, right, "invalid_argument", "", env=dist.group.WORLD)
+    check_refused(model, ShardingPlan({"part.ebc": {"a": "row_wise", "b": 1}}), "invalid_argument", "part.ebc")
+    check_refused(model, ShardingPlan({"part.ebc": "row_wise"}), "invalid_argument", "part.ebc")
 
 
 def test_without_a_process_group() -> None:
     model = Model()
     right = ShardingPlan({"part.ebc": EmbeddingModuleShardingPlan(right_plan(model))})
-    check_refused(model, right, "no_process_group", "", "init_process_group")
+    check_refused(model, right, "no_process_group", "")
     alone = ShardingEnv.from_local(world_size=WORLD, rank=0)
-    check_refused(model, right, "no_process_group", "", "from_process_group", env=alone)
+    check_refused(model, right, "no_process_group", "", env=alone)
 
 
 @pytest.mark.usefixtures("four_ranks")
@@ -371,54 +313,26 @@ def test_rows_that_are_not_on_the_ranks_of_one_host(
         table_read(pieces_on("grid_shard", *parts), world_size)
 
 
-def test_one_piece_of_rows_is_not_cut() -> None:
-    (shard,) = table_read(pieces_on("row_wise", (0, 0, 16, 8, 0)), 1).shards
-    assert (shard.piece, shard.rows, shard.columns) == (-1, (0, 16), (0, 8))
-
-
-@pytest.mark.parametrize("hashing", [None, RAW], ids=["static", "hashed"])
-def test_shards_of_types_that_leave_rows_uncut(hashing: recfx.HashConfig | None) -> None:
-    columns = table_read(pieces_on("column_wise", (0, 4, 16, 4, 1), (0, 0, 16, 4, 3)), WORLD, hashing)
-    assert [(shard.rank, shard.rows, shard.columns, shard.piece) for shard in columns.shards] == [
-        (3, (0, 16), (0, 4), -1),
-        (1, (0, 16), (4, 8), -1),
-    ]
-    by_rank = table_read(ParameterSharding("table_wise", "fused", [2]), WORLD, hashing)
-    assert [(shard.rank, shard.rows, shard.columns) for shard in by_rank.shards] == [(2, (0, 16), (0, 8))]
-    replicas = table_read(ParameterSharding("data_parallel", "dense", []), WORLD, hashing)
-    assert [(shard.rank, shard.rows, shard.columns) for shard in replicas.shards] == [
-        (rank, (0, 16), (0, 8)) for rank in range(WORLD)
-    ]
-    assert (columns.way_back.name, by_rank.way_back.name) == ("table_wise", "table_wise")
-    assert (replicas.way_back.name, replicas.is_replicated) == ("data_parallel", True)
-
-
 @pytest.mark.parametrize(
-    ("parameter", "reason", "says"),
+    ("parameter", "reason"),
     [
-        (ParameterSharding("table_wise", "fused", [4]), "plan_rank", "on rank 4, but ranks are 0 to 3"),
-        (ParameterSharding("data_parallel", "dense", [*range(8)]), "plan_rank", "on rank 4, but ranks are 0 to 3"),
-        (ParameterSharding("data_parallel", "dense", [0, 1]), "plan_rank", "on ranks [0, 1], but there are 4 ranks"),
-        (ParameterSharding("table_wise", "fused", [0, 1]), "plan_invalid", "EnumerableShardingSpec"),
-        (ParameterSharding("table_wise", "fused", []), "plan_invalid", "EnumerableShardingSpec"),
-        (ParameterSharding("table_wise", "fused", None), "plan_invalid", "EnumerableShardingSpec"),
-        (pieces_on("table_wise", (8, 0, 16, 8, 0)), "plan_invalid", "cuts rows"),
-        (pieces_on("column_wise", (0, 0, 16, 4, 0), (4, 4, 16, 4, 1)), "plan_invalid", "cuts rows"),
+        (ParameterSharding("table_wise", "fused", [4]), "plan_rank"),
+        (ParameterSharding("data_parallel", "dense", [*range(8)]), "plan_rank"),
+        (ParameterSharding("data_parallel", "dense", [0, 1]), "plan_rank"),
+        (ParameterSharding("table_wise", "fused", [0, 1]), "plan_invalid"),
+        (ParameterSharding("table_wise", "fused", None), "plan_invalid"),
+        (pieces_on("table_wise", (8, 0, 16, 8, 0)), "plan_invalid"),
+        (pieces_on("column_wise", (0, 0, 16, 4, 0), (4, 4, 16, 4, 1)), "plan_invalid"),
         (
             ParameterSharding("row_wise", "fused", [], EnumerableShardingSpec([ShardMetadata([0, 0], [16, 8])])),
             "plan_invalid",
-            "None, which names no rank",
         ),
     ],
 )
-def test_plans_of_hashed_tables_are_refused_for_what_is_left_of_them(
-    parameter: ParameterSharding, reason: str, says: str
-) -> None:
+def test_plans_of_hashed_tables_are_refused_for_what_is_left_of_them(parameter: ParameterSharding, reason: str) -> None:
     """Their rows are cut anew, but ranks and columns are the plan's."""
-    with refused(reason) as caught:
+    with refused(reason, match="table 'a'"):
         table_read(parameter, WORLD, RAW)
-    assert says in str(caught.value)
-    assert "table 'a'" in str(caught.value)
 
 
 def test_tables_without_an_index_are_cut_where_the_plan_says_even_if_they_have_a_config() -> None:
@@ -426,25 +340,6 @@ def test_tables_without_an_index_are_cut_where_the_plan_says_even_if_they_have_a
     for hashing in (None, recfx.HashConfig()):
         assert table_read(pieces_on("row_wise", *parts), 2, hashing).row_borders() == [0, 10, 16]
     assert table_read(pieces_on("row_wise", *parts), 2, RAW).row_borders() == [0, 8, 16]
-
-
-def test_ranks_go_through_the_ways_back_in_one_order() -> None:
-    converted = recfx.convert(Model()).part["ebc"]
-    host = pieces_on("table_row_wise", (0, 0, 8, 8, 0), (8, 0, 8, 8, 1))
-    orders = []
-    for a, b in (
-        (ParameterSharding("data_parallel", "dense", []), host),
-        (host, pieces_on("row_wise", *((4 * rank, 0, 4, 8, rank) for rank in range(4)))),
-        (
-            pieces_on("row_wise", *((4 * rank, 0, 4, 8, rank) for rank in range(4))),
-            pieces_on("table_wise", (0, 0, 16, 8, 1)),
-        ),
-    ):
-        ways = read_plan(converted.tables, {"a": a, "b": b}, 0, WORLD).ways_back
-        orders.append([(way.place, way.name, way.wording) for way in ways])
-    whole, by_rows = (0, "table_wise", "all-to-all"), (1, "row_wise", "summed over ranks")
-    by_hosts = (2, "table_row_wise", "summed on a host, then all-to-all")
-    assert orders == [[by_hosts, (3, "data_parallel", "stay")], [by_rows, by_hosts], [whole, by_rows]]
 
 
 @pytest.mark.usefixtures("four_ranks")

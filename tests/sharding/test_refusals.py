@@ -13,12 +13,10 @@ from torchrec import EmbeddingBagCollection
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.planner.types import PlannerError, PlannerErrorType
-from torchrec.distributed.types import ShardingEnv
 
 import recfx
 from recfx.collections.sharding.collection import ShardedHashEmbeddingBagCollection
-from recfx.collections.sharding.shard import shard_collection
-from tests.sharding.cases import Case, Table, build, plan_of
+from tests.sharding.cases import Case, Table, build, shard_converted
 from tests.sharding.pipelined import CPU, PIPELINES, batches_of_rank, dense_optimizer, sharded_model
 from tests.sharding.ranks import ranks
 from tests.support.refusals import refused
@@ -28,9 +26,8 @@ HASHED = Case(CASE.tables, hashing=recfx.HashConfig(dense_rows=0, rows=24, bucke
 
 
 def sharded_over(group: dist.ProcessGroup) -> ShardedHashEmbeddingBagCollection:
-    converted = recfx.convert(build(CASE)[0])
-    assert isinstance(converted, recfx.HashEmbeddingBagCollection)
-    return shard_collection(converted, plan_of(CASE, converted, 1), ShardingEnv.from_process_group(group))
+    module: ShardedHashEmbeddingBagCollection = shard_converted(CASE, recfx.convert(build(CASE)[0]), 1, group)
+    return module
 
 
 def saved_in_vain(rank: int, world_size: int, folder: str, kind: str) -> tuple[str, str, bool]:

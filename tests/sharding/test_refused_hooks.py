@@ -17,7 +17,7 @@ import recfx
 from tests.builders.batches import one_bag
 from tests.builders.collections import tables_named
 from tests.sharding.ranks import ranks
-from tests.support.needs import Missing, needed
+from tests.support.needs import needed
 
 _TRACKER = "torchrec.distributed.model_tracker"
 DeltaTrackerConfig = needed(f"{_TRACKER}.types.DeltaTrackerConfig", "TorchRec 1.5")
@@ -25,9 +25,6 @@ ModelDeltaTrackerTrec = needed(f"{_TRACKER}.model_delta_tracker.ModelDeltaTracke
 ModelTrackerConfigs = needed(f"{_TRACKER}.types.ModelTrackerConfigs", "TorchRec 1.5")
 RawIdTracker = needed(f"{_TRACKER}.trackers.raw_id_tracker.RawIdTracker", "TorchRec 1.5")
 RawIdTrackerConfig = needed(f"{_TRACKER}.types.RawIdTrackerConfig", "TorchRec 1.5")
-TrackingMode = needed(f"{_TRACKER}.types.TrackingMode", "TorchRec 1.4")
-if isinstance(ModelDeltaTrackerTrec, Missing):
-    TrackingMode = ModelDeltaTrackerTrec  # older ones have fewer modes
 
 
 class Model(nn.Module):
@@ -59,8 +56,6 @@ def assigned(name: str) -> Callable[[], None]:
 
 TOOLS: dict[str, Callable[[], Any]] = {
     "delta tracker": lambda: ModelDeltaTrackerTrec(parallel()),
-    "delta tracker of momentum": lambda: ModelDeltaTrackerTrec(parallel(), mode=TrackingMode["ROWWISE_ADAGRAD"]),
-    "delta tracker of embeddings": lambda: ModelDeltaTrackerTrec(parallel(), mode=TrackingMode["EMBEDDING"]),
     "delta tracker by name": lambda: ModelDeltaTrackerTrec(model=parallel(), fqns_to_skip=["other"]),
     "delta tracker of model parallel": with_delta_tracker,
     "raw id tracker": lambda: RawIdTracker(parallel()),

@@ -8,7 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -33,6 +32,7 @@ from recfx.collections.sharding.gather import gather_tables
 from recfx.collections.wrappers import unwrap
 from tests.checkpoint.training import KINDS
 from tests.sharding.ranks import ranks
+from tests.support.pairwise import pairwise
 
 IDS, TABLES, STEPS = 8, ("a", "b"), 2
 RAW = recfx.HashConfig.raw_ids(rows=64, buckets=4, seed=3, on_full="evict")
@@ -148,11 +148,7 @@ CHAINS = {
 }
 
 
-@pytest.mark.parametrize("form", ["adopted", "raw", "sequence"])
-@pytest.mark.parametrize(
-    ("kind", "chain"),
-    [*((kind, chain) for kind in KINDS for chain in ("two ranks", "one rank")), ("adam", "four ranks")],
-)
+@pairwise(kind=KINDS, form=["adopted", "raw", "sequence"], chain=CHAINS)
 def test_a_run_goes_on_as_if_it_had_not_stopped(kind: str, chain: str, form: str, tmp_path: Path) -> None:
     kept: dict[str, torch.Tensor] = {}
     parts = CHAINS[chain]

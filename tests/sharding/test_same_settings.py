@@ -56,16 +56,6 @@ DIFFERENCES = {
         hashed(on_full="evict", evict="lfu"),
         "HashConfig.evict of table 'b' is 'lru' on rank 0 and 'lfu' on rank 1.",
     ),
-    "admission": (
-        hashed(),
-        hashed(admit_after=3),
-        "HashConfig.admit_after of table 'b' is 1 on rank 0 and 3 on rank 1.",
-    ),
-    "unseen": (
-        hashed(),
-        hashed(unseen="row"),
-        "HashConfig.unseen of table 'b' is 'zeros' on rank 0 and 'row' on rank 1.",
-    ),
     "full": (hashed(), hashed(on_full="share"), "HashConfig.on_full of table 'b' is 'error' on rank 0 and 'share' on"),
     "seed": (hashed(seed=5), hashed(seed=7), "HashConfig.seed of table 'b' is 5 on rank 0 and 7 on rank 1."),
     "rows": (hashed(rows=40), hashed(rows=48), "num_embeddings of table 'b' is 40 on rank 0 and 48 on rank 1."),

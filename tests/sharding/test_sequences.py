@@ -7,23 +7,18 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torchrec import EmbeddingCollection, KeyedJaggedTensor
-from torchrec.distributed.types import LazyAwaitable, ShardingEnv
+from torchrec.distributed.types import LazyAwaitable
 
 import recfx
-from recfx.collections.sharding.collection import ShardedCollection
-from recfx.collections.sharding.shard import shard_collection
 from tests.sharding.cases import (
     Case,
     as_sequence,
     batches,
     build,
-    model_and_plan,
-    plan_of,
     shard,
+    shard_converted,
     values_of,
     variable_batch,
 )
@@ -41,8 +36,7 @@ def made(world_size: int, dedup: Any = "auto") -> tuple[EmbeddingCollection, Any
     torch.manual_seed(0)
     standard = EmbeddingCollection([table.sequence_config() for table in CASE.tables], need_indices=True)
     converted: Any = recfx.convert(standard, hashing=None, dedup=dedup)
-    env = ShardingEnv.from_process_group(dist.group.WORLD)
-    return standard, shard_collection(converted, plan_of(CASE, converted, world_size), env)
+    return standard, shard_converted(CASE, converted, world_size)
 
 
 def assert_same_output(actual: Any, standard: EmbeddingCollection, features: KeyedJaggedTensor) -> None:
@@ -122,29 +116,6 @@ def test_batches_of_several_sizes_are_expanded(dedup: Any) -> None:
     ranks(2).run(returned_variable, dedup)
 
 
-def saved_and_loaded(rank: int, world_size: int) -> None:
-    standard, sharded = made(world_size)
-    state = sharded.state_dict()
-    assert list(state) == [f"embeddings.{table.name}.weight" for table in CASE.tables]
-    assert sum(isinstance(value, ShardedTensor) for value in state.values()) == 3  # a replica is a plain tensor
-    for name, value in standard.state_dict().items():
-        assert torch.equal(gather(state[name]), value)
-    torch.manual_seed(1)
-    other: ShardedCollection = shard(CASE, EmbeddingCollection([t.sequence_config() for t in CASE.tables]), world_size)
-    other.load_state_dict(state)
-    for name, value in other.state_dict().items():
-        assert torch.equal(gather(value), standard.state_dict()[name])
-    whole: Any = recfx.unconvert(sharded)
-    assert type(whole) is EmbeddingCollection
-    assert whole.need_indices()
-    for name, value in standard.state_dict().items():
-        assert torch.equal(whole.state_dict()[name], value)
-
-
-def test_state_is_that_of_the_whole_tables() -> None:
-    ranks(2).run(saved_and_loaded)
-
-
 def trained_on_some_keys(rank: int, world_size: int) -> None:
     states = []
     for leaves_out in (True, False):
@@ -161,21 +132,6 @@ def trained_on_some_keys(rank: int, world_size: int) -> None:
 
 def test_a_key_that_some_ranks_leave_out_has_gradients_of_zero_there() -> None:
     ranks(2).run(trained_on_some_keys)
-
-
-def converted_by_a_plan(rank: int, world_size: int, case: Case) -> dict[str, Any]:
-    model, plan = model_and_plan(case, world_size)
-    sharded: Any = recfx.convert(model, plan=plan)
-    sharded(batches(case, world_size, 1)[0][rank])[0].backward()
-    state = sharded.sparse.fused_optimizer.state_dict()["state"]
-    return {name: {key: gather(value) for key, value in of_table.items()} for name, of_table in state.items()}
-
-
-def test_a_model_is_sharded_by_a_plan() -> None:
-    case = replace(CASE, optimizer="adagrad")
-    for state in ranks(2).run(converted_by_a_plan, case):
-        assert list(state) == [f"embeddings.{table.name}.weight" for table in case.tables]
-        assert all(value.any() for of_table in state.values() for value in of_table.values())
 
 
 class Returned(nn.Module):

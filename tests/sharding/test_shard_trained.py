@@ -6,17 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
-from torchrec.distributed.types import ShardingEnv
 from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig
 
 import recfx
 from recfx.collections.sharding.collection import ShardedHashEmbeddingBagCollection
-from recfx.collections.sharding.shard import shard_collection
+from recfx.runtime.in_flight import on_a_copy
 from tests.builders.optimizers import attach
-from tests.sharding.cases import Case, Model, Table, batches, build, plan_of, with_optimizer
+from tests.sharding.cases import Case, Model, Table, batches, build, shard_converted, with_optimizer
 from tests.sharding.ranks import ranks
 from tests.sharding.stateful import (
     ADMIT,
@@ -31,11 +29,6 @@ from tests.sharding.stateful import (
 )
 
 
-def sharded(case: Case, converted: Any, world_size: int) -> ShardedHashEmbeddingBagCollection:
-    plan = plan_of(case, converted, world_size)
-    return shard_collection(converted, plan, ShardingEnv.from_process_group(dist.group.WORLD))
-
-
 def go_on(rank: int, world_size: int, case: Case, before: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Two more steps, of a model that has made some unsharded."""
     model = make(case, 0, seed=7)
@@ -45,7 +38,7 @@ def go_on(rank: int, world_size: int, case: Case, before: dict[str, torch.Tensor
     converted.fused_optimizer.load_state_dict(optimizer_state(before))
     weight = converted.weight("b")
     weight.data = weight.data.t().contiguous().t()  # stored column by column
-    collection = model.sparse = sharded(case, converted, world_size)
+    collection = model.sparse = shard_converted(case, converted, world_size)
     assert_same(whole_state(model), before)
     assert all(parameter.is_contiguous() for parameter in collection.parameters())
     train(model, case, rank, world_size, 2, 4)
@@ -81,7 +74,7 @@ def frozen(rank: int, world_size: int, case: Case) -> dict[str, Any]:
     for name in ("a", "c"):
         standard.embedding_bags[name].weight.requires_grad_(False)
     attach([parameter for parameter in standard.parameters() if parameter.requires_grad], torch.optim.Adagrad, lr=0.1)
-    model.sparse = collection = sharded(case, recfx.convert(standard), world_size)
+    model.sparse = collection = shard_converted(case, recfx.convert(standard), world_size)
     train(model, case, rank, world_size, 0, 2)
     trained = {shard.table.name: collection.store.weight(shard.name) for shard in collection.sharding.local()}
     assert all(weight.requires_grad == (name in "bd") for name, weight in trained.items())
@@ -124,7 +117,7 @@ def from_meta(rank: int, world_size: int) -> list[tuple[str, torch.dtype, torch.
             for table, dtype in zip(tables, (DataType.FP32, DataType.FP16), strict=True)
         ]
         standard = EmbeddingBagCollection(configs, device=torch.device("meta"))
-        return sharded(Case(tables), recfx.convert(standard), world_size)
+        return shard_converted(Case(tables), recfx.convert(standard), world_size)
 
     alone = collection(("table_wise", 0))
     ids = torch.tensor([rank, 3 + rank])
@@ -148,7 +141,7 @@ def halves(rank: int, world_size: int) -> torch.Tensor:
     """A table of float16, two thirds of it on other ranks."""
     case = Case((Table("a", 9, 4, ("f0",), "SUM", ("row_wise",)),))
     standard = build(case)[0].half()
-    collection = sharded(case, recfx.convert(standard), world_size)
+    collection = shard_converted(case, recfx.convert(standard), world_size)
     plain = recfx.unconvert(nn.ModuleDict({"sparse": collection}))
     assert torch.equal(plain["sparse"].embedding_bags["a"].weight, standard.embedding_bags["a"].weight)  # type: ignore[index]
     return plain["sparse"].embedding_bags["a"].weight.detach()  # type: ignore[index]
@@ -158,51 +151,35 @@ def test_weights_are_gathered_in_their_own_dtype() -> None:
     assert {weight.dtype for weight in ranks(2).run(halves)} == {torch.float16}
 
 
-REPLICATED = Case((Table("a", 32, 8, ("f0",), "SUM", ("data_parallel",)),), hashing=recfx.HashConfig(dense_rows=0))
+REPLICAS = (Table("a", 32, 8, ("f0",), "SUM", ("data_parallel",)),)
 
 
-def replicas(rank: int, world_size: int, states: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """Each rank brings ids of its own, which stay with the unsharded module."""
-    converted: Any = recfx.convert(build(REPLICATED)[0], hashing=REPLICATED.hashing)
-    converted.load_state_dict(states[rank])
-    collection = sharded(REPLICATED, converted, world_size)
-    assert_same(converted.state_dict(), states[rank])
-    return {name: value.clone() for name, value in collection.state_dict().items()}
+def shard_what_was_trained_apart(
+    rank: int, world_size: int, optimizer: str, hashing: recfx.HashConfig | None
+) -> dict[str, Tensor]:
+    """Each rank trains a collection of its own first, rank 1 for longer; its rows and ids stay with that."""
+    case = Case(REPLICAS, optimizer=optimizer, hashing=hashing, raw_ids=10 if hashing else 0)
+    module: Any = with_optimizer(case, recfx.convert(build(case)[0], hashing=hashing))
+    with on_a_copy():  # or its index would be refused here
+        for step in batches(case, world_size, 1 + rank):
+            module(step[rank]).values().sum().backward()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    collection = shard_converted(case, module, world_size)
+    assert_same(module.state_dict(), before)
+    tensors = {name: value.clone() for name, value in collection.state_dict().items() if "counts" not in name}
+    return {**tensors, **collection.store.optimizers["a"].named_state()}
 
 
-def test_replicas_of_an_index_begin_with_the_ids_of_rank_0() -> None:
-    states = []
-    for number in range(2):
-        converted: Any = recfx.convert(build(REPLICATED)[0], hashing=REPLICATED.hashing)
-        ids = torch.arange(5 + number) * 1000 + number
-        converted(KeyedJaggedTensor(["f0"], ids, lengths=torch.ones(len(ids), dtype=torch.int64)))
-        states.append(converted.state_dict())
-    for state in ranks(2).run(replicas, states):
-        assert_same(state, states[0])
-
-
-STATIC_REPLICAS = (Table("a", 11, 8, ("f0",), "SUM", ("data_parallel",)),)
-
-
-def shard_what_was_trained_apart(rank: int, world_size: int, optimizer: str) -> dict[str, Tensor]:
-    """Each rank trains a collection of its own first, rank 1 for longer."""
-    case = Case(STATIC_REPLICAS, optimizer=optimizer)
-    standard: EmbeddingBagCollection = build(case)[0]
-    module = with_optimizer(case, recfx.convert(standard))
-    assert isinstance(module, recfx.HashEmbeddingBagCollection)
-    for step in batches(case, world_size, 1 + rank):
-        module(step[rank]).values().sum().backward()
-    env = ShardingEnv.from_process_group(dist.group.WORLD)
-    sharded = shard_collection(module, plan_of(case, module, world_size), env)
-    fused = sharded.store.optimizers["a"]
-    return {"weight": sharded.store.weight("a").detach(), **fused.named_state()}
-
-
-@pytest.mark.parametrize("optimizer", ["adagrad", "rowwise_adagrad", "adam"])
-def test_replicas_begin_with_the_weights_and_optimizer_state_of_rank_0(optimizer: str) -> None:
-    first, second = ranks(2).run(shard_what_was_trained_apart, optimizer)
-    assert first.keys() == second.keys()
-    assert len(first) > 1
-    for name, value in first.items():
-        assert bool(value.any()), name
-        assert torch.equal(value, second[name]), name
+@pytest.mark.parametrize(
+    ("optimizer", "hashing"),
+    [("adagrad", None), ("rowwise_adagrad", None), ("adam", None), ("adagrad", recfx.HashConfig(dense_rows=0))],
+)
+def test_replicas_begin_with_the_weights_ids_and_optimizer_state_of_rank_0(
+    optimizer: str, hashing: recfx.HashConfig | None
+) -> None:
+    first, second = ranks(2).run(shard_what_was_trained_apart, optimizer, hashing)
+    assert_same(second, first)
+    assert len(first) > (4 if hashing else 1)
+    states = [value for name, value in first.items() if "." not in name]
+    assert states
+    assert all(bool(value.any()) for value in states)

@@ -8,11 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-from torchrec.distributed.types import ShardingEnv
 
 import recfx
-from recfx.collections.sharding.shard import shard_collection
 from tests.builders.optimizers import attach
 from tests.sharding.cases import (
     Case,
@@ -21,8 +18,8 @@ from tests.sharding.cases import (
     build,
     concatenate,
     plain_model,
-    plan_of,
     shard,
+    shard_converted,
     shards_of,
     with_optimizer,
 )
@@ -100,7 +97,7 @@ def unfused_after_conversion(rank: int, world_size: int) -> str:
     converted: Any = recfx.convert(build(CASE)[0])
     attach(converted, torch.optim.AdamW)
     with pytest.raises(recfx.ConversionError) as caught:
-        shard_collection(converted, plan_of(CASE, converted, 1), ShardingEnv.from_process_group(dist.group.WORLD))
+        shard_converted(CASE, converted, 1)
     return caught.value.reason
 
 
@@ -137,31 +134,6 @@ FLOW = Case(
         Table("d", 9, 8, ("f2",), "SUM", ("column_wise", 0, 1)),
     )
 )
-FLOW_STEPS = 4
-
-
-def evaluate_between_steps(rank: int, world_size: int, case: Case) -> bool:
-    """Whether eval, and forwards without gradient, leave training as it is."""
-    outputs = []
-    for disturb in (False, True):
-        model = plain_model(case)
-        model.sparse = shard(case, model.sparse, world_size)
-        for step in batches(case, world_size, FLOW_STEPS):
-            if disturb:
-                model.eval()
-                with torch.no_grad():
-                    model(batches(replace(case, seed=5), world_size, 1)[0][rank])
-                model.train()
-            loss, pooled = model(step[rank])
-            loss.backward()
-            outputs.append(pooled)
-    return all(torch.equal(a, b) for a, b in zip(outputs[:FLOW_STEPS], outputs[FLOW_STEPS:], strict=True))
-
-
-@pytest.mark.parametrize("hashing", [None, recfx.HashConfig(dense_rows=0, rows=64, buckets=4, on_full="evict")])
-def test_evaluation_between_steps_changes_nothing(hashing: recfx.HashConfig | None) -> None:
-    case = Case(FLOW.tables, hashing=hashing, raw_ids=0 if hashing is None else 60)
-    assert all(ranks(2).run(evaluate_between_steps, case))
 
 
 def accumulate(rank: int, world_size: int, case: Case) -> list[tuple[str, Any, Any, torch.Tensor]]:

@@ -15,16 +15,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.optim import _apply_optimizer_in_backward
-from torchrec import EmbeddingBagCollection
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingEnv, ShardingPlan
 
 import recfx
-from tests.builders.optimizers import attach
 from tests.sharding.cases import Case, Table, batches, build, check, plan_of, shard, train_sharded
 from tests.sharding.ranks import ranks
-from tests.support.refusals import refused
 
 
 def two_tables(first: tuple[Any, ...], second: tuple[Any, ...], pooling: str = "SUM", dim: int = 8) -> Case:
@@ -100,13 +97,3 @@ def settings_after(rank: int, world_size: int, ours: bool) -> list[dict[str, Any
 def test_settings_of_optimizers_are_not_written_into() -> None:
     assert ranks(2).run(settings_after, True) == [[{"lr": 0.5}, {"learning_rate": 0.25}]] * 2
     assert ranks(2).run(settings_after, False) != [[{"lr": 0.5}, {"learning_rate": 0.25}]] * 2
-
-
-def test_what_torchrec_takes_and_does_not_carry_out_is_refused() -> None:
-    config = Table("a", 11, 8, ("f0",), "MEAN").config()
-    with refused("weighted_mean"):
-        recfx.convert(EmbeddingBagCollection([config], is_weighted=True))
-    standard = EmbeddingBagCollection([config])
-    attach(standard, torch.optim.SGD, momentum=0.9)
-    with refused("unsupported_optimizer_argument", match=r"momentum=0\.9"):
-        recfx.convert(standard)

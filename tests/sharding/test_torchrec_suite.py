@@ -1,7 +1,5 @@
 """TorchRec's own sharding test, run on converted models: meta tables, planner, one step, predictions compared.
 
-Its package has the model with pooled tables; the one with sequence tables is ours, called as TorchRec calls its own.
-
 Its ``DistributedModelParallel`` is replaced by the conversion before it, and by our sharders; all else is TorchRec's.
 """
 
@@ -17,17 +15,16 @@ import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import nn
-from torchrec import EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig, PoolingType
+from torchrec import EmbeddingBagConfig, PoolingType
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.planner import ParameterConstraints
-from torchrec.distributed.test_utils.test_model import ModelInput, TestSparseNN, TestSparseNNBase
+from torchrec.distributed.test_utils.test_model import TestSparseNN, TestSparseNNBase
 from torchrec.distributed.types import ShardingEnv
 
 import recfx
 from recfx.collections.sharding.collection import (
     ShardedCollection,
     ShardedHashEmbeddingBagCollection,
-    ShardedHashEmbeddingCollection,
 )
 from tests.sharding.ranks import ranks
 from tests.support.needs import needs
@@ -59,59 +56,7 @@ def tables(pooling: PoolingType, dim: int, prefix: str) -> list[EmbeddingBagConf
     ]
 
 
-class Sequences(TestSparseNNBase):
-    """Scores of padded rows, with the ids in the output of the collection."""
-
-    def __init__(
-        self,
-        tables: list[EmbeddingConfig],
-        num_float_features: int,
-        dense_device: torch.device | None = None,
-        sparse_device: torch.device | None = None,
-        **_: Any,
-    ) -> None:
-        super().__init__(tables, dense_device=dense_device, sparse_device=sparse_device)
-        self.ec = EmbeddingCollection(tables=tables, device=sparse_device, need_indices=True)
-        self.names = [name for of_table in self.ec.embedding_names_by_table() for name in of_table]
-        width = num_float_features + len(self.names) * _LONGEST * tables[0].embedding_dim
-        self.over = nn.Linear(width, 1, device=dense_device)
-
-    def forward(self, features: ModelInput) -> Any:
-        rows = self.ec(features.idlist_features)
-        padded = [rows[name].to_padded_dense(_LONGEST).flatten(1) for name in self.names]
-        inverse = features.idlist_features.inverse_indices_or_none()
-        if isinstance(self.ec, EmbeddingCollection) and inverse is not None:  # sharded, it expands variable batches
-            padded = [
-                part[inverse[1][inverse[0].index(name.partition("@")[0])]]
-                for name, part in zip(self.names, padded, strict=True)
-            ]
-        ids = sum(rows[name].weights().sum() for name in self.names)
-        scores = self.over(torch.cat([features.float_features, *(10 * part for part in padded)], dim=1)).squeeze(1)
-        predictions = scores.sigmoid() + 0 * ids
-        if not self.training:
-            return predictions
-        return nn.functional.binary_cross_entropy_with_logits(predictions, features.label), predictions
-
-
-_LONGEST = 20
-
-
-def sequence_tables(dim: int) -> list[EmbeddingConfig]:
-    """Five tables; two of three features are read by two of them."""
-    return [
-        EmbeddingConfig(
-            num_embeddings=(feature + 1) * 11,
-            embedding_dim=dim,
-            name=f"table_{i}",
-            feature_names=[f"feature_{feature}"],
-        )
-        for i, feature in enumerate([0, 1, 2, 0, 1])
-    ]
-
-
-def run_torchrec_test(
-    rank: int, world_size: int, model_class: Any, kind: str, sharding_type: str, arguments: dict[str, Any]
-) -> int:
+def run_torchrec_test(rank: int, world_size: int, sharding_type: str, pooling: PoolingType) -> int:
     """Run it; how many collections were converted and sharded."""
     converted: list[nn.Module] = []
 
@@ -125,17 +70,16 @@ def run_torchrec_test(
         return wrapped
 
     torch.manual_seed(0)
-    sharder = test_sharding.create_test_sharder(
-        kind, sharding_type, "dense" if sharding_type == "data_parallel" else "fused"
-    )
-    configs = [*arguments["tables"], *arguments.get("weighted_tables", ())]
+    kernel = "dense" if sharding_type == "data_parallel" else "fused"
+    sharder = test_sharding.create_test_sharder("embedding_bag_collection", sharding_type, kernel)
+    configs, weighted = tables(pooling, 16, ""), tables(PoolingType.SUM, 16, "weighted_")
     with mock.patch.object(test_sharding, "DistributedModelParallel", convert_first):
         test_sharding.sharding_single_rank_test_single_process(
             pg=dist.group.WORLD,
             device=torch.device("cpu"),
             rank=rank,
             world_size=world_size,
-            model_class=model_class,
+            model_class=TestSparseNN,
             embedding_groups={"group_0": [f"feature_{i}" for i in range(3)]},
             sharders=[sharder],
             optim=EmbOptimType.EXACT_SGD,
@@ -144,13 +88,13 @@ def run_torchrec_test(
                 config.name: ParameterConstraints(
                     sharding_types=[sharding_type], min_partition=config.embedding_dim // 2
                 )
-                for config in configs
+                for config in (*configs, *weighted)
             },
             random_seed=5,
-            **arguments,
+            tables=configs,
+            weighted_tables=weighted,
         )
-    standard = ShardedHashEmbeddingCollection if model_class is Sequences else ShardedHashEmbeddingBagCollection
-    assert all(isinstance(module, standard) for module in converted)
+    assert all(isinstance(module, ShardedHashEmbeddingBagCollection) for module in converted)
     return len(converted)
 
 
@@ -170,34 +114,5 @@ SUM, MEAN = PoolingType.SUM, PoolingType.MEAN
     ],
 )
 def test_torchrec_own_test_passes(sharding_type: str, world_size: int, pooling: PoolingType) -> None:
-    arguments = {"tables": tables(pooling, 16, ""), "weighted_tables": tables(PoolingType.SUM, 16, "weighted_")}
-    counts = ranks(world_size).run(
-        run_torchrec_test, TestSparseNN, "embedding_bag_collection", sharding_type, arguments
-    )
+    counts = ranks(world_size).run(run_torchrec_test, sharding_type, pooling)
     assert counts == [2] * world_size  # the plain and the weighted collection
-
-
-IN_BACKWARD = {"apply_optimizer_in_backward_config": {"embeddings": (torch.optim.SGD, {"lr": 0.1})}}
-
-
-@pytest.mark.parametrize("world_size", [2, 4])
-@pytest.mark.parametrize(
-    ("sharding_type", "arguments"),
-    [
-        ("table_wise", {}),
-        ("table_wise", IN_BACKWARD),
-        ("table_wise", {"variable_batch_per_feature": True}),
-        ("table_wise", {"tables": sequence_tables(16)[:1]}),  # all other ranks have no table
-        ("row_wise", {}),
-        ("row_wise", IN_BACKWARD),
-        ("row_wise", {"variable_batch_per_feature": True}),
-        ("column_wise", {}),
-        ("column_wise", IN_BACKWARD),
-        ("column_wise", {"variable_batch_per_feature": True}),
-        ("data_parallel", {}),
-    ],
-)
-def test_torchrec_own_test_passes_with_sequences(sharding_type: str, world_size: int, arguments: Any) -> None:
-    arguments = {"tables": sequence_tables(16), **arguments}
-    counts = ranks(world_size).run(run_torchrec_test, Sequences, "embedding_collection", sharding_type, arguments)
-    assert counts == [1] * world_size

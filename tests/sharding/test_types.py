@@ -41,6 +41,15 @@ def check_hashed(case: Case, world_size: int, steps: int) -> None:
             assert int(state["counts"][0]) == steps
 
 
+@pytest.mark.parametrize("kind", ["data_parallel", "table_wise", "row_wise"])
+def test_three_ranks_equal_the_unsharded_model(kind: str) -> None:
+    """One table has fewer rows than there are ranks."""
+    case = one_type(kind, sizes=(3, 1, 2))
+    small = replace(case.tables[1], rows=2)
+    case = replace(case, tables=(case.tables[0], small))
+    check(case, 3, ranks(3).run(train_sharded, case))
+
+
 BY_COLUMNS = ["column_wise", "grid_shard", "table_column_wise"]
 
 
@@ -80,8 +89,7 @@ def moved(rank: int, world_size: int, case: Case, division: bool) -> list[tuple[
         set_gradient_division(before)
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("kind", sorted(TYPES))
+@pairwise(kind=sorted(TYPES), form=["pooled", "rows sent once"])
 def test_one_step(kind: str, form: str) -> None:
     world_size = 2
     case = FORMS[form](one_type(kind))

@@ -70,9 +70,7 @@ def check_wire(case: Case, world_size: int) -> None:
 WIRES = [("fp32", "fp32"), ("fp16", "fp32"), ("fp32", "bf16")]
 
 
-@pytest.mark.parametrize("wire", WIRES[:2])
-@pytest.mark.parametrize("world_size", [2, 4])
-@pytest.mark.parametrize("kind", sorted(TYPES))
+@pairwise(kind=sorted(TYPES), world_size=[2, 4], wire=WIRES[:2])
 def test_a_type_sends_what_its_graph_says(kind: str, world_size: int, wire: tuple[str, str]) -> None:
     check_wire(one_type(kind, local_size=2 if world_size == 4 else 0, wire=wire), world_size)
 

@@ -1,18 +1,14 @@
-"""What a run of the suite on a set came to: from pytest's XML, kept as JSON, shown as a table in tests/README.md."""
+"""Why single tests fail on older sets, and what of a run has no such cause."""
 
 from __future__ import annotations
 
-import json
 import re
 import runpy
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[3]
-RECORDS = Path(__file__).with_name("records")
 SETS = runpy.run_path(str(ROOT / "recfx" / "versions" / "sets.py"))["SETS"]  # `import recfx` would import torch
 """The sets, as ``recfx.versions.sets`` has them."""
 
@@ -93,88 +89,18 @@ CAUSES: Mapping[str, Mapping[str, str]] = {
 }
 """For each set, why a test fails there, by its name or how that begins. A failure without one is a bug of recfx."""
 
-_VERSIONS = ("torch", "torchrec", "fbgemm", "triton")
 
-Found = dict[str, dict[str, Any]]
-"""For each file, or each folder: how many tests passed, which failed, and how many were skipped for which reason."""
-
-
-def read(xml: Path) -> Found:
-    """What pytest has written, by file."""
-    files: Found = {}
+def failed(xml: Path) -> list[str]:
+    """The tests that failed, and the files that could not be collected, by what pytest has written."""
+    names = set()
     for case in ElementTree.parse(xml).iter("testcase"):
-        module = case.get("classname") or case.get("name", "")
-        file = re.sub(r"^(.*?\btest_\w+).*", r"\1", module).replace(".", "/") + ".py"  # a module, or a class in one
-        outcomes = files.setdefault(file, {"passed": 0, "failed": [], "skipped": Counter()})
-        skipped = case.find("skipped")
         if case.find("failure") is not None or case.find("error") is not None:
-            outcomes["failed"].append(f"{file}::{case.get('name')}" if case.get("classname") else file)
-        elif skipped is not None:
-            outcomes["skipped"][skipped.get("message", "")] += 1
-        else:
-            outcomes["passed"] += 1
-    for outcomes in files.values():
-        outcomes["failed"] = sorted(set(outcomes["failed"]))
-    return files
-
-
-def in_folders(files: Found) -> Found:
-    """The same, by folder."""
-    folders: Found = {}
-    for file, outcomes in sorted(files.items()):
-        of_folder = folders.setdefault("/".join(file.split("/")[:-1][:2]), {"passed": 0, "failed": [], "skipped": {}})
-        of_folder["passed"] += outcomes["passed"]
-        of_folder["failed"] += outcomes["failed"]
-        of_folder["skipped"] = Counter(of_folder["skipped"]) + Counter(outcomes["skipped"])
-    return folders
-
-
-def unexplained(name: str, files: Found) -> list[str]:
-    """The files in which a test fails on the set of this name, and nobody knows why."""
-    return [file for file, outcomes in files.items() if not all(cause(name, test) for test in outcomes["failed"])]
-
-
-def keep(versions: Any, python: str, files: Found) -> Path:
-    """Write the record of a set.
-
-    Args:
-        versions: a row of ``SETS``.
-        python: its version, as ``"3.11"``.
-        files: see ``read``.
-    """
-    path = RECORDS / f"{versions.name}.json"
-    record = {name: getattr(versions, name) for name in _VERSIONS}
-    path.parent.mkdir(exist_ok=True)
-    record = {**record, "python": python, "folders": in_folders(files)}
-    path.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
-    return path
-
-
-def table() -> str:
-    """The records in Markdown: a row for each set, and what was skipped or failed, with the reason."""
-    lines = [
-        "| torch | TorchRec | FBGEMM | Triton | Python | folders | passed | failed | skipped |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    reasons: dict[str, list[str]] = {}
-    for path in sorted(RECORDS.glob("*.json"), key=lambda path: [int(number) for number in path.stem.split(".")]):
-        record = json.loads(path.read_text())
-        folders = record["folders"].values()
-        failed = [name for folder in folders for name in folder["failed"]]
-        skipped: Counter[str] = sum((Counter(folder["skipped"]) for folder in folders), Counter())
-        cells = [record[name] for name in (*_VERSIONS, "python")]
-        cells += [len(folders), sum(folder["passed"] for folder in folders), len(failed), sum(skipped.values())]
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-        for reason in {*(cause(path.stem, test) for test in failed), *skipped}:
-            reasons.setdefault(reason, []).append(path.stem)
-    lines += ["", *(f"- {reason}: {', '.join(of)}" for reason, of in sorted(reasons.items()))]
-    return "\n".join(lines).rstrip()
+            module = case.get("classname") or case.get("name", "")
+            file = re.sub(r"^(.*?\btest_\w+).*", r"\1", module).replace(".", "/") + ".py"  # a module, or a class in one
+            names.add(f"{file}::{case.get('name')}" if case.get("classname") else file)
+    return sorted(names)
 
 
 def cause(name: str, test: str) -> str:
     """Why a test fails on the set of this name; ``""`` if nobody knows."""
     return next((why for begin, why in CAUSES.get(name, {}).items() if test.startswith(begin)), "")
-
-
-if __name__ == "__main__":
-    print(table())
