@@ -11,6 +11,7 @@ from torch.distributed.fsdp import fully_shard
 
 import recfx
 from tests.sharding.cases import (
+    FORMS,
     OPTIMIZERS,
     Case,
     Table,
@@ -57,9 +58,9 @@ def train(rank: int, world_size: int, case: Case, around: bool = False) -> dict[
     return {"pooled": pooled, "shards": shards_of(sharded.sparse), "over": sharded.over.weight.detach()}
 
 
-@pytest.mark.parametrize("kernel", ["fused", "dense"])
-def test_it_trains_as_the_unsharded_model(kernel: str) -> None:
-    case = Case(TABLES, optimizer="adagrad", kernel=kernel, sizes=(3, 4))
+@pytest.mark.parametrize(("kernel", "form"), [("fused", "pooled"), ("fused", "rows"), ("dense", "pooled")])
+def test_it_trains_as_the_unsharded_model(kernel: str, form: str) -> None:
+    case = FORMS[form](Case(TABLES, optimizer="adagrad", kernel=kernel, sizes=(3, 4)))
     check(case, 2, ranks(2).run(train, case))
 
 

@@ -18,7 +18,8 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingEnv, ShardingPlan
 
 import recfx
-from recfx.collections.sharding.collection import ShardedHashEmbeddingBagCollection
+from recfx.collections.sharding.collection import ShardedHashEmbeddingBagCollection, sharded_collections
+from recfx.collections.sharding.ranks_agree import begin_on_all_ranks
 from tests.sharding.cases import FORMS, Case, Table, build, plan_of, shard_converted, values_of
 from tests.sharding.pipelined import (
     CPU,
@@ -161,6 +162,16 @@ def test_models_of_one_group_do_not_hinder_each_other() -> None:
     assert ranks(2).run(two_models) == [[[HERE, expected]] * 2] * 2
 
 
+def models_mixed_up(rank: int, world_size: int) -> list[Any]:
+    models = [Towers(TYPES["row_wise"], world_size) for _ in range(2)]
+    return [answers(models[number], steps(BOTH), training=True) for number in (rank, 0, 1)]
+
+
+def test_two_models_with_equal_paths_are_told_apart() -> None:
+    expected = [steps(BOTH)[0].expected]
+    assert ranks(2).run(models_mixed_up) == [[["ranks_at_different_calls"], expected, expected]] * 2
+
+
 # Ranks at different calls
 
 
@@ -284,6 +295,26 @@ def test_what_all_ranks_have_to_call_is_refused_on_one_alone(call: str, tmp_path
         assert f"rank 0 calls '{call}'; rank 1 calls the collection" in message
         assert after == [steps(BOTH)[0].expected]
     assert list(tmp_path.iterdir()) == []
+
+
+def begin_alone(rank: int, world_size: int) -> int:
+    case = Case(
+        (Table("a", 8, 4, ("f0",), sharding=("row_wise",)), Table("b", 8, 4, ("f1",), sharding=("table_wise", 1)))
+    )
+    model = sharded_model(case, world_size, "alone")
+    PIPELINES["sparse_dist"](model, dense_optimizer(case, model), CPU).progress(
+        iter(batches_of_rank(case, rank, world_size, 3, "alone"))
+    )
+    collections = list(sharded_collections(model).values())
+    assert all(collection.pipeline is not None for collection in collections)
+    if rank == 0:
+        begin_on_all_ranks(collections, "save_checkpoint")
+    return len(collections)
+
+
+def test_nothing_is_asked_while_a_pipeline_of_torchrec_sends_messages_of_other_lengths() -> None:
+    """gloo ends a process that receives a message of another length than it waits for."""
+    assert ranks(2).run(begin_alone) == [1, 1]
 
 
 # Ranks in different modes
