@@ -1,4 +1,4 @@
-"""Arguments of public functions that are of another parameter's type: the error says which one was probably meant."""
+"""Arguments of public functions that are of another type than their parameter: one error that names it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from recfx.errors import RecfxError, type_of
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 _NUMBERS = (bool, int, float)
-_OF_BATCHES = ("Tensor", "JaggedTensor", "KeyedJaggedTensor", "Sample")  # names of classes
 
 _A_MODULE = "pass the torch.nn.Module that holds the collections."
 _AN_ENVIRONMENT = "pass torchrec.distributed.types.ShardingEnv.from_process_group(group)."
@@ -40,9 +39,9 @@ _HOW = {
 
 
 def typed(error: type[RecfxError], *, left: Collection[str] = ()) -> Callable[[_F], _F]:
-    """Let a function refuse what its annotations do not take, and name the parameter that takes it.
+    """Let a function refuse what its annotations do not take; where anything is taken, what another parameter takes.
 
-    Numbers, file names and literals are left to the function, unless another parameter was probably meant.
+    Numbers, file names and literals are left to the function.
 
     Args:
         error: the class of what is raised, with reason code ``invalid_argument``.
@@ -77,53 +76,25 @@ def _problem(
     given: Mapping[str, Any], hints: Mapping[str, Any], annotations: Mapping[str, str], left: Collection[str]
 ) -> tuple[str, str] | None:
     """What is wrong with the first argument that its parameter does not take, and what to do."""
-    wrong = [name for name, value in given.items() if name in hints and not _fits(name, value, hints)]
-    for name in wrong:
-        value = given[name]
-        meant = [f"{other}=" for other in _meant(name, given, hints, wrong)]
-        if meant:
-            return f"{name} is {type_of(value)}, which {' or '.join(meant)} takes.", "pass it by that name."
-        kinds = list(_kinds(hints[name]))
-        if name in left or (name not in _HOW and {int, float, os.PathLike, Literal}.intersection(kinds)):
+    for name, value in given.items():
+        kinds = list(_kinds(hints.get(name, Any)))
+        if Any in kinds:
+            meant = [f"{other}=" for other, hint in hints.items() if other != name and _is_own(value, hint)]
+            if meant:
+                return f"{name} is {type_of(value)}, which {' or '.join(meant)} takes.", "pass it by that name."
             continue
-        of_class = isinstance(value, type) and any(isinstance(kind, type) and issubclass(value, kind) for kind in kinds)
-        how = _HOW.get(name, f"pass {name}= of type {annotations[name]}.")
-        return f"{name} is {type_of(value)}.", f"pass an object of it, {value.__name__}(...)." if of_class else how
+        is_left = name in left or (name not in _HOW and {int, float, os.PathLike, Literal}.intersection(kinds))
+        if not is_left and not any(_is_of(value, kind) for kind in kinds):
+            return f"{name} is {type_of(value)}.", _HOW.get(name, f"pass {name}= of type {annotations[name]}.")
     return None
 
 
-def _meant(name: str, given: Mapping[str, Any], hints: Mapping[str, Any], wrong: Collection[str]) -> list[str]:
-    """The other parameters that take the value of ``name``, of those without a value that fits."""
-    if (value := given[name]) is None:
-        return []
-    free = {other: hint for other, hint in hints.items() if other != name and (other not in given or other in wrong)}
-    is_batch = isinstance(value, (Mapping, list, tuple)) or type(value).__name__ in _OF_BATCHES
-    of_class = [
-        other
-        for other, hint in free.items()
-        if hint is not Any
-        and ((_is_own(value, hint) and not isinstance(value, str)) or (other in wrong and _takes(value, hint)))
-    ]
-    return of_class or ["sample"] * (is_batch and "sample" in free)
-
-
-def _fits(name: str, value: Any, hints: Mapping[str, Any]) -> bool:
-    """Whether a parameter takes the value; one of any type takes what is of no other parameter's class."""
-    if hints[name] is not Any:
-        return _takes(value, hints[name])
-    return not any(_is_own(value, hint, concrete=True) for other, hint in hints.items() if other != name)
-
-
-def _is_own(value: Any, hint: Any, *, concrete: bool = False) -> bool:
-    """Whether the value says by its class, which may have to be concrete, that it is for such a parameter."""
-    kinds = set(_kinds(hint)).difference((Any, str, Literal, Iterable, type(None)), _NUMBERS)
+def _is_own(value: Any, hint: Any) -> bool:
+    """Whether the value says by its class, which has to be a concrete one, that it is for such a parameter."""
+    kinds = set(_kinds(hint)).difference((Any, str, Literal, type(None)), _NUMBERS)
     if isinstance(value, (str, int, float)):
         return isinstance(value, str) and os.PathLike in kinds
-    return any(_is_of(value, kind) for kind in kinds if not (concrete and kind.__module__ == "collections.abc"))
-
-
-def _takes(value: Any, hint: Any) -> bool:
-    return any(kind is Any or _is_of(value, kind) for kind in _kinds(hint))
+    return any(_is_of(value, kind) for kind in kinds if kind.__module__ != "collections.abc")
 
 
 def _is_of(value: Any, kind: Any) -> bool:

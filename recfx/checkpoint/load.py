@@ -235,9 +235,6 @@ def _check_all_taken(
         ordinary: the parameters that an ordinary optimizer steps; None if there is none.
         of_backward: the parameters that are stepped in backward.
         in_backward: whether optimizers in backward are loaded.
-
-    Raises:
-        CheckpointError: ``checkpoint_mismatch``.
     """
     elsewhere = [table.weight for table in tables_of(root) if ordinary is not None and not table.here]  # other ranks
     taken = {*(ordinary or ()), *of_backward, *elsewhere}

@@ -133,9 +133,6 @@ def _loaded_names(
 
     Some keys of an index are needed under some policies only: an index loads without them, as
     ``state.buffers_from_state`` says, and does not use those that it does not need.
-
-    Raises:
-        CheckpointError: ``checkpoint_mismatch``.
     """
     optional: set[str] = set()
     for table in tables_of(model):

@@ -195,9 +195,6 @@ def _known_value(root: nn.Module, sample: Sample, needed: ValueNeeded) -> int | 
     """A value that Python needs while ``root`` is traced, if it is the same for batches of any size and with any ids.
 
     What was traced so far is run on the sample, on one of another size and on one without ids, on copies.
-
-    Raises:
-        ValueNeeded: the values differ, or are no numbers, keys or counts. It is raised again, with a reason.
     """
     values: list[Any] = []
     is_sharded = bool(sharded_collections(root))  # ranks would have to run it together

@@ -93,21 +93,6 @@ def test_a_module_inside_that_refuses_its_state(tmp_path: Path) -> None:
     assert "the Stateful does not accept what was saved (TypeError" in error.message
 
 
-def test_whatever_the_callers_modes_are(tmp_path: Path) -> None:
-    source = Model(1, 2)
-    with torch.device("meta"):
-        recfx.save_checkpoint(source, tmp_path)
-    for mode in (torch.inference_mode(), torch.device("meta"), torch.no_grad()):
-        target = Model(5, 3)
-        optimizer = torch.optim.Adam(target.parameters())
-        with mode:
-            recfx.load_checkpoint(target, tmp_path)
-        assert extra(target) == extra(source)
-        assert all(torch.equal(value, weights(source)[name]) for name, value in weights(target).items())
-        sum(parameter.sum() for parameter in target.parameters()).backward()
-        optimizer.step()
-
-
 def training(seed: int) -> Training:
     return Training.build("adam", rows=120, seed=seed, model_class=OnePart)
 

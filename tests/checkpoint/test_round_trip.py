@@ -141,46 +141,6 @@ def test_a_plain_model_and_an_adopted_one(model_class: type[nn.Module], tmp_path
     torch.testing.assert_close(dict(adopted.state_dict()), dict(plain.state_dict()), rtol=1e-5, atol=1e-6)
 
 
-DTYPES = (
-    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int64, torch.uint16, torch.float16, torch.bfloat16,
-    torch.float64, torch.complex32, torch.complex64, torch.float8_e4m3fn, torch.float8_e5m2,
-)  # fmt: skip
-
-
-@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_tensors_of_any_dtype_and_layout(tmp_path: Path, dtype: torch.dtype) -> None:
-    def build(fill: int) -> nn.Module:
-        generator = torch.Generator().manual_seed(fill)
-        raw = torch.randint(0, 2 if dtype == torch.bool else 100, (12 * dtype.itemsize,), generator=generator)
-        whole = raw.to(torch.uint8).view(dtype).view(3, 4)
-        model = nn.Module()
-        tensors = {
-            "whole": whole,
-            "scalar": whole[1, 2].clone(),
-            "none": whole[:0],
-            "turned": whole.t(),
-            "cut": whole[:, 1:3],
-        }
-        if dtype.is_complex and dtype != torch.complex32:
-            tensors["conjugate"] = whole.conj()
-        for name, tensor in tensors.items():
-            model.register_buffer(name, tensor)
-        return model
-
-    source, target = build(1), build(2)
-    recfx.save_checkpoint(source, tmp_path)
-    recfx.load_checkpoint(target, tmp_path)
-    for name, value in source.state_dict().items():
-        loaded = target.state_dict()[name]
-        assert loaded.dtype == dtype
-        assert bytes_of(loaded) == bytes_of(value), name
-
-
-def bytes_of(tensor: torch.Tensor) -> bytes:
-    return tensor.resolve_conj().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-
-
 def test_extra_states_of_all_plain_data(tmp_path: Path) -> None:
     state = {
         "numbers": [1, -(2**70), 0.1, float("inf"), True, None, 2 + 3j],

@@ -119,19 +119,6 @@ def test_two_conversions_of_one_model_share_its_weights_unless_it_is_copied() ->
     assert rows == [0, 0]
 
 
-@pytest.mark.parametrize("dense_rows", [0, 5])
-def test_rows_do_not_depend_on_the_order_of_arrival(dense_rows: int) -> None:
-    """Nor on what else the table holds: the seed, the table's name and the id say it all."""
-    hashing = HashConfig(dense_rows=dense_rows)
-    ids = [100, -3, 2**62, 7, 12]
-    forward, backward = one_table(hashing), one_table(hashing)
-    one = pooled(forward, ids)
-    other = pooled(backward, [555, *ids[::-1]])[1:]
-    assert torch.equal(one, other.flip(0))
-    reseeded = pooled(one_table(HashConfig(dense_rows=dense_rows, seed=1)), ids)
-    assert not torch.isclose(one, reseeded).all(dim=1).any()
-
-
 def test_one_table_hashed_beside_one_adopted() -> None:
     """By name; a MEAN and a SUM table in one lookup."""
     standard = collection()

@@ -109,17 +109,6 @@ def test_training_goes_on_as_with_a_dictionary(is_pooled: bool) -> None:
     assert torch.equal(ours.eval()(batch([12345], [], []))[0][0], miss)
 
 
-@pytest.mark.parametrize("is_pooled", [True, False])
-def test_state_after_conversion_loads(is_pooled: bool) -> None:
-    model = Model(learn(managed(is_pooled)))
-    attach(model, torch.optim.SGD, lr=0.1)
-    ours, other = converted(model), converted(Model(managed(is_pooled)))
-    ours(batch([1000], [], [2000]))
-    other.load_state_dict(ours.state_dict())
-    for left, right in zip(ours.eval()(ASKED), other.eval()(ASKED), strict=True):
-        assert torch.equal(left, right)
-
-
 def test_the_state_of_managed_collisions_is_loaded_before_the_conversion() -> None:
     model = Model(learn(managed(False)))
     state, ours = copy.deepcopy(model.state_dict()), converted(model)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torchrec import EmbeddingBagCollection, KeyedJaggedTensor, PoolingType
-from torchrec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
-from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 import recfx
 from tests.builders.collections import table
@@ -113,23 +110,6 @@ def test_work_grows_linearly(case: str) -> None:
     assert_linear(prepared)
 
 
-@pytest.fixture
-def one_rank() -> Iterator[ShardingEnv]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield ShardingEnv.from_process_group(dist.group.WORLD)
-    dist.destroy_process_group()
-
-
-def table_wise_plan(model: nn.Module) -> ShardingPlan:
-    """TorchRec's planner is not counted: its own work is quadratic."""
-    plans: dict[str, Any] = {}
-    for path, module in model.named_modules():
-        if isinstance(module, EmbeddingBagCollection):
-            placed = {config.name: table_wise(rank=0) for config in module.embedding_bag_configs()}
-            plans[path] = construct_module_sharding_plan(module, placed, local_size=1, world_size=1, device_type="cpu")
-    return ShardingPlan(plans)
-
-
 SHARDED: dict[str, tuple[Callable[[int], Any], Callable[[nn.Module, KeyedJaggedTensor], Any]]] = {
     "step": (fused, lambda model, features: _forward(model, features).sum().backward()),
     "state_dict": (fused, lambda model, features: model.state_dict()),
@@ -140,25 +120,3 @@ SHARDED: dict[str, tuple[Callable[[int], Any], Callable[[nn.Module, KeyedJaggedT
     "explain": (many, lambda model, features: recfx.explain(model)),
     "unconvert": (many, lambda model, features: recfx.unconvert(model)),
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("build", [fused, many])
-def test_work_of_sharding_grows_linearly(build: Callable[[int], Any], one_rank: ShardingEnv) -> None:
-    def prepared(tables: int) -> Callable[[], Any]:
-        model, _ = build(tables)
-        plan = table_wise_plan(model)
-        return lambda: recfx.convert(model, plan=plan, env=one_rank)
-
-    assert_linear(prepared)
-
-
-@pytest.mark.parametrize("case", SHARDED)
-def test_work_of_a_sharded_model_grows_linearly(case: str, one_rank: ShardingEnv) -> None:
-    build, run = SHARDED[case]
-
-    def prepared(tables: int) -> Callable[[], Any]:
-        model, features = build(tables)
-        model = recfx.convert(model, plan=table_wise_plan(model), env=one_rank)
-        return lambda: run(model, features)
-
-    assert_linear(prepared)

@@ -477,31 +477,6 @@ def test_a_graph_with_an_argument_of_none_survives_pickling_and_takes_no_other(w
             duplicate(BATCH, torch.ones(1))
 
 
-class TakesLabels(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.ebc = one_table()
-
-    def forward(
-        self,
-        features: KeyedJaggedTensor,
-        scale: float = 2.0,
-        labels: dict[str, torch.Tensor] = {},  # noqa: B006
-    ) -> torch.Tensor:
-        pooled = self.ebc(features).values() * scale
-        for label in labels.values():
-            pooled = pooled + label
-        return pooled
-
-
-@pytest.mark.parametrize("labels", [{}, {"clicked": torch.ones(1)}])
-def test_an_argument_may_have_a_dict_as_its_default(labels: dict[str, torch.Tensor]) -> None:
-    call = recfx.Sample(BATCH, labels=labels) if labels else recfx.Sample(BATCH)
-    model = recfx.convert(TakesLabels())
-    graph = recfx.convert(model, call, whole_graph=True)
-    assert torch.equal(graph(*call.args, **call.kwargs), model(*call.args, **call.kwargs))
-
-
 def test_a_graph_with_a_constant_argument_takes_no_other() -> None:
     class WithoutLabels(Tempered):
         def forward(self, features: KeyedJaggedTensor, scale: float = 2.0) -> torch.Tensor:

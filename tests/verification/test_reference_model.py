@@ -17,9 +17,7 @@ from recfx.collections.copy_modules import standard_collection
 from recfx.optim.attached import attached_optimizers
 from recfx.verification.reference_model import (
     attach_optimizers,
-    copy_fused_state,
     map_collection,
-    reference_of,
 )
 from recfx.verification.verify_report import SKIPPED
 from tests.builders.batches import bags, one_bag, two_bags
@@ -89,26 +87,6 @@ def test_a_dense_optimizer_stands_for_a_placeholder(kind: type[torch.optim.Optim
     for name, value in fused.state.items():
         assert torch.equal(dense.state[weight][name], value)
         assert dense.state[weight][name] is not value
-
-
-def test_the_state_of_a_mapped_table_is_a_copy() -> None:
-    source = trained()
-    converted = recfx.convert(source, hashing=recfx.HashConfig(dense_rows=0))
-    converted(two_bags(1, 10**12, 7)).square().sum().backward()
-    fused = converted.ebc.fused_optimizers()["t"].state
-    reference = reference_of(source, converted)
-    attach_optimizers(source, reference, skip=set())
-    weight = reference.ebc.embedding_bags["t"].weight
-    (optimizer,) = attached_optimizers(weight)
-    copy_fused_state(converted, reference)
-    state = optimizer.state[weight]
-    assert state.keys() == fused.keys() == {"step", "exp_avg", "exp_avg_sq"}
-    assert float(state["step"]) == float(fused["step"]) == 2
-    assert state["step"] is not fused["step"]
-    for name in ("exp_avg", "exp_avg_sq"):
-        assert torch.equal(state[name], fused[name])
-        assert state[name].data_ptr() != fused[name].data_ptr()
-        assert not torch.equal(fused[name], torch.zeros(10, 4))
 
 
 RAW = 10**12
@@ -262,18 +240,3 @@ def test_a_hashed_model_that_was_converted_in_place() -> None:
     report = recfx.verify(model, converted, (one_bag(RAW, 2),))
     assert report.ok, str(report)
     assert not report.of(SKIPPED)
-
-
-def test_a_feature_of_two_hashed_tables_with_inverse_indices() -> None:
-    plain = EmbeddingBagCollection([table("t1", ["f"], dim=4, rows=12), table("t2", ["f"], dim=4, rows=12)])
-    collection = recfx.convert(plain, hashing=recfx.HashConfig(dense_rows=0)).train()
-    sample = KeyedJaggedTensor(
-        ["f"],
-        torch.tensor([RAW, 3, 2]),
-        lengths=torch.tensor([1, 2]),
-        stride_per_key_per_rank=[[2]],
-        inverse_indices=(["f"], torch.tensor([[0, 1, 0]])),
-    )
-    expected = collection(sample)
-    assert expected.keys() == ["f@t1", "f@t2"]
-    torch.testing.assert_close(mapped_to(collection)(sample).values(), expected.values())
