@@ -15,6 +15,7 @@ from recfx.discovery.nests import change_leaves
 from recfx.errors import ConversionError, InputError, type_of
 from recfx.hashing import ResolvedHashConfig
 from recfx.runtime.bags import all_as_stored
+from recfx.verification.reference_model import listed_rows
 
 _Items = tuple[Tensor, Tensor]
 _Batch = TypeVar("_Batch")
@@ -136,11 +137,10 @@ class RowsOfIds(dict[str, _Items]):
         missing = int((answers[0] < 0).sum())
         poolings = {reader.pooling for reader in readers} - {"SUM"}
         if missing and poolings:
-            counts = (
-                "each has its place in a sequence" if "NONE" in poolings else "the converted model's mean counts them"
-            )
+            of_sequence, of_mean = "each has its place in a sequence", "the converted model's mean counts them"
             raise ConversionError(
-                f"{missing} of {ids.numel()} ids of feature {feature!r} have no row, and {counts}.",
+                f"{missing} of {ids.numel()} ids of feature {feature!r} have no row, and "
+                f"{of_sequence if 'NONE' in poolings else of_mean}.",
                 reason="id_without_row",
                 what_to_do="leave them out of the batch, or convert with unseen='row', which keeps a row for them.",
             )
@@ -151,11 +151,7 @@ class RowsOfIds(dict[str, _Items]):
         if table not in self._sorted:
             known, order = self[table][0].sort()
             self._sorted[table] = known, self[table][1][order]
-        known, rows = (part.to(ids.device) for part in self._sorted[table])
-        rows_of_ids = torch.where((ids >= 0) & (ids < dense_rows), ids, -1)
-        if known.numel():
-            place = torch.searchsorted(known, ids).clamp_(max=known.numel() - 1)
-            rows_of_ids = torch.where(known[place] == ids, rows[place], rows_of_ids)
+        rows_of_ids = listed_rows(ids, *self._sorted[table], dense_rows)
         missing = rows_of_ids < 0
         if unseen == _BY_HASH and bool(missing.any()):
             raise ConversionError(

@@ -194,11 +194,16 @@ def _trace(
 def _known_value(root: nn.Module, sample: Sample, needed: ValueNeeded) -> int | list[str]:
     """A value that Python needs while ``root`` is traced, if it is the same for batches of any size and with any ids.
 
-    What was traced so far is run on the sample, on one of another size and on one without ids, on copies.
+    What was traced so far is run on the sample, on one of another size and on one without ids, on copies. With sharded
+    collections, ranks would have to run it together: nothing is known then.
     """
-    values: list[Any] = []
-    is_sharded = bool(sharded_collections(root))  # ranks would have to run it together
-    for call in (sample, sample.resized(), sample.without_ids()) if not is_sharded else ():
+    computed, values = [needed.node], list[Any]()
+    for node in computed:  # which grows
+        computed += [one for one in node.all_input_nodes if one not in computed]
+    is_read = any(node.op == "call_method" and node.target in ("item", "tolist") for node in computed)
+    if is_read or sharded_collections(root):
+        raise needed
+    for call in (sample, sample.resized(), sample.without_ids()):
         try:
             if call is not None:
                 value = _run_up_to(root, needed.node, call)
@@ -206,21 +211,10 @@ def _known_value(root: nn.Module, sample: Sample, needed: ValueNeeded) -> int | 
         except Exception:  # a model need not take every batch, and then the comparison leaves it out as well
             if call is sample:
                 raise
-    computed = [needed.node]
-    for node in computed:  # which grows
-        computed += [one for one in node.all_input_nodes if one not in computed]
-    is_read = any(node.op == "call_method" and node.target in ("item", "tolist") for node in computed)
-    if values and values[0] is not None and not is_read and all(value == values[0] for value in values):
-        known: int | list[str] = values[0]
-        return known
-    seen = " or ".join(dict.fromkeys(map(str, values)))
-    why = f"it is {seen}, as the batch has samples and ids"
-    if is_sharded:
-        why = "its collections are sharded"
-    elif is_read or values[0] is None:
-        why = "it is read from a tensor"
-    needed.args = (f"Python needs the value of {needed.node.name} while it is traced, but {why}",)
-    raise needed
+    if values[0] is None or any(value != values[0] for value in values):
+        raise needed
+    known: int | list[str] = values[0]
+    return known
 
 
 def _run_up_to(root: nn.Module, node: fx.Node, call: Sample) -> Any:

@@ -98,7 +98,8 @@ class ValueNeeded(Exception):
     """Python needs the value of ``node`` itself, which may have to be a ``number``, such as that of a loop's turns."""
 
     def __init__(self, node: fx.Node, number: bool) -> None:
-        super().__init__(f"Python needs the value of {node.name} while it is traced")
+        message = f"Python needs the value of {node.name} while it is traced, which is not the same for all batches"
+        super().__init__(message)
         self.node, self.number = node, number
 
 

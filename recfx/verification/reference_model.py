@@ -103,16 +103,23 @@ def _map(hashed: UnshardedCollection, table: str, ids: torch.Tensor) -> torch.Te
     if table not in hashed.hash_indexes:
         return ids
     index: Any = hashed.hash_indexes[table]
-    known, rows_of_known = (part.to(ids.device) for part in index.items())  # the oracle knows only the listing
-    rows = torch.where((ids >= 0) & (ids < index.config.dense_rows), ids, -1)
-    if known.numel():
-        known, order = known.sort()
-        place = torch.searchsorted(known, ids).clamp(max=known.numel() - 1)
-        rows = torch.where((known[place] == ids) & (rows < 0), rows_of_known[order[place]], rows)
+    known, rows_of_known = index.items()  # the oracle knows only the listing
+    known, order = known.sort()
+    rows = listed_rows(ids, known, rows_of_known[order], index.config.dense_rows)
     absent = rows < 0
     if bool(absent.any()):
         rows[absent] = _map_absent(index, ids[absent], hashed.training)
     return rows
+
+
+def listed_rows(ids: torch.Tensor, known: torch.Tensor, rows: torch.Tensor, dense_rows: int) -> torch.Tensor:
+    """The rows of ids, int64 ``[n]``, by a listing in the order of its ids; -1 for those that it does not have."""
+    answer = torch.where((ids >= 0) & (ids < dense_rows), ids, -1)
+    if not known.numel():
+        return answer
+    known, rows = known.to(ids.device), rows.to(ids.device)
+    place = torch.searchsorted(known, ids).clamp_(max=known.numel() - 1)
+    return torch.where((known[place] == ids) & (answer < 0), rows[place], answer)
 
 
 def _map_absent(index: Any, ids: torch.Tensor, training: bool) -> torch.Tensor:

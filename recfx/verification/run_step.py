@@ -49,36 +49,28 @@ class Run:
 @contextlib.contextmanager
 def noted_lookups(model: nn.Module, run: Run) -> Iterator[None]:
     """Record in ``run`` what every collection pools, and which rows standard ones read."""
-    handles: list[Any] = []
-    for path, module in model.named_modules():
-        converted, kind = isinstance(module, ConvertedCollection), standard_kind(module)
-        if isinstance(module, UnshardedCollection) or (kind is not None and not converted):
-            # Before the hooks of the user, which may return something else.
-            handles.append(
-                module.register_forward_hook(partial(_note_outputs, run, path, kind_of(module)), prepend=True)
-            )
-        # A converted subclass is an instance of both.
-        if kind is not None and not converted:
+
+    def outputs(path: str, kind: CollectionKind, module: nn.Module, inputs: Any, output: Any) -> None:
+        run.called.add(path)
+        run.pooled.update({(path, key): value.detach().clone() for key, value in kind.values_of(output).items()})
+
+    def rows(name: str, table: nn.Module, inputs: Any, named: dict[str, Any]) -> None:
+        read = (named["input"] if "input" in named else inputs[0]).detach().to(torch.int64)
+        run.touched[name] = torch.unique(torch.cat([run.touched.get(name, read), read]))
+
+    with contextlib.ExitStack() as handles:
+        for path, module in model.named_modules():
+            kind = None if isinstance(module, ConvertedCollection) else standard_kind(module)
+            if isinstance(module, UnshardedCollection) or kind is not None:
+                # Before the hooks of the user, which may return something else.
+                note_outputs = partial(outputs, path, kind_of(module))
+                handles.enter_context(module.register_forward_hook(note_outputs, prepend=True))
+            if kind is None:
+                continue
             for table, bag in kind.tables_of(module).items():
-                hook = partial(_note_rows, run, kind.weight_name(path, table))
-                handles.append(bag.register_forward_pre_hook(hook, with_kwargs=True))
-    try:
+                note_rows = partial(rows, kind.weight_name(path, table))
+                handles.enter_context(bag.register_forward_pre_hook(note_rows, with_kwargs=True))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _note_outputs(run: Run, path: str, kind: CollectionKind, module: nn.Module, inputs: Any, output: Any) -> None:
-    run.called.add(path)
-    for key, value in kind.values_of(output).items():
-        run.pooled[path, key] = value.detach().clone()
-
-
-def _note_rows(run: Run, name: str, table: nn.Module, inputs: Any, named: dict[str, Any]) -> None:
-    rows = (named["input"] if "input" in named else inputs[0]).detach().to(torch.int64)
-    seen = run.touched.get(name)
-    run.touched[name] = torch.unique(rows if seen is None else torch.cat([seen, rows]))
 
 
 LEARNING_RATE = 0.1

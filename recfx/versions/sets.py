@@ -17,14 +17,8 @@ MODULES = ("torch", "torchrec", "fbgemm_gpu")
 class VersionSet:
     """Releases that are built for each other, as tested. Other releases of the same minor versions fit as well.
 
-    Args:
-        torch: its version, as are the following: ``"2.7.1"``.
-        torchrec: TorchRec.
-        fbgemm: FBGEMM, which is ``fbgemm-gpu-cpu`` on hosts without CUDA, and ``fbgemm-gpu`` on others.
-        torch_npu: the adapter for Ascend NPUs.
-        triton: the one that torch's own wheels ask for.
-        tensordict: which TorchRec needs in any version; newer ones need a newer torch.
-        triton_ascend: Triton for Ascend NPUs, which has wheels for Python 3.10 and 3.11.
+    ``fbgemm`` is ``fbgemm-gpu-cpu`` on hosts without CUDA, ``fbgemm-gpu`` on others; ``triton`` is the one that torch's
+    own wheels ask for, ``triton_ascend`` that for Ascend NPUs, which has wheels for Python 3.10 and 3.11.
     """
 
     torch: str

@@ -105,12 +105,10 @@ def first_id(pool: Any, features: Any) -> Any:
     return pool(features) + torch.zeros(4)[: int(features.lengths()[0].item())].sum()
 
 
-@pytest.mark.parametrize(
-    ("run", "why"), [(batch_size, "it is 2 or 3"), (longest, "from a tensor"), (first_id, "from a tensor")]
-)
-def test_what_batches_change_is_refused_by_its_line(run: Run, why: str) -> None:
+@pytest.mark.parametrize("run", [batch_size, longest, first_id])
+def test_what_batches_change_is_refused_by_its_line(run: Run) -> None:
     model = recfx.convert(Hybrid(run))
-    with refused("untraceable_root", match=f"{why}.*{Path(__file__).name}:{run.__code__.co_firstlineno + 1}"):
+    with refused("untraceable_root", match=f"{Path(__file__).name}:{run.__code__.co_firstlineno + 1}"):
         recfx.trace(model, (BATCH,))
     with refused("untraceable_root"):
         recfx.convert(Hybrid(run), (BATCH,), whole_graph=True)
