@@ -199,9 +199,8 @@ def _select_features(of: Lowered) -> SelectFeatures:
     collection = of.collection
     module = SelectFeatures(collection.name, collection.tables, collection.is_weighted)
     if collection.sharding is not None:
-        module.prepare_to_send(of.sharding.world_size, collection.ids_on_host)
-    if any(of.graph.kind(user) == "to_host" and user.kwargs.get("with_bags") for user in of.node.users):
-        module.leave_on_device()
+        copies = any(of.graph.kind(user) == "to_host" and user.kwargs.get("with_bags") for user in of.node.users)
+        module.prepare_to_send(of.sharding.world_size, collection.ids_on_host and not copies)
     return module
 
 

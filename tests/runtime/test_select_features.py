@@ -13,7 +13,7 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 import recfx
 from recfx.errors import IdRangeError, InputError, MissingFeatureError
 from recfx.runtime import SelectFeatures
-from recfx.runtime.select_features import InverseIndices
+from recfx.runtime.select_features import BatchChecks
 from tests.builders.batches import bags
 from tests.builders.collections import one_table
 from tests.support.refusals import refused
@@ -229,9 +229,10 @@ def test_weights_that_other_ranks_would_send_no_gradient_for(
     assert (caught.value.reason, caught.value.module_path) == ("weights_require_grad", "ebc")
 
 
-CHECKS = InverseIndices("ebc", ["b@t", "a"])
+CHECKS = BatchChecks("ebc", is_weighted=False)
+FEATURES = ["b@t", "a"]
 SIZES = [3, 2]  # of b and a
-BATCH = KeyedJaggedTensor(["b", "a"], torch.arange(5), lengths=torch.ones(5).int(), stride_per_key_per_rank=[[3], [2]])
+CPU = torch.device("cpu")
 NAMES = ["a", "x", "b"]
 GOOD = torch.tensor([[0, 1, 1, 0], [7, 7, 7, 7], [2, 1, 0, 0]])
 
@@ -247,7 +248,7 @@ def changed(row: int, sample: int, index: int) -> torch.Tensor:
 def test_rows_are_selected_by_name(dtype: torch.dtype, default: str) -> None:
     indices = GOOD.to(dtype)
     with torch.device(default):
-        inverse = CHECKS.of_features((NAMES, indices), SIZES, BATCH)
+        inverse = CHECKS.inverse_indices((NAMES, indices), FEATURES, SIZES, CPU)
     assert (inverse.dtype, inverse.device.type) == (torch.int64, "cpu")
     assert inverse.tolist() == [[2, 1, 0, 0], [0, 1, 1, 0]]
 
@@ -256,10 +257,10 @@ def test_rows_are_selected_by_name(dtype: torch.dtype, default: str) -> None:
 @pytest.mark.parametrize("default", ["cpu", "meta"])
 def test_without_any_every_sample_is_a_bag(named: Any, default: str) -> None:
     with torch.device(default):
-        inverse = CHECKS.of_features(named, [3, 3], BATCH)
+        inverse = CHECKS.inverse_indices(named, FEATURES, [3, 3], CPU)
     assert inverse.tolist() == [[0, 1, 2], [0, 1, 2]]
     with pytest.raises(InputError, match="there are no inverse indices") as caught:
-        CHECKS.of_features(named, SIZES, BATCH)
+        CHECKS.inverse_indices(named, FEATURES, SIZES, CPU)
     assert caught.value.reason == "variable_batch_without_inverse_indices"
     assert caught.value.module_path == "ebc"
     assert "inverse_indices=" in caught.value.what_to_do
@@ -267,9 +268,9 @@ def test_without_any_every_sample_is_a_bag(named: Any, default: str) -> None:
 
 def test_of_a_batch_on_meta_nothing_is_read() -> None:
     meta = torch.device("meta")
-    inverse = CHECKS.of_features((NAMES, GOOD + 100), SIZES, BATCH.to(meta))
+    inverse = CHECKS.inverse_indices((NAMES, GOOD + 100), FEATURES, SIZES, meta)
     assert (inverse.device, tuple(inverse.shape), inverse.dtype) == (meta, (2, 4), torch.int64)
-    assert CHECKS.of_features(None, [3, 3], BATCH.to(meta)).device == meta
+    assert CHECKS.inverse_indices(None, FEATURES, [3, 3], meta).device == meta
 
 
 @pytest.mark.parametrize(
@@ -295,10 +296,10 @@ def test_of_a_batch_on_meta_nothing_is_read() -> None:
 )
 def test_what_does_not_fit_is_named(named: Any, reason: str, words: str) -> None:
     with refused(reason, "ebc", match=words, error=InputError) as caught:
-        CHECKS.of_features(named, SIZES, BATCH)
+        CHECKS.inverse_indices(named, FEATURES, SIZES, CPU)
     assert caught.value.what_to_do
 
 
 def test_every_limit_is_that_of_its_own_feature() -> None:
     """Of the bags of `b`, index 2 is the last; `a` has two."""
-    assert CHECKS.of_features((["b", "a"], torch.tensor([[2], [1]])), SIZES, BATCH).tolist() == [[2], [1]]
+    assert CHECKS.inverse_indices((["b", "a"], torch.tensor([[2], [1]])), FEATURES, SIZES, CPU).tolist() == [[2], [1]]
