@@ -45,11 +45,11 @@ def of_splits(world_size: int) -> tuple[Collective, ...]:
 
 
 def of_ids(sharding: CollectionSharding, is_weighted: bool) -> tuple[Collective, ...]:
-    """``input_dist_wait`` sends lengths and ids, and weights if there are any."""
+    """``input_dist_wait`` sends lengths and ids in one message, and weights, if there are any, in another."""
     if sharding.world_size == 1:
         return ()
     bags, ids = sum(len(table.filled) * len(table.table.feature_names) for table in sharding.tables), sent_ids(sharding)
-    sizes = [BATCH * bags * _INT64, ids * _INT64] + ([ids * _FLOAT32] if is_weighted else [])
+    sizes = [(BATCH * bags + ids) * _INT64] + ([ids * _FLOAT32] if is_weighted else [])
     return tuple(Collective("all_to_all", size) for size in sizes)
 
 

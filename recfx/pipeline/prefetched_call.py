@@ -18,7 +18,7 @@ from recfx.errors import InputError, OutOfStepError
 from recfx.pipeline.background import Streams, Worker
 from recfx.pipeline.batch_paths import Path, follow, path_in
 from recfx.runtime import marks
-from recfx.runtime.joint_exchange import MOST, JointExchange
+from recfx.runtime.input_dist import Exchange
 from recfx.runtime.marks import give_up
 from recfx.runtime.transfers import ToHost
 from recfx.versions.differences import preprocess_input
@@ -82,7 +82,7 @@ class StartedCall:
         self._arrived: Future[Any] | None = None
         self._result: Any = None
 
-    def start(self, streams: Streams, is_last: bool, exchange: JointExchange | None = None) -> None:
+    def start(self, streams: Streams, is_last: bool, exchange: Exchange | None = None) -> None:
         """Select the ids, and start telling the other ranks how many there are and whether this is the last batch.
 
         ``exchange``: where to add the ids instead, if they are sent along with those of other calls.
@@ -173,6 +173,7 @@ class StartedCall:
         """
         if not isinstance(self.call.module, ShardedCollection):
             return False
+        self.wait()  # what ranks say of each of several calls comes with the ids
         marks_of_ranks = self._context.marks
         all_lack = bool(marks_of_ranks) and all(mark & marks.LACKS for mark in marks_of_ranks)
         return not all_lack and (self.error is not None or marks.any_of(marks_of_ranks, marks.REFUSED))
@@ -213,16 +214,15 @@ def sent_together(calls: Sequence[KnownCall]) -> list[list[KnownCall]]:
     for call in calls:
         if isinstance(call.module, ShardedCollection) and call.module.groups.ids.size() > 1:
             of_group.setdefault(call.module.groups.ids, []).append(call)
-    exchanges = [of_one[first : first + MOST] for of_one in of_group.values() for first in range(0, len(of_one), MOST)]
-    return [exchange for exchange in exchanges if len(exchange) > 1]
+    return [of_one for of_one in of_group.values() if len(of_one) > 1]
 
 
-def joint_exchanges(started: Sequence[StartedCall]) -> dict[StartedCall, JointExchange]:
+def joint_exchanges(started: Sequence[StartedCall]) -> dict[StartedCall, Exchange]:
     """The exchange of each call of a batch that is not sent alone."""
     exchanges = {}
     of_call = {call.call: call for call in started}
     for calls in sent_together(list(of_call)):
-        exchange = JointExchange(calls[0].module.groups.ids, [call.name for call in calls])
+        exchange = Exchange(calls[0].module.groups.ids, [call.name for call in calls])
         exchanges.update({of_call[call]: exchange for call in calls})
     return exchanges
 
@@ -267,7 +267,7 @@ class HashedCall(StartedCall):
     _graph: fx.GraphModule | None = None
     _stages: Stages
 
-    def start(self, streams: Streams, is_last: bool, exchange: JointExchange | None = None) -> None:
+    def start(self, streams: Streams, is_last: bool, exchange: Exchange | None = None) -> None:
         """Nothing: no other rank takes part."""
 
     def send(self, streams: Streams, worker: Worker, *, finds_rows: bool = True) -> None:

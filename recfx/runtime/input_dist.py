@@ -3,27 +3,23 @@
 If rows are cut, ``bucketize`` first sends each id to the rank that owns its row or its bucket of rows. There is one
 all-to-all for all tables of a collection, whatever their sharding types are: each rank receives the features of its
 shards, one after the other. A feature is sent once for each shard that reads it, so the features of a replicated table
-go to every rank. Sizes are sent first, together with each rank's mark (see ``marks``).
+go to every rank. ``Exchange`` is what sends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import torch.distributed as dist
-from torchrec.distributed.dist_data import (
-    KJTAllToAll,
-    KJTAllToAllSplitsAwaitable,
-    KJTAllToAllTensorsAwaitable,
-    _get_recat,
-)
+from torchrec.distributed.dist_data import KJTAllToAll, _get_recat
 from torchrec.distributed.embedding_sharding import EmbeddingShardingContext, KJTSplitsAllToAllMeta
 from torchrec.distributed.types import Awaitable
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recfx.errors import OutOfStepError
 from recfx.kernels.route.bucketize import Routes, bucketize
 from recfx.kernels.route.from_zero import from_zero
 from recfx.runtime import marks
@@ -94,7 +90,7 @@ class Call(NamedTuple):
         sent: its ids, rank by rank, of one batch size: int64, with lengths of int64 and, if any, weights of float32.
         splits: how many of its keys each rank receives.
         mark: see ``marks``.
-        context: gets the marks of all ranks when sizes have arrived, and their batch sizes when ids have.
+        context: gets the marks of all ranks and their batch sizes.
     """
 
     sent: KeyedJaggedTensor
@@ -103,26 +99,199 @@ class Call(NamedTuple):
     context: DistContext
 
 
-class Together(Protocol):
-    """What sends the ids of several calls in one exchange."""
+class Exchange:
+    """Sends the ids of one call, or of several calls that are known at the same time, to the ranks of their shards.
 
-    def add(self, call: Call) -> Awaitable[Awaitable[KeyedJaggedTensor]]:
-        """See ``JointExchange``."""
+    Sizes are sent first, together with each rank's mark, in a message that is as long for any calls, so that ranks at
+    different calls can read each other's marks. Lengths and ids follow in one message, and weights, if there are any,
+    in another. ``add`` every call, ``start``, and then wait for what ``add`` has returned.
+
+    Args:
+        group: all ranks.
+        collections: the collection of each call that will be added, in order.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, collections: Sequence[str]) -> None:
+        self._group, self._collections = group, collections
+        self._calls: list[Call] = []
+        self._messages: list[_Message] | None = None
+        self._sizes: _Arriving | None = None
+        self._arriving: list[_Arriving] | None = None
+        self._ids: list[KeyedJaggedTensor] | None = None
+
+    def add(self, call: Call) -> Started:
+        """The first wait returns what waits for the ids; it starts sending those of all calls."""
+        self._calls.append(call)
+        position = len(self._calls) - 1
+        return _Later(lambda: self._sent(_Later(lambda: self._received()[position])))
+
+    def start(self) -> None:
+        """Start sending sizes. If a call could not be added, this rank is out of step, and sends nothing."""
+        calls, ranks = self._calls, self._group.size()
+        if len(calls) < len(self._collections):
+            return
+        with torch.no_grad():
+            splits = [call.sent.dist_splits(call.splits) for call in calls]  # of lengths, ids and weights
+            self._messages = [_numbers(calls, splits), _weights(calls, splits)]
+            if len(calls) == 1:
+                lengths, ids, *weights = splits[0]
+                mark, stride = calls[0].mark, calls[0].sent.stride()
+                rows = [lengths, ids, *(weights or [[0] * ranks]), [mark] * ranks, [stride] * ranks]
+            else:
+                mark = marks.joint([call.mark for call in calls])
+                sizes = [message.splits for message in self._messages]
+                rows = [*sizes, [0] * ranks, [mark] * ranks, [0] * ranks]
+            device = calls[0].sent.device()
+            of_ranks = torch.tensor(
+                [number for of_rank in zip(*rows, strict=True) for number in of_rank], device=device
+            )
+            self._sizes = _Arriving(_Message(of_ranks, [len(rows)] * ranks), [len(rows)] * ranks, self._group)
+
+    def _sent(self, following: Started) -> Any:
+        """Wait for the sizes, and start sending the ids of all calls, unless that has been done.
+
+        Raises:
+            OutOfStepError: ``ranks_at_different_calls``, ``out_of_step``.
+        """
+        if self._arriving is not None:
+            return following
+        if self._sizes is None or self._messages is None:
+            raise OutOfStepError(
+                f"the ids of {', '.join(self._collections)} travel together, and some of them could not be sent.",
+                reason="out_of_step",
+                module_path=self._collections[0],
+                what_to_do="see the errors of the other collections.",
+            )
+        numbers, ids, weights, said, self._strides = self._sizes.wait().view(self._group.size(), -1).t().tolist()
+        different = marks.other_calls(said, self._collections[0])
+        if different is not None:
+            raise different
+        for call in self._calls:
+            call.context.output_splits = said  # of several calls, each has its own marks when ids have arrived
+        self._counts = ids
+        if len(self._calls) == 1:
+            numbers = [of_lengths + of_ids for of_lengths, of_ids in zip(numbers, ids, strict=True)]
+        else:
+            weights = ids
+        sizes = (
+            [numbers, weights] if any(call.sent.weights_or_none() is not None for call in self._calls) else [numbers]
+        )
+        self._arriving = [
+            _Arriving(message, of_ranks, self._group)
+            for message, of_ranks in zip(self._messages, sizes, strict=False)  # no rank has weights, or all have
+        ]
+        return following
+
+    def _received(self) -> list[KeyedJaggedTensor]:
+        """Wait for the ids of all ranks; for each call, ordered by feature, rank and sample."""
+        if self._ids is None:
+            assert self._arriving is not None
+            numbers, *weights = (message.wait().split(message.sizes) for message in self._arriving)
+            self._ids = self._taken_apart(numbers, weights)
+        return self._ids
+
+    def _taken_apart(
+        self, numbers: tuple[torch.Tensor, ...], weights: list[tuple[torch.Tensor, ...]]
+    ) -> list[KeyedJaggedTensor]:
+        """``numbers`` and, if any, ``weights`` from each rank."""
+        calls, rank = len(self._calls), self._group.rank()
+        begins = [sum(call.splits[:rank]) for call in self._calls]
+        keys = [
+            call.sent.keys()[begin : begin + call.splits[rank]] for call, begin in zip(self._calls, begins, strict=True)
+        ]
+        if calls == 1:
+            head, said = 0, [([stride], [count]) for stride, count in zip(self._strides, self._counts, strict=True)]
+        else:
+            head = _HEAD * calls
+            heads = torch.stack([of_rank[:head] for of_rank in numbers]).view(-1, _HEAD, calls).tolist()
+            said = [(strides, counts) for strides, counts, _ in heads]
+            for position, call in enumerate(self._calls):
+                call.context.output_splits = [of_calls[position] for _, _, of_calls in heads]
+        parts = [
+            of_rank[head:].split([len(names) * stride for names, stride in zip(keys, strides, strict=True)] + counts)
+            for of_rank, (strides, counts) in zip(numbers, said, strict=True)
+        ]
+        weighted = [position for position, call in enumerate(self._calls) if call.sent.weights_or_none() is not None]
+        of_weighted = [
+            of_rank.split([counts[position] for position in weighted])
+            for of_ranks in weights
+            for of_rank, (_, counts) in zip(of_ranks, said, strict=True)
+        ]
+        arrived = []
+        for position, call in enumerate(self._calls):
+            strides = call.context.batch_size_per_rank = [of_calls[position] for of_calls, _ in said]
+            lengths = torch.cat([part[position] for part in parts])
+            ids = torch.cat([part[calls + position] for part in parts])
+            own = None
+            if position in weighted:
+                own = torch.cat([part[weighted.index(position)] for part in of_weighted])
+            arrived.append(arrived_ids(keys[position], lengths, ids, own, strides))
+        return arrived
 
 
-class ArrivingIds(KJTAllToAllTensorsAwaitable):
-    """Does what TorchRec's class does, without the operators that torch_npu would run on the host."""
+class _Message(NamedTuple):
+    """Numbers, rank by rank, and how many each rank gets."""
 
-    def __init__(self, *, sent: KeyedJaggedTensor, stride_per_rank: list[int], **arguments: Any) -> None:
-        # Without batch sizes, TorchRec does not expand the order of features to one of bags, which is FBGEMM's part.
-        super().__init__(input=sent, stride_per_rank=None, stagger=1, **arguments)
-        self._stride_per_rank = stride_per_rank
+    numbers: torch.Tensor
+    splits: list[int]
 
-    def _wait_impl(self) -> KeyedJaggedTensor:
-        for awaitable in self._awaitables:
-            awaitable.wait()
-        lengths, values, *weights = self._output_tensors
-        return in_order_of_features(self._keys, lengths, values, weights[0] if weights else None, self._stride_per_rank)
+
+_HEAD = 3  # of several calls, a rank's message begins with the batch size, the number of ids and the mark of each call
+
+
+def _numbers(calls: list[Call], splits: list[list[list[int]]]) -> _Message:
+    """What each rank gets in int64: what ``_HEAD`` says, if there are several calls; then all lengths, and all ids."""
+    lengths = [call.sent.lengths().split(sizes[0]) for call, sizes in zip(calls, splits, strict=True)]
+    ids = [call.sent.values().split(sizes[1]) for call, sizes in zip(calls, splits, strict=True)]
+    of_ranks = [list(of_rank) for of_rank in zip(*lengths, *ids, strict=True)]
+    if len(calls) > 1:
+        strides, of_calls = [call.sent.stride() for call in calls], [call.mark for call in calls]
+        for rank, pieces in enumerate(of_ranks):
+            head = [*strides, *(sizes[1][rank] for sizes in splits), *of_calls]
+            pieces.insert(0, torch.tensor(head, device=calls[0].sent.device()))
+    sizes = [sum(piece.numel() for piece in pieces) for pieces in of_ranks]
+    return _Message(torch.cat([piece for pieces in of_ranks for piece in pieces]), sizes)
+
+
+def _weights(calls: list[Call], splits: list[list[list[int]]]) -> _Message:
+    """What each rank gets in float32: the weights of the calls that have weights."""
+    of_calls = [
+        (weights.split(sizes[1]), sizes[1])
+        for call, sizes in zip(calls, splits, strict=True)
+        if (weights := call.sent.weights_or_none()) is not None
+    ]
+    if not of_calls:
+        return _Message(torch.zeros(0), [0] * len(splits[0][1]))
+    of_ranks = zip(*(pieces for pieces, _ in of_calls), strict=True)
+    sizes = [sum(of_rank) for of_rank in zip(*(counts for _, counts in of_calls), strict=True)]
+    return _Message(torch.cat([piece for pieces in of_ranks for piece in pieces]), sizes)
+
+
+class _Arriving:
+    """A message in transit; ``sizes`` says how many numbers come from each rank. With one rank, nothing is sent."""
+
+    def __init__(self, message: _Message, sizes: list[int], group: dist.ProcessGroup) -> None:
+        self.sizes = sizes
+        self._numbers, self._work = message.numbers, None
+        if group.size() > 1:
+            self._sent, self._numbers = message.numbers, message.numbers.new_empty(sum(sizes))
+            self._work = dist.all_to_all_single(
+                self._numbers, self._sent, sizes, message.splits, group=group, async_op=True
+            )
+
+    def wait(self) -> torch.Tensor:
+        if self._work is not None:
+            self._work.wait()
+        return self._numbers
+
+
+class _Later(Awaitable[Any]):
+    def __init__(self, function: Callable[[], Any]) -> None:
+        super().__init__()
+        self._function = function
+
+    def _wait_impl(self) -> Any:
+        return self._function()
 
 
 def arrived_ids(
@@ -133,9 +302,11 @@ def arrived_ids(
     stride_per_rank: list[int],
 ) -> KeyedJaggedTensor:
     """Do what ``in_order_of_features`` does, by FBGEMM's operators where they run, as in TorchRec."""
-    if not _torchrec_orders(values.device, stride_per_rank):
-        return in_order_of_features(keys, lengths, values, weights, stride_per_rank)
     ranks = len(stride_per_rank)
+    if ranks == 1 or len(keys) == 1:  # they are in order
+        return KeyedJaggedTensor(keys, values, weights, lengths=lengths, stride=sum(stride_per_rank))
+    if values.device.type not in FBGEMM_PERMUTES_ON or not any(stride_per_rank):  # which TorchRec 1.2 cannot order
+        return in_order_of_features(keys, lengths, values, weights, stride_per_rank)
     return KeyedJaggedTensor.dist_init(
         keys=keys,
         tensors=[lengths, values] if weights is None else [lengths, values, weights],
@@ -144,11 +315,6 @@ def arrived_ids(
         recat=_get_recat(len(keys), ranks, 1, values.device, stride_per_rank),
         stride_per_rank=stride_per_rank,
     )
-
-
-def _torchrec_orders(device: torch.device, stride_per_rank: list[int]) -> bool:
-    """Whether TorchRec can put the ids into order, which 1.2 cannot if no rank has a sample."""
-    return device.type in FBGEMM_PERMUTES_ON and any(stride_per_rank)
 
 
 def in_order_of_features(
@@ -178,11 +344,10 @@ def in_order_of_features(
     return KeyedJaggedTensor(keys, values, weights, lengths=lengths, offsets=offsets, stride=batch)
 
 
-Started: TypeAlias = Awaitable[KJTAllToAllTensorsAwaitable]
+Started: TypeAlias = Awaitable[Awaitable[KeyedJaggedTensor]]
 
-# The tensors of a batch, each with a row of sizes: lengths, ids, weights. The row for weights is sent even if there are
-# none: the messages of all collections have the same size, so that ranks at different calls can read each other's
-# marks.
+# Where a TorchRec pipeline sends ids, each of their tensors has a row of sizes: lengths, ids, weights. The row for
+# weights is sent even if there are none, so that messages are as long as those of an ``Exchange``.
 _TENSORS = 3
 # TorchRec's awaitables keep rows of sizes by label, and pass the one labelled "values" on to the context.
 _MARKS = "values"
@@ -236,7 +401,7 @@ class InputDistStart(NodeModule):
         self._backwards = Backwards(collection)
         self._device, self._is_weighted = device or torch.device("cpu"), is_weighted
         self._dist = KJTAllToAll(group, splits)  # TorchRec's pipelines recognise it by this name and type
-        self.together: Together | None = None
+        self.together: Exchange | None = None
         self.agree_on("")
 
     def agree_on(self, setting: str) -> None:
@@ -275,36 +440,22 @@ class InputDistStart(NodeModule):
         mark = self.identity | marks.says(self.training, run) | says
         return self._start(sent, mark, context), context
 
-    def _start(
-        self, sent: KeyedJaggedTensor, mark: int, context: DistContext
-    ) -> Awaitable[Awaitable[KeyedJaggedTensor]] | KJTSplitsAllToAllMeta:
-        dist_module = self._dist
-        if self.together is not None:
-            return self.together.add(Call(as_sent(sent), dist_module._splits, mark, context))
-        ranks, splits = len(dist_module._splits), sent.dist_splits(dist_module._splits)
-        rows = [*splits, *[[0] * ranks] * (_TENSORS - len(splits)), [mark] * ranks]
-        labels = [*sent.dist_labels(), *["padding"] * (_TENSORS - len(splits)), _MARKS]
-        if self.pipeline is not None:
-            started: KJTSplitsAllToAllMeta = dist_module(sent)
-            strides = started.splits_tensors[-1]
-            started.splits_tensors = [*(torch.tensor(row, device=started.device) for row in rows), strides]
-            started.input_splits, started.labels = rows, labels
+    def _start(self, sent: KeyedJaggedTensor, mark: int, context: DistContext) -> Started | KJTSplitsAllToAllMeta:
+        splits = self._dist._splits
+        if self.pipeline is None:
+            exchange = self.together or Exchange(self._dist._pg, [self.collection])
+            started = exchange.add(Call(as_sent(sent), splits, mark, context))
+            if self.together is None:
+                exchange.start()
             return started
-        rank = dist.get_rank(dist_module._pg)
-        begin = sum(dist_module._splits[:rank])
-        with torch.no_grad():
-            return _Sizes(
-                pg=dist_module._pg,
-                input=sent,
-                splits=dist_module._splits,
-                labels=labels,
-                tensor_splits=rows,
-                input_tensors=sent.dist_tensors(),
-                keys=sent.keys()[begin : begin + dist_module._splits[rank]],
-                device=sent.device(),
-                stagger=dist_module._stagger,
-                collection=self.collection,
-            )
+        ranks, sizes = len(splits), sent.dist_splits(splits)
+        rows = [*sizes, *[[0] * ranks] * (_TENSORS - len(sizes)), [mark] * ranks]
+        meta: KJTSplitsAllToAllMeta = self._dist(sent)
+        strides = meta.splits_tensors[-1]
+        meta.splits_tensors = [*(torch.tensor(row, device=meta.device) for row in rows), strides]
+        meta.labels = [*sent.dist_labels(), *["padding"] * (_TENSORS - len(sizes)), _MARKS]
+        meta.input_splits = rows
+        return meta
 
     def _nothing(self) -> KeyedJaggedTensor:
         none = torch.zeros(0, dtype=torch.int64, device=self._device)
@@ -331,13 +482,7 @@ class InputDistWait(NodeModule):
         Raises:
             OutOfStepError: ``ranks_at_different_calls``.
         """
-        if isinstance(started, KeyedJaggedTensor):
-            ids = started
-        else:
-            tensors = started.wait()
-            context.batch_size_per_rank = tensors._stride_per_rank
-            context.output_splits = tensors._output_splits[_MARKS]
-            ids = tensors.wait()
+        ids = started if isinstance(started, KeyedJaggedTensor) else started.wait().wait()
         if self.rows_return:
             context.ids_arrived = _ids_per_rank(ids, context.batch_size_per_rank)
         return ids, context
@@ -348,32 +493,3 @@ def _ids_per_rank(ids: KeyedJaggedTensor, strides: list[int]) -> list[list[int]]
     keys = len(ids.keys())
     by_rank = ids.lengths().view(keys, sum(strides)).split(strides, dim=1)
     return torch.stack([lengths.sum(dim=1) for lengths in by_rank], dim=1).tolist()
-
-
-class _Sizes(KJTAllToAllSplitsAwaitable):
-    """Sizes in transit. Ids follow only if all ranks make the same call; otherwise the sizes mean different things."""
-
-    def __init__(self, *, collection: str, **arguments: object) -> None:
-        super().__init__(**arguments)
-        self._collection = collection
-
-    def _wait_impl(self) -> KJTAllToAllTensorsAwaitable:
-        if self._workers > 1:
-            *splits, strides = self._splits_awaitable.wait()
-            different = marks.other_calls(splits[-1], self._collection)
-            if different is not None:
-                raise different
-            if not _torchrec_orders(self._device, strides):
-                return ArrivingIds(
-                    pg=self._pg,
-                    sent=self._input,
-                    splits=self._splits,
-                    input_splits=self._input_splits,
-                    output_splits=splits,
-                    input_tensors=self._input_tensors,
-                    labels=self._labels,
-                    keys=self._keys,
-                    device=self._device,
-                    stride_per_rank=strides,
-                )
-        return super()._wait_impl()

@@ -27,9 +27,9 @@ LACKS = 16  # this rank's batch has no such part as the collection is called wit
 TRAINS = 32  # the call is made in training mode
 EVALUATES = 64  # it is made in eval mode
 NO_GRADIENTS = 128  # it is made where gradients are off, so no backward follows
-_RUN_AT, RUN_BITS = 8, 14
-_RUN = (1 << RUN_BITS) - 1 << _RUN_AT  # the backwards since the call before it; 0 without any, otherwise odd
-_BITS = _RUN_AT + RUN_BITS
+_RUN_AT, _RUN_BITS = 8, 14
+_RUN = (1 << _RUN_BITS) - 1 << _RUN_AT  # the backwards since the call before it; 0 without any, otherwise odd
+_BITS = _RUN_AT + _RUN_BITS
 _MODE = TRAINS | EVALUATES | NO_GRADIENTS
 _OF_RANK = REFUSED | LAST | LACKS | _RUN
 _OF_BATCH = LAST | AHEAD  # the same for all calls of a batch
@@ -102,7 +102,7 @@ def says(training: bool, backwards: int = 0) -> int:
 
 
 def joint(marks: Sequence[int]) -> int:
-    """The mark of calls that are made together; what it says of one of them alone is in ``of_one_call``."""
+    """The mark of calls that are made together; what ranks say of one of them alone comes with the ids."""
     modes = {mark & _MODE for mark in marks}
     mode = modes.pop() if len(modes) == 1 else 0  # otherwise, the number stands for the modes of all
     calls = [(mark & ~_OF_RANK & ~AHEAD) - mode for mark in marks]
@@ -110,34 +110,6 @@ def joint(marks: Sequence[int]) -> int:
     _names[number] = f"{', '.join(_name(call) for call in calls)} together"
     _orders[number] = _orders[marks[0] >> _BITS << _BITS]
     return number | mode | marks[0] & _OF_BATCH
-
-
-def of_one_call(mark: int) -> int:
-    """Two bits, whether a rank refuses a call and whether it lacks its part of the batch."""
-    return bool(mark & REFUSED) | bool(mark & LACKS) << 1
-
-
-def run(backwards: int) -> int:
-    """The bits for the backwards since the call before, from what ``Backwards.begin_call`` returns."""
-    return backwards << _RUN_AT & _RUN
-
-
-def run_of(mark: int, bits: int) -> int:
-    """The last bits of what a mark says of backwards."""
-    return (mark & _RUN) >> _RUN_AT & (1 << bits) - 1
-
-
-def of_call(mine: int, joint: int, said: int, backwards: int = 0) -> int:
-    """The mark of a call on another rank.
-
-    Args:
-        mine: the mark of the same call on this rank.
-        joint: the other rank's mark of all calls.
-        said: its ``of_one_call``, in the last two bits.
-        backwards: its ``run_of`` of this call.
-    """
-    of_rank = joint & _OF_BATCH | run(backwards)
-    return mine & ~(_OF_RANK | AHEAD) | of_rank | (said & 1) * REFUSED | (said >> 1 & 1) * LACKS
 
 
 def any_of(marks: Iterable[int], bit: int) -> bool:

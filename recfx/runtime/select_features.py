@@ -279,9 +279,7 @@ class BatchChecks:
         inverse = None if named is None else self._indices_of(names, *named)
         if inverse is None or inverse.numel() == 0:
             if len(set(batch_sizes)) > 1:
-                problem = (
-                    "features have different batch sizes, but there are no inverse indices to join them."
-                )
+                problem = "features have different batch sizes, but there are no inverse indices to join them."
                 self.refuse("variable_batch_without_inverse_indices", problem)
             return torch.arange(batch_sizes[0], device=device).expand(len(batch_sizes), -1)
         if device.type == "meta":

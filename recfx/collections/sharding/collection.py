@@ -36,7 +36,7 @@ from recfx.passes.base import PASSES_KEY
 from recfx.runtime import InputDistStart, Lookup, OutputDistStart, TableStore, marks
 from recfx.runtime.dist_groups import DistGroups
 from recfx.runtime.in_flight import BATCHES_IN_FLIGHT
-from recfx.runtime.input_dist import DistContext, Outgoing, Together
+from recfx.runtime.input_dist import DistContext, Exchange, Outgoing
 from recfx.runtime.lower_graph import Runtime
 from recfx.runtime.marks import InStep
 from recfx.runtime.transfers import crosses
@@ -217,7 +217,7 @@ class ShardedCollection(ShardedTables, ShardedModule[KJTList, dict[str, Any], An
         return self._send(ctx, stages.send, values.get(selected))
 
     @contextmanager
-    def sent_by(self, exchange: Together | None) -> Iterator[None]:
+    def sent_by(self, exchange: Exchange | None) -> Iterator[None]:
         """Within this context, ids are added to ``exchange`` instead of being sent, if there is one."""
         for start in self._input_dists:
             start.together = exchange
