@@ -11,9 +11,9 @@ alone: ``recfx.runtime.output_dist`` makes the modules.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, ClassVar, NamedTuple
 
 import sympy
@@ -30,65 +30,39 @@ class World(NamedTuple):
     size: int
 
 
-class RowSize(NamedTuple):
-    """How much there is per sample: columns of pooled rows, and their bytes; and how many numbers there are in rows of
-    single ids, an expression or a number.
-    """
-
-    dim: int = 0
-    bytes: int = 0
-    in_rows: Any = 0
-
-
-@dataclass(frozen=True)
-class SentRows:
-    """How wide the rows of the tables are that travel back in the same way, for all ranks at once.
-
-    ``by_sender`` has the columns of each sender, which is a rank, a host or all ranks, as the way back says; columns
-    that several ranks of a sender have are counted once. ``once`` has the columns of all tables.
-    """
-
-    by_sender: tuple[RowSize, ...]
-    once: RowSize
-
-    @classmethod
-    def of(cls, shards: Sequence[Shard], ranks_per_sender: int, world_size: int) -> SentRows:
-        """The rows of ``shards``, which are the shards of all ranks."""
-        blocks: dict[Hashable, RowSize] = {}
-        senders: list[dict[Hashable, RowSize]] = [{} for _ in range(world_size // ranks_per_sender)]
-        for shard in shards:
-            is_pooled = shard.table.is_pooled
-            block = (shard.table.name, shard.columns, () if is_pooled else shard.rows)
-            if block not in blocks:
-                in_rows = 0 if is_pooled else shard.num_columns * shard.expected_ids()
-                blocks[block] = RowSize(total_dim(shard.output_columns), total_bytes(shard.output_columns), in_rows)
-            senders[shard.rank // ranks_per_sender][block] = blocks[block]
-        return cls(tuple(_sum(sender.values()) for sender in senders), _sum(blocks.values()))
-
-
-def _sum(sizes: Iterable[RowSize]) -> RowSize:
-    dims = row_bytes = 0
-    in_rows = []
-    for size in sizes:
-        dims, row_bytes = dims + size.dim, row_bytes + size.bytes
-        in_rows.append(size.in_rows)
-    # Adding many expressions one by one would take quadratic time.
-    is_symbolic = any(isinstance(numbers, sympy.Basic) for numbers in in_rows)
-    return RowSize(dims, row_bytes, sympy.Add(*in_rows) if is_symbolic else sum(in_rows))
-
-
 class Travelling:
-    """The shards on all ranks of the tables that travel back in one way, and what follows from them for every rank."""
+    """The shards on all ranks of the tables that travel back in one way, and what follows from them for every rank.
+
+    Attributes:
+        columns: the columns of each sender, which is a rank, a host or all ranks, as the way back says; those that
+            several of its ranks have are listed once.
+        once: the columns of all tables.
+    """
 
     def __init__(self, way: WayBack, shards: Sequence[Shard], world_size: int) -> None:
-        self.shards, ranks = shards, way.ranks_per_sender(world_size)
-        self.sent = SentRows.of(shards, ranks, world_size)
-        senders: list[dict[Columns, None]] = [{} for _ in range(world_size // ranks)]
+        self.shards, self._ranks = shards, way.ranks_per_sender(world_size)
+        senders: list[dict[Columns, None]] = [{} for _ in range(world_size // self._ranks)]
         for shard in shards:
-            senders[shard.rank // ranks].update(dict.fromkeys(shard.output_columns))
+            senders[shard.rank // self._ranks].update(dict.fromkeys(shard.output_columns))
         self.columns = [tuple(columns) for columns in senders]
-        """The columns of each sender; those that several of its ranks have are listed once."""
+        self.once = list(dict.fromkeys(column for columns in senders for column in columns))
         self.dims = tuple(map(total_dim, self.columns))
+
+    @cached_property
+    def row_numbers(self) -> list[Any]:
+        """How many numbers the rows of single ids have that each sender sends, per sample; and last, those of all."""
+        senders: list[dict[Hashable, Any]] = [{} for _ in range(len(self.columns) + 1)]
+        for shard in self.shards:
+            block = (shard.table.name, shard.columns, shard.rows)
+            if block not in senders[-1]:
+                senders[-1][block] = shard.num_columns * shard.expected_ids()
+            senders[shard.rank // self._ranks][block] = senders[-1][block]
+        return [_sum(list(blocks.values())) for blocks in senders]
+
+
+def _sum(numbers: list[Any]) -> Any:
+    # Adding many expressions one by one would take quadratic time.
+    return sympy.Add(*numbers) if any(isinstance(number, sympy.Basic) for number in numbers) else sum(numbers)
 
 
 class Precision(NamedTuple):
@@ -136,24 +110,18 @@ COMM_OPS = {
 """Which of them each operation of a hop is; the others have none in TorchRec either."""
 
 
-class HopSize(NamedTuple):
-    """How much one hop sends.
+class Sent(NamedTuple):
+    """How much one hop sends, if rows travel in float32.
 
     Args:
         dim: the number of columns that the rank sends; 1 if rows are not combined, because they have several widths.
         samples: the symbolic number of rows that it sends.
         collectives: its collective calls in the forward and the backward, with their bytes.
-        wire: in which precision they send; None for that of the rows, and if nothing is sent.
     """
 
     dim: int
     samples: sympy.Expr
     collectives: tuple[Collective, ...]
-    wire: Wire | None = None
-
-    def on(self, wire: Wire) -> HopSize:
-        """This size, computed for float32, with the rows and gradients sent in the precisions of ``wire`` instead."""
-        return self._replace(collectives=tuple(map(wire.on, self.collectives)), wire=wire if self.collectives else None)
 
 
 @dataclass(frozen=True)
@@ -165,7 +133,8 @@ class Hop:
         group: which ranks take part: the name of a field of ``recfx.runtime.dist_groups.DistGroups``.
         columns: the columns that this rank sends, in order.
         dims: how many columns each sender of the way back sends.
-        dim, samples, collectives, wire: see :class:`HopSize`.
+        dim, samples, collectives: see :class:`Sent`.
+        wire: in which precision they are sent; None for that of the rows, and if nothing is sent.
     """
 
     operation: str
@@ -211,13 +180,13 @@ class WayBack(ABC):
         """The way back of the rows of tables that are cut alike but not pooled: whatever the cut, it is the same."""
         return RowsBack()
 
-    @abstractmethod
-    def hop_sizes(self, sent: SentRows, world: World) -> tuple[HopSize, ...]:
-        """How much this rank sends, hop by hop, if rows are so wide; it can be asked for a thousand ranks."""
-
     def wires_of(self, wires: Wires) -> list[Wire | None]:
         """The wire of each hop; None where rows travel in float32."""
         return [wires.get(COMM_OPS.get(operation, "")) for operation, _ in self.steps]
+
+    @abstractmethod
+    def sent(self, travelling: Travelling, world: World) -> tuple[Sent, ...]:
+        """How much a rank sends, hop by hop."""
 
     def hops(self, travelling: Travelling, world: World, wires: Wires) -> tuple[Hop, ...]:
         """What a rank sends, hop by hop; the first one takes what the lookups have pooled.
@@ -225,10 +194,11 @@ class WayBack(ABC):
         All ranks, even those without a shard, have the same number of hops, with their collectives in the same order.
         """
         columns, hops = travelling.columns[world.rank // self.ranks_per_sender(world.size)], []
-        sizes = zip(self.steps, self.hop_sizes(travelling.sent, world), self.wires_of(wires), strict=True)
-        for (operation, group), size, wire in sizes:
-            sent = size if wire is None else size.on(wire)
-            hops.append(Hop(operation, group, columns, travelling.dims, *sent))
+        sent = zip(self.steps, self.sent(travelling, world), self.wires_of(wires), strict=True)
+        for (operation, group), (dim, samples, calls), wire in sent:
+            if wire is not None:
+                calls = tuple(map(wire.on, calls))
+            hops.append(Hop(operation, group, columns, travelling.dims, dim, samples, calls, wire if calls else None))
         return tuple(hops)
 
     def arriving(self, travelling: Travelling) -> list[Columns]:
@@ -252,9 +222,9 @@ class AllToAllBack(WayBack):
     def ranks_per_sender(self, world_size: int) -> int:
         return 1
 
-    def hop_sizes(self, sent: SentRows, world: World) -> tuple[HopSize, ...]:
-        mine = sent.by_sender[world.rank]
-        return (HopSize(mine.dim, _EVERYBODY, _all_to_all(mine.bytes, sent.once.bytes, world.size)),)
+    def sent(self, travelling: Travelling, world: World) -> tuple[Sent, ...]:
+        mine, all_columns = travelling.columns[world.rank], total_bytes(travelling.once)
+        return (Sent(total_dim(mine), _EVERYBODY, _all_to_all(total_bytes(mine), all_columns, world.size)),)
 
 
 @dataclass(frozen=True)
@@ -266,8 +236,9 @@ class ReduceScatterBack(WayBack):
     wording = "summed over ranks"
     steps = (("reduce_scatter", "pooled"),)
 
-    def hop_sizes(self, sent: SentRows, world: World) -> tuple[HopSize, ...]:
-        return (HopSize(sent.once.dim, _EVERYBODY, _reduce_scatter(sent.once.bytes, world.size)),)
+    def sent(self, travelling: Travelling, world: World) -> tuple[Sent, ...]:
+        columns = travelling.once
+        return (Sent(total_dim(columns), _EVERYBODY, _reduce_scatter(total_bytes(columns), world.size)),)
 
 
 @dataclass(frozen=True)
@@ -285,11 +256,12 @@ class TwoHops(WayBack):
     def ranks_per_sender(self, world_size: int) -> int:
         return self.local_size
 
-    def hop_sizes(self, sent: SentRows, world: World) -> tuple[HopSize, ...]:
-        mine, hosts = sent.by_sender[world.rank // self.local_size], len(sent.by_sender)
+    def sent(self, travelling: Travelling, world: World) -> tuple[Sent, ...]:
+        mine, hosts = travelling.columns[world.rank // self.local_size], len(travelling.columns)
+        dim, own, everything = total_dim(mine), total_bytes(mine), total_bytes(travelling.once)
         return (
-            HopSize(mine.dim, _EVERYBODY, _reduce_scatter(mine.bytes, self.local_size, hosts)),
-            HopSize(mine.dim, hosts * BATCH, _all_to_all(mine.bytes, sent.once.bytes, hosts, across_hosts=True)),
+            Sent(dim, _EVERYBODY, _reduce_scatter(own, self.local_size, hosts)),
+            Sent(dim, hosts * BATCH, _all_to_all(own, everything, hosts, across_hosts=True)),
         )
 
 
@@ -306,8 +278,9 @@ class Stay(WayBack):
         """Rows of single ids stay as well."""
         return RowsStay()
 
-    def hop_sizes(self, sent: SentRows, world: World) -> tuple[HopSize, ...]:
-        return (HopSize(sent.once.dim, _EVERYBODY, _own_batch(sent.once.bytes, world.size)),)
+    def sent(self, travelling: Travelling, world: World) -> tuple[Sent, ...]:
+        columns = travelling.once
+        return (Sent(total_dim(columns), _EVERYBODY, _own_batch(total_bytes(columns), world.size)),)
 
 
 @dataclass(frozen=True)
@@ -326,10 +299,9 @@ class RowsBack(WayBack):
     def ranks_per_sender(self, world_size: int) -> int:
         return 1
 
-    def hop_sizes(self, sent: SentRows, world: World) -> tuple[HopSize, ...]:
-        mine, all_columns = sent.by_sender[world.rank].in_rows, sent.once.in_rows
-        collectives = _all_to_all(_FLOAT32 * mine, _FLOAT32 * all_columns, world.size)
-        return (HopSize(1, _EVERYBODY * mine, collectives),)
+    def sent(self, travelling: Travelling, world: World) -> tuple[Sent, ...]:
+        mine, everything = travelling.row_numbers[world.rank], travelling.row_numbers[-1]
+        return (Sent(1, _EVERYBODY * mine, _all_to_all(_FLOAT32 * mine, _FLOAT32 * everything, world.size)),)
 
     def arriving(self, travelling: Travelling) -> list[Columns]:
         """All columns of the tables: what arrives is put together and into the order of the ids."""
@@ -345,9 +317,9 @@ class RowsStay(WayBack):
     wording = "stay"
     steps = (("own_rows", "pooled"),)
 
-    def hop_sizes(self, sent: SentRows, world: World) -> tuple[HopSize, ...]:
-        rows = sent.once.in_rows
-        return (HopSize(1, _EVERYBODY * rows, _own_batch(_FLOAT32 * rows, world.size)),)
+    def sent(self, travelling: Travelling, world: World) -> tuple[Sent, ...]:
+        numbers = travelling.row_numbers[-1]
+        return (Sent(1, _EVERYBODY * numbers, _own_batch(_FLOAT32 * numbers, world.size)),)
 
 
 @lru_cache(maxsize=4096, typed=True)  # ranks by the thousand send as much

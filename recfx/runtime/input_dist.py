@@ -130,6 +130,11 @@ class Exchange:
         calls, ranks = self._calls, self._group.size()
         if len(calls) < len(self._collections):
             return
+        if ranks == 1:  # the ids are here, and so are the gradients of weights
+            for call in calls:
+                call.context.output_splits, call.context.batch_size_per_rank = [call.mark], [call.sent.stride()]
+            self._ids = [call.sent for call in calls]
+            return
         with torch.no_grad():
             splits = [call.sent.dist_splits(call.splits) for call in calls]  # of lengths, ids and weights
             self._messages = [_numbers(calls, splits), _weights(calls, splits)]
@@ -153,7 +158,7 @@ class Exchange:
         Raises:
             OutOfStepError: ``ranks_at_different_calls``, ``out_of_step``.
         """
-        if self._arriving is not None:
+        if self._arriving is not None or self._ids is not None:
             return following
         if self._sizes is None or self._messages is None:
             raise OutOfStepError(
@@ -268,20 +273,17 @@ def _weights(calls: list[Call], splits: list[list[list[int]]]) -> _Message:
 
 
 class _Arriving:
-    """A message in transit; ``sizes`` says how many numbers come from each rank. With one rank, nothing is sent."""
+    """A message in transit; ``sizes`` says how many numbers come from each rank."""
 
     def __init__(self, message: _Message, sizes: list[int], group: dist.ProcessGroup) -> None:
-        self.sizes = sizes
-        self._numbers, self._work = message.numbers, None
-        if group.size() > 1:
-            self._sent, self._numbers = message.numbers, message.numbers.new_empty(sum(sizes))
-            self._work = dist.all_to_all_single(
-                self._numbers, self._sent, sizes, message.splits, group=group, async_op=True
-            )
+        self.sizes, self._sent = sizes, message.numbers  # which must stay until it is sent
+        self._numbers = self._sent.new_empty(sum(sizes))
+        self._work = dist.all_to_all_single(
+            self._numbers, self._sent, sizes, message.splits, group=group, async_op=True
+        )
 
     def wait(self) -> torch.Tensor:
-        if self._work is not None:
-            self._work.wait()
+        self._work.wait()
         return self._numbers
 
 
@@ -303,7 +305,7 @@ def arrived_ids(
 ) -> KeyedJaggedTensor:
     """Do what ``in_order_of_features`` does, by FBGEMM's operators where they run, as in TorchRec."""
     ranks = len(stride_per_rank)
-    if ranks == 1 or len(keys) == 1:  # they are in order
+    if len(keys) == 1:  # they are in order
         return KeyedJaggedTensor(keys, values, weights, lengths=lengths, stride=sum(stride_per_rank))
     if values.device.type not in FBGEMM_PERMUTES_ON or not any(stride_per_rank):  # which TorchRec 1.2 cannot order
         return in_order_of_features(keys, lengths, values, weights, stride_per_rank)
