@@ -38,7 +38,7 @@ from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.keyed_optimizer import FusedKeyedOptimizer
 from recfx.passes import Pass
 from recfx.passes.base import PASSES_KEY, Rewriting
-from recfx.runtime import FindRows, TableStore
+from recfx.runtime import TableStore
 from recfx.runtime.base import load_hooks, without_load_hooks
 from recfx.runtime.in_flight import BATCHES_IN_FLIGHT, refuse_fused_replicas
 from recfx.runtime.lower_graph import Runtime
@@ -171,8 +171,6 @@ class UnshardedCollection(ConvertedCollection):
         else:
             eval_graph, records = make_eval_graph(graph_module, self._runtime)
             self.pass_records = [*graph_module.meta[PASSES_KEY], *records]
-        if _inserts_on_device(eval_graph):
-            graph_module = eval_graph
         graph_module.train(self.training)  # before other threads see it: in training mode, it would insert ids
         self.graph_module, self._graph_trains = graph_module, True
         # Registered as well, so that modes and copies reach its modules; None if the modes have one graph.
@@ -387,7 +385,7 @@ class UnshardedCollection(ConvertedCollection):
         graphs = ("graph_module", "other_graph")
         modules = {name: module for name, module in self._modules.items() if name not in graphs}
         state = {**self.__dict__, "_modules": modules}
-        if COPIES_RUN_THE_SAME.get() and self.other_graph is None and not _inserts_on_device(self.graph_module):
+        if COPIES_RUN_THE_SAME.get() and self.other_graph is None:
             state["_of_original"] = self.graph_module.meta[REWRITING_KEY]
         else:
             state["pass_records"] = []
@@ -402,11 +400,6 @@ class UnshardedCollection(ConvertedCollection):
         self._store.own_weights()
         self._compared = self._follower.look()
         self._compile(of_original)
-
-
-def _inserts_on_device(graph_module: fx.GraphModule) -> bool:
-    """Whether the graph that was made for evaluation trains as well."""
-    return any(isinstance(node, FindRows) and node.inserts for node in graph_module.children())
 
 
 def unsharded_collections(model: nn.Module) -> dict[str, UnshardedCollection]:

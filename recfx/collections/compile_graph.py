@@ -198,8 +198,7 @@ def make_eval_graph(train_graph: fx.GraphModule, runtime: Runtime) -> tuple[fx.G
 
     Returns:
         The graph, which is ``train_graph`` itself if nothing is different. Otherwise the two share their modules,
-        and either has all of them, under the same names: graphs of whole models name modules of either. If rows are
-        found on the device in training as well, it is the graph of both modes.
+        and either has all of them, under the same names: graphs of whole models name modules of either.
     """
     eval_graph, records = compile_again(train_graph, runtime, (FIND_ON_DEVICE,))
     if eval_graph is train_graph:

@@ -68,10 +68,6 @@ class HashConfig:
             fill one bucket; where ids may be hostile, give a random one (``secrets.randbits(62)``), the same on all
             ranks (drawn once: ``torch.distributed.broadcast_object_list``) and after a resume, and keep it secret:
             states, checkpoints and exported files contain it.
-        find_on_device: for tables on a device: where training finds the rows of ids. False: on the host. True: on the
-            device, as eval mode does, in a copy of the index; only ids without a row go to the host. All tables of a
-            collection that have an index must ask for it, and none may evict or have ``admit_after``; ids are hashed on
-            the host otherwise, as those of sharded tables are, and the report says why. Rows do not depend on it.
 
     Raises:
         ConversionError: ``invalid_hash_config``, naming field and value.
@@ -85,7 +81,6 @@ class HashConfig:
     admit_after: int = 1
     unseen: Unseen = "zeros"
     seed: int = 0
-    find_on_device: bool = False
     ttl_batches: int | None = None
 
     def __repr__(self) -> str:
@@ -106,8 +101,6 @@ class HashConfig:
         _check_integer("admit_after", self.admit_after, 1, 2**31 - 1)
         _check_choice("unseen", self.unseen, _UNSEEN)
         _check_integer("seed", self.seed, -(2**63), 2**63 - 2)  # seed + 1, which chooses shared rows, must not overflow
-        if not isinstance(self.find_on_device, bool):
-            raise _invalid("find_on_device", self.find_on_device, "True or False", "")
         if self.rows is not None and self.dense_rows is not None:
             _check_dense_rows(self.dense_rows, self.rows, "")
 
@@ -122,7 +115,6 @@ class HashConfig:
         admit_after: int = 1,
         unseen: Unseen = "zeros",
         seed: int = 0,
-        find_on_device: bool = False,
         ttl_batches: int | None = None,
     ) -> HashConfig:
         """For raw 64-bit ids: any int64 is a legal id, and each gets a row when it is first seen (``dense_rows=0``).
@@ -136,7 +128,7 @@ class HashConfig:
         Raises:
             ConversionError: ``invalid_hash_config``, naming field and value.
         """
-        return cls(rows, 0, buckets, on_full, evict, admit_after, unseen, seed, find_on_device, ttl_batches)
+        return cls(rows, 0, buckets, on_full, evict, admit_after, unseen, seed, ttl_batches)
 
     def _check_ttl(self) -> None:
         _check_integer("ttl_batches", self.ttl_batches, 1, MOST_TTL, optional=True)
@@ -206,7 +198,6 @@ class ResolvedHashConfig:
     admit_after: int
     unseen: Unseen
     seed: int
-    find_on_device: bool = False
     ttl_batches: int | None = None
 
     @property

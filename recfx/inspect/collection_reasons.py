@@ -111,40 +111,28 @@ def dense_gradient_reasons(tables: Iterable[TableReport], path: str, trains: boo
 
 
 def transfer_reasons(collection: ConvertedCollection, path: str) -> Iterator[Diagnostic]:
-    """Where the ids of the collection, which is at ``path``, are hashed, if its tables are on a device.
-
-    Also why its ids are hashed on the host although ``HashConfig.find_on_device`` is set.
-    """
+    """Where the ids of the collection, which is at ``path``, are hashed, if its tables are on a device."""
     device = collection.store.device
     indexes = [index for index in collection.hash_indexes.values() if isinstance(index, HashIndex)]
+    if not any(crosses(device, index.row_ids.device) for index in indexes):
+        return
     nodes = [module for module in collection.graph_of(training=False).children() if isinstance(module, FindRows)]
-    in_eval = bool(nodes) and not any(node.finds_on_host for node in nodes)
-    in_training = in_eval and all(node.inserts for node in nodes)
-    copies = f"copies of the indexes that take {sum(node.copies.bytes for node in nodes)} bytes there"
-    if any(crosses(device, index.row_ids.device) for index in indexes) and in_training:
-        message = f"its rows are found on {device}, in {copies}; only ids without a row are copied to the host."
-        advice = "nothing; recfx.TrainPipeline hashes no ids ahead."
-        yield Diagnostic("found_on_device", path, message, advice)
-    elif any(crosses(device, index.row_ids.device) for index in indexes):
-        too = f"too, because {_why_on_host(collection, nodes)}"
-        eval_mode = f"it finds them there, in {copies}" if in_eval else too
-        message = (
-            f"its tables are on {device}, but each forward in training copies ids to the host, where the indexes are, "
-            f"and their rows back (nodes to_host and to_device); in eval mode {eval_mode}"
-        )
-        advice = "nothing; recfx.TrainPipeline copies the next batch's ids ahead, and hashes them in the meantime."
-        yield Diagnostic("hashed_on_host", path, message, advice)
-    if any(table.finds_on_device for table in collection.tables) and not in_training and device.type != "meta":
-        message = f"find_on_device=True does nothing: {_why_on_host(collection, nodes)}"
-        yield Diagnostic("find_on_device_not_used", path, message, "nothing: rows do not depend on it.")
+    eval_mode = f"too, because {_why_on_host(collection, nodes)}"
+    if nodes and not any(node.finds_on_host for node in nodes):
+        taken = sum(node.copies.bytes for node in nodes)
+        eval_mode = f"it finds them there, in copies of the indexes that take {taken} bytes there"
+    message = (
+        f"its tables are on {device}, but each forward in training copies ids to the host, where the indexes are, "
+        f"and their rows back (nodes to_host and to_device); in eval mode {eval_mode}"
+    )
+    advice = "nothing; recfx.TrainPipeline copies the next batch's ids ahead, and hashes them in the meantime."
+    yield Diagnostic("hashed_on_host", path, message, advice)
 
 
 def _why_on_host(collection: ConvertedCollection, nodes: list[FindRows]) -> str:
-    """Why rows are found on the host, in training or in both modes."""
+    """Why rows are found on the host in both modes."""
     declined = [why for record in collection.pass_records for why in record.declined if why.by == "find_on_device"]
     reasons = [node.finds_on_host for node in nodes if node.finds_on_host]
     reasons += ["rows of sharded tables are found on the host only."] if collection.is_sharded else []
     reasons += [why.message for why in declined]
-    if collection.store.device.type == "cpu":
-        reasons.append("its tables are on the host, where the indexes are.")
     return [*reasons, "its nodes are in a graph of the whole model that was made when its tables were elsewhere."][0]

@@ -290,14 +290,14 @@ NODE_KINDS: dict[str, NodeKind] = {
         NodeKind(
             "find_rows",
             "the rows of ids in copies of the indexes, with the policy's answers for ids without a row, where the ids "
-            "and the tables are; inserts: in training as well, where the host gives rows to ids that have none",
+            "and the tables are",
             inputs=(Input(_HERE),),
             outputs=(ValueType.DEVICE_ROWS, ValueType.BATCH_IN_FLIGHT),
             size=size_of_ids,
             stage=Stage.HASH,
             first_alone=True,
             once=("hash_ids",),
-            attributes={**_HASHED, **_FROZEN, "inserts": bool},
+            attributes={**_HASHED, **_FROZEN},
             local=True,
         ),
         NodeKind(

@@ -170,11 +170,6 @@ class TableSpec(Frozen):
         return tuple(map(different, self.feature_names)) if self.sends_different else self.feature_names
 
     @property
-    def finds_on_device(self) -> bool:
-        """Whether training is asked to find the table's rows on its device."""
-        return self.has_index and self.hashing is not None and self.hashing.find_on_device
-
-    @property
     def admits(self) -> bool:
         """Whether ids are counted before they get a row."""
         return self.has_index and self.hashing is not None and self.hashing.admits

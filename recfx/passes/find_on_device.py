@@ -1,9 +1,8 @@
-"""find_on_device: rows are found where the tables are, instead of on the host: in eval mode, and in training if asked.
+"""find_on_device: in eval mode, rows are found where the tables are, instead of on the host.
 
 ``to_host``, ``hash_ids`` and ``to_device`` become ``find_rows``, which reads copies of the indexes. It is not one of
-``recfx.passes()``: it makes the graph that a collection runs in eval mode from the one that it trains with, and if the
-tables' ``HashConfig.find_on_device`` says so, that one as well. The new node runs the nodes that it replaces where it
-cannot serve.
+``recfx.passes()``: it makes the graph that a collection runs in eval mode from the one that it trains with. The new
+node runs the nodes that it replaces where it cannot serve.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from torch import fx
 
 from recfx.errors import Diagnostic
 from recfx.ir.operator_graph import OperatorGraph, names_in
-from recfx.ir.tables import TableSpec
 from recfx.passes.base import PassResult
 
 
@@ -45,31 +43,17 @@ def find_on_device(graph: OperatorGraph) -> PassResult:
         if code:
             declined.append(Diagnostic(code, collection.name, message, node=node.name))
             continue
-        tables = [table for table in collection.local if table.name in names_in(node, "hashed")]
-        asks = any(table.finds_on_device for table in tables)
-        why = _why_not_in_training(tables) if asks else ""
-        if why:
-            declined.append(Diagnostic("inserted_on_host", collection.name, why, node=node.name))
-        _replace(graph, node, copy, finder.backend, inserts=asks and not why)
+        _replace(graph, node, copy, finder.backend)
     return PassResult(graph, tuple(declined))
 
 
-def _why_not_in_training(tables: list[TableSpec]) -> str:
-    counted = [table.name for table in tables if table.evicts or table.admits]
-    if counted:
-        return f"tables {counted} count every id, or evict: training hashes their ids on the host, batch by batch."
-    others = [table.name for table in tables if not table.finds_on_device]
-    return f"tables {others} do not ask for it, and one node finds the rows of all tables." if others else ""
-
-
-def _replace(graph: OperatorGraph, node: fx.Node, copy: fx.Node | None, operators: str, inserts: bool) -> None:
+def _replace(graph: OperatorGraph, node: fx.Node, copy: fx.Node | None, operators: str) -> None:
     ids = node.all_input_nodes[0]
     if graph.kind(ids) == "to_host":
         (ids,) = ids.all_input_nodes
     hashed, collection = names_in(node, "hashed"), graph.collection(node).name
     with graph.graph.inserting_before(node):
-        decided = {"inserts": True} if inserts else {}
-        find = graph.add("find_rows", (ids,), collection, hashed=hashed, operators=operators, **decided)
+        find = graph.add("find_rows", (ids,), collection, hashed=hashed, operators=operators)
     graph.replace(node, find)
     if copy is not None:
         graph.replace(copy, copy.all_input_nodes[0])

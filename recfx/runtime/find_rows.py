@@ -1,8 +1,7 @@
 """``find_rows``: the rows of ids in copies of the indexes, where the ids and the tables are.
 
 It stands in graphs of eval mode for collections whose tables are on a device. Neither ids nor rows go through the host,
-and the host does not wait for the device. In graphs of training, where it stands only if the tables ask for it, the
-host learns how many ids of each table have no row; these go to the host, which gives them rows.
+and the host does not wait for the device.
 """
 
 from __future__ import annotations
@@ -21,20 +20,16 @@ from recfx.ir.tables import TableSpec
 from recfx.kernels.build import launch
 from recfx.kernels.index import hash_index
 from recfx.kernels.index.find_rows import IndexFacts, ReadIndexes, find_rows
-from recfx.kernels.index.slot_table import insert_beside
 from recfx.runtime.bags import keep_ids, with_values
 from recfx.runtime.base import NodeModule
 from recfx.runtime.hash_ids import HashedBatch, HashIds, answers_are_rows
-from recfx.runtime.in_flight import BatchInFlight, is_replay
+from recfx.runtime.in_flight import BatchInFlight
 from recfx.runtime.lookup import Lookup
-from recfx.runtime.new_rows import Segment
 from recfx.runtime.transfers import (
     HOST,
     ToDevice,
     ToHost,
     copy_bags_to_device,
-    copy_to_device,
-    copy_to_host,
     pins,
     record_stream,
 )
@@ -95,17 +90,14 @@ class IndexCopies:
     Args:
         tables: the tables, in the KJT's order.
         indexes: returns the index of each table; None for tables without one.
-        follow: whether copies follow the insertions of training batches. The host then keeps what they are made from,
-            which takes as many bytes there.
     """
 
     def __init__(
         self,
         tables: tuple[TableSpec, ...],
         indexes: Callable[[], Sequence[HashIndex | None]],
-        follow: bool = False,
     ) -> None:
-        self._indexes, self._follow = indexes, follow
+        self._indexes = indexes
         features = [len(table.embedding_names) for table in tables]
         self._last_features = [end - 1 for end in accumulate(features)]
         self._copy: CopyOfIndexes | None = None
@@ -128,30 +120,9 @@ class IndexCopies:
             if copy is None or copy.device != device or copy.versions != versions:
                 copy = self._copy = None  # two copies at once may not fit
                 on_host = self._read(indexes, device)
-                copy = self._copy = CopyOfIndexes(device, versions, on_host, self._last_features, self._follow)
+                copy = self._copy = CopyOfIndexes(device, versions, on_host, self._last_features)
         copy.use()
         return copy
-
-    def follow(self, copy: CopyOfIndexes, answers: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """Let a copy follow what a training batch has inserted; if it cannot, the next batch makes another one.
-
-        Args:
-            copy: the copy in which the batch's ids were found.
-            answers: for each index, the ids that had no row, and the rows that they have now, of their own or shared:
-                int64 ``[n]``, on the CPU.
-        """
-        indexes = self._indexes()
-        new = []
-        for index, (ids, rows) in zip([own for own in indexes if own is not None], answers, strict=True):
-            given = rows[index.row_ids[rows] == ids].unique()
-            new.append((index.row_ids[given], given))
-        counts = iter([given.numel() for _, given in new])
-        expected = [None if version is None else (*version[:2], version[2] + next(counts)) for version in copy.versions]
-        with self._lock:
-            if copy is self._copy and _versions(indexes) == expected and copy.insert(new):
-                copy.versions = expected
-            else:
-                self._copy = None
 
     def forget(self) -> None:
         with self._lock:
@@ -193,77 +164,26 @@ class IndexCopies:
         self._copy, self._lock = None, threading.Lock()
 
 
-def _of_indexes(facts: torch.Tensor) -> list[IndexFacts]:
-    return [of_table for fields in facts.tolist() if (of_table := IndexFacts(*fields)).slot_mask >= 0]
-
-
 def _versions(indexes: Sequence[HashIndex | None]) -> list[Any]:
     return [None if index is None else index.map_version for index in indexes]
 
 
 class CopyOfIndexes:
-    """One state of the indexes, on one device; ``last_features`` is int64 ``[tables]``.
-
-    With ``follow``, insertions can follow, and ``for_training`` has the same slots; ids without a row share none there,
-    because they get one.
-    """
+    """One state of the indexes, on one device; ``last_features`` is int64 ``[tables]``."""
 
     def __init__(
-        self,
-        device: torch.device,
-        versions: list[Any],
-        on_host: ReadIndexes,
-        last_features: list[int],
-        follow: bool = False,
+        self, device: torch.device, versions: list[Any], on_host: ReadIndexes, last_features: list[int]
     ) -> None:
         self.device, self.versions = device, versions
-        self._on_host = on_host if follow else None
         with torch.inference_mode(False):
             self.indexes = ReadIndexes(*(tensor.to(device, non_blocking=True) for tensor in on_host))
             self.last_features = torch.tensor(last_features).to(device)
-            self.for_training = self.indexes
-            if follow:
-                facts = on_host.facts.clone()
-                facts[:, IndexFacts._fields.index("share_buckets")] = 0
-                self.for_training = self.indexes._replace(facts=facts.to(device))
         self._made: Any = None  # the stream that copies, and an event after it
-        self._is_read_elsewhere = False
-        self._record()
-
-    def _record(self) -> None:
-        if pins(self.device.type):
-            module = torch.get_device_module(self.device)
-            stream, event = module.current_stream(self.device), module.Event()
+        if pins(device.type):
+            module = torch.get_device_module(device)
+            stream, event = module.current_stream(device), module.Event()
             event.record(stream)
             self._made = (stream, event)
-
-    def insert(self, new: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> bool:
-        """Insert ids into the slots of each index, on the host and on the device.
-
-        Args:
-            new: for each index, ids that it does not hold, and their rows: int64 ``[n]``, on the CPU.
-
-        Returns:
-            False if the copies are of no use any more: another stream reads them, or an id is too far from its home.
-        """
-        if self._on_host is None or self._is_read_elsewhere:
-            return False
-        slots, side_rows, facts = self._on_host
-        written = []
-        for number, (of_index, (ids, rows)) in enumerate(zip(_of_indexes(facts), new, strict=True)):
-            first = of_index.slots_start // 2
-            of_table = slots[first : first + of_index.slot_mask + 1]
-            places = insert_beside(ids, rows, of_table, side_rows[number : number + 1])
-            if places is None:
-                return False
-            written.append(places + first)
-        places = torch.cat(written)
-        on_device = copy_to_device(places, self.device)
-        self.indexes.slots.index_copy_(0, on_device, copy_to_device(slots[places], self.device))
-        if any(bool((ids == -1).any()) for ids, _ in new):
-            self.indexes.side_rows.copy_(copy_to_device(side_rows.clone(), self.device))
-        self._record()
-        return True
 
     def use(self) -> None:
         """Let the current stream wait for the copies, and keep their memory until it has read them."""
@@ -272,25 +192,22 @@ class CopyOfIndexes:
         stream, event = self._made
         current = torch.get_device_module(self.device).current_stream(self.device)
         if current != stream:
-            self._is_read_elsewhere = True
             current.wait_event(event)
-            for tensor in (*self.indexes, self.last_features, self.for_training.facts):
+            for tensor in (*self.indexes, self.last_features):
                 record_stream(tensor, current)
 
 
 class FindRows(NodeModule):
     """Find the rows of one collection's ids in copies of its indexes, which follow the indexes.
 
-    The nodes that it stands for run instead in training mode, unless it inserts, and where copies cannot serve: the
-    tables or the batch have moved to a device without a kernel, other processes may write to the indexes, or activation
-    checkpointing runs a forward again.
+    The nodes that it stands for run instead in training mode, and where copies cannot serve: the tables or the batch
+    have moved to a device without a kernel, or other processes may write to the indexes.
 
     Args:
         hash_ids: hashes on the host; its indexes are copied.
         to_host: the node before it, if there is one.
         to_device: the node after it, if there is one.
         lookups: the nodes that read the rows.
-        inserts: whether it finds rows in training as well. Then no table evicts or counts candidates.
     """
 
     def __init__(
@@ -299,14 +216,12 @@ class FindRows(NodeModule):
         to_host: ToHost | None,
         to_device: ToDevice | None,
         lookups: tuple[Lookup, ...],
-        inserts: bool = False,
     ) -> None:
         super().__init__()
-        self.inserts = inserts
         self.hash_ids, self.to_host, self.to_device = hash_ids, to_host, to_device
         self._lookups, self._store = lookups, lookups[0].store
         indexes = hash_ids.indexes
-        self.copies = IndexCopies(indexes.tables, indexes.by_table, follow=inserts)
+        self.copies = IndexCopies(indexes.tables, indexes.by_table)
         self._counts = CountsOnDevice()
         self._some_read_nothing = not all(
             answers_are_rows(table, training=False) for table in indexes.tables if table.has_index
@@ -334,9 +249,9 @@ class FindRows(NodeModule):
         return ""
 
     def train(self, mode: bool = True) -> FindRows:
-        """Set the mode; training mode frees the memory of copies that it does not read: it changes the indexes."""
+        """Set the mode; training mode, which changes the indexes, frees the memory of copies."""
         super().train(mode)
-        if mode and not self.inserts:
+        if mode:
             self.copies.forget()
         return self
 
@@ -352,19 +267,14 @@ class FindRows(NodeModule):
             The errors of ``HashIds.forward``.
         """
         device, found_on = self._store.device, features.values().device
-        hashes_first = self.training and (not self.inserts or is_replay())
-        if hashes_first or (found_on != device and found_on.type not in HOST) or self.finds_on_host:
+        if self.training or (found_on != device and found_on.type not in HOST) or self.finds_on_host:
             return self._as_on_host(features)
         indexes = self.hash_ids.indexes
         if not indexes.begin(features, self.training):
             return (features, None) if indexes.evicts else features
-        segments = indexes.segments(features) if self.training else []  # before a copy leaves out how long they are
         if found_on != device:
             features = copy_bags_to_device(features, device)
-        copies = self.copies.on(device)
-        if self.training:
-            return self._find_or_insert(features, copies, segments)
-        rows = self._find(features, copies)
+        rows = self._find(features, self.copies.on(device))
         values = rows.values()
         if self.leaves_out_absent:
             rows = keep_ids(rows, values, values != -1)
@@ -378,24 +288,6 @@ class FindRows(NodeModule):
         rows, absent = find_rows(ids, ends, copies.indexes)
         seen = torch.diff(ends, prepend=ends.new_zeros(1))
         self._counts.add(self.hash_ids.indexes.by_table(), seen, absent)
-        return with_values(features, rows, features.weights_or_none())
-
-    def _find_or_insert(
-        self, features: KeyedJaggedTensor, copies: CopyOfIndexes, segments: list[Segment]
-    ) -> KeyedJaggedTensor:
-        """The rows of a training batch. The host waits once for the device, and twice more if ids have no row."""
-        indexes, (ids, ends) = self.hash_ids.indexes, _by_table(features, copies)
-        rows, absent = find_rows(ids, ends, copies.for_training)
-        (absent_per_table,) = copy_to_host([absent])
-        if not bool(absent_per_table.any()):
-            indexes.count_resident(segments)
-            return with_values(features, rows, features.weights_or_none())
-        places = torch.nonzero(rows < 0).squeeze(1)
-        positions, new_ids = copy_to_host([places, ids.index_select(0, places)])
-        given, fresh = indexes.insert_at(positions, new_ids, segments)
-        rows.index_copy_(0, places, copy_to_device(given, rows.device))
-        stretches = [slice(segment.begin, segment.end) for segment in fresh]
-        self.copies.follow(copies, [(new_ids[stretch], given[stretch]) for stretch in stretches])
         return with_values(features, rows, features.weights_or_none())
 
     def _in_flight(self, features: KeyedJaggedTensor, rows: torch.Tensor) -> BatchInFlight | None:

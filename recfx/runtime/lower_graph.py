@@ -251,8 +251,7 @@ def _indexes_in_use(of: Lowered) -> HashIds:
 
 def _find_rows(of: Lowered) -> FindRows:
     to_host, to_device = (next(iter(of.runtime.of(kind)), None) for kind in ("to_host", "to_device"))
-    inserts = bool(of.node.kwargs.get("inserts"))
-    return FindRows(_indexes_in_use(of), to_host, to_device, tuple(of.runtime.of("lookup")), inserts)
+    return FindRows(_indexes_in_use(of), to_host, to_device, tuple(of.runtime.of("lookup")))
 
 
 def _hash_ids(of: Lowered) -> HashIds:

@@ -154,34 +154,16 @@ class TableIndexes:
 
         ``ids`` and ``rows`` are int64 ``[n]``, on the CPU; a row of -1 is completed in place.
         """
-        absent = torch.nonzero(rows < 0).squeeze(1)
-        rows[absent], _ = self.insert_at(absent, ids[absent], self.segments(features))
-
-    def insert_at(
-        self, positions: torch.Tensor, ids: torch.Tensor, segments: list[Segment]
-    ) -> tuple[torch.Tensor, list[Segment]]:
-        """Give rows to the ids of a training batch that have none, where only these are known; the others are counted.
-
-        Args:
-            positions: int64 ``[n]``, on the CPU, ascending: where these ids are in the batch.
-            ids: int64 ``[n]``, on the CPU.
-            segments: of the batch.
-
-        Returns:
-            The rows of these ids, int64 ``[n]``; and which of them belong to each table.
-        """
-        edges = [edge for segment in segments for edge in (segment.begin, segment.end)]
-        borders = torch.searchsorted(positions, torch.tensor(edges, device="cpu")).tolist()
+        absent, segments = torch.nonzero(rows < 0).squeeze(1), self.segments(features)
+        edges = torch.tensor([edge for segment in segments for edge in segment[1:]], device="cpu")
+        borders = torch.searchsorted(absent, edges).tolist()
         fresh = [
             segment._replace(begin=begin, end=end)
             for segment, begin, end in zip(segments, borders[::2], borders[1::2], strict=True)
         ]
-        rows = self.find_or_insert(ids, fresh)
-        resident = [
-            (segment.end - segment.begin) - (new.end - new.begin) for segment, new in zip(segments, fresh, strict=True)
-        ]
+        rows[absent] = self.find_or_insert(ids[absent], fresh)
+        resident = [old.end - old.begin - (new.end - new.begin) for old, new in zip(segments, fresh, strict=True)]
         self._count_found(resident, batches=0)  # find_or_insert has already counted the batch
-        return rows, fresh
 
     def count_resident(self, segments: list[Segment]) -> None:
         """Count a training batch in which all ids already had rows."""

@@ -24,7 +24,6 @@ def test_defaults_are_those_of_the_design() -> None:
         "admit_after": 1,
         "unseen": "zeros",
         "seed": 0,
-        "find_on_device": False,
         "ttl_batches": None,
     }
     with pytest.raises(dataclasses.FrozenInstanceError):
@@ -49,7 +48,6 @@ def test_defaults_are_those_of_the_design() -> None:
         ("rows", 2**62),
         ("rows", torch.tensor(4)),
         ("evict", 0),
-        ("find_on_device", 1),
         ("ttl_batches", 0),
         ("ttl_batches", 2**36),
         ("ttl_batches", 5),
@@ -148,6 +146,6 @@ def test_raw_ids() -> None:
         name: one.default for name, one in of_raw_ids.items()
     }
     changed = {"rows": 5, "buckets": 2, "on_full": "evict", "evict": "ttl", "admit_after": 2, "unseen": "row"}
-    changed |= {"seed": 3, "find_on_device": True, "ttl_batches": 9}
+    changed |= {"seed": 3, "ttl_batches": 9}
     assert changed.keys() == of_raw_ids.keys()
     assert HashConfig.raw_ids(**changed) == HashConfig(dense_rows=0, **changed)  # type: ignore[arg-type]

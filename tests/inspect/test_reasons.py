@@ -191,7 +191,7 @@ def test_data_type_not_honoured() -> None:
 
 def test_settings_of_an_index_that_there_is_none_of() -> None:
     others: dict[str, Any] = {"buckets": 2, "on_full": "evict", "evict": "ttl", "admit_after": 3, "unseen": "share"}
-    others |= {"seed": 7, "find_on_device": True, "ttl_batches": 4}
+    others |= {"seed": 7, "ttl_batches": 4}
     assert {"rows", "dense_rows", *others} == {field.name for field in fields(HashConfig)}
     for hashing in (HashConfig(seed=7), HashConfig(**others), HashConfig(dense_rows=0, evict="lfu")):
         assert len(only(convert(Wrapped(collection(1)), hashing=hashing), "index_settings_not_used")) == 1

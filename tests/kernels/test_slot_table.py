@@ -91,30 +91,3 @@ def test_the_operator_puts_ids_where_one_by_one_they_would_go(count: int) -> Non
     states, lock = torch.ones(count, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64)
     hash_index.slot_tables_(table, side_row, [slots], [ids], [states], [lock])
     assert table[:, 0].tolist() == expected
-
-
-@pytest.mark.parametrize("rows", [1, 7, 60])
-def test_ids_are_inserted_beside_others(rows: int) -> None:
-    """Three times, until no row is free; what is written, and nothing else, is what was said."""
-    slots, side_row = torch.full((slot_table.slot_count(rows), 2), -1), torch.tensor([-1])
-    ids = torch.cat([torch.randperm(5 * rows)[:rows] - 1, torch.tensor([-1])]).unique()[:rows]
-    for part in ids[torch.randperm(ids.numel())].chunk(3):
-        before, written = slots.clone(), slot_table.insert_beside(part, part * 7 + 9, slots, side_row)
-        assert written is not None
-        assert written.unique().numel() == int((part != -1).sum())
-        before[written] = slots[written]
-        assert torch.equal(before, slots)
-    assert torch.equal(slot_table.find_in_slots(ids, slots, side_row), ids * 7 + 9)
-    assert slot_table.find_in_slots(torch.tensor([10**12]), slots, side_row).tolist() == [-1]
-
-
-def test_ids_that_were_chosen_to_have_one_home_are_not_inserted_beside_others() -> None:
-    """It would take a time that is quadratic in their number."""
-    slots = slot_table.slot_count(3000)
-    ids = slot_hash_inverse(torch.arange(2000) * slots)
-    table = torch.full((slots, 2), -1)
-    assert slot_table.insert_beside(ids, torch.arange(2000), table, torch.tensor([-1])) is None
-    assert (
-        slot_table.insert_beside(ids[:900], torch.arange(900), torch.full((slots, 2), -1), torch.tensor([-1]))
-        is not None
-    )

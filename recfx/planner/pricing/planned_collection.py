@@ -119,9 +119,7 @@ def graph_on(collection: UnshardedCollection, device: str, chip: str | None = No
     (context,) = collection.unexpanded_graph().context.collections.values()
     context = replace(context, facts={name: replace(facts, device=device) for name, facts in context.facts.items()})
     graph = rewritten(OperatorGraph.of(context, PlannedTargets(collection.backend, chip)), collection.passes)
-    finds = rewritten(graph, (FIND_ON_DEVICE,))
-    inserts = any(node.kwargs.get("inserts") for node in finds.graph.of_kind("find_rows"))
-    return finds if inserts or not collection.training else graph
+    return graph if collection.training else rewritten(graph, (FIND_ON_DEVICE,))
 
 
 def planned_as_sharded(collection: ShardedCollection, device: str) -> PlannedCollection:

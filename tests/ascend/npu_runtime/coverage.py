@@ -36,7 +36,6 @@ HASHING: dict[str, recfx.HashConfig | None] = {
     "static": None,
     "adopted": recfx.HashConfig(),
     "hashed": RAW,
-    "on_device": recfx.HashConfig(dense_rows=0, find_on_device=True),
     "share": recfx.HashConfig(dense_rows=0, on_full="share", unseen="share"),
     "evict": recfx.HashConfig(dense_rows=0, on_full="evict"),
     "admit": recfx.HashConfig(dense_rows=0, on_full="evict", admit_after=2),
@@ -47,7 +46,7 @@ HASHING: dict[str, recfx.HashConfig | None] = {
 # How ids become rows, and the fused optimizer.
 TABLES = [*product(["adopted"], [*OPTIMIZERS, ""]), ("hashed", ""), *product(HASHING, ["adagrad"])]
 
-SEQUENCES = [("adopted", ""), *product(["adopted", "static", "hashed", "on_device"], ["adagrad"])]
+SEQUENCES = [("adopted", ""), *product(["adopted", "static", "hashed"], ["adagrad"])]
 """Likewise, of tables whose rows are not pooled."""
 
 

@@ -26,7 +26,7 @@ from tests.sharding.cases import Case, Table, batches
 from tests.sharding.ranks import ranks
 
 RAW = recfx.HashConfig(dense_rows=0)
-HASHING = {"static": None, "hashed": RAW, "on_device": recfx.HashConfig(dense_rows=0, find_on_device=True)}
+HASHING = {"static": None, "hashed": RAW}
 # At most so many in training and in eval mode: of tables that are summed, whose keys are in order; and of others that
 # are averaged beside them, with keys in another order, which makes two lookups of a collection that is not hashed; and
 # of tables whose rows are not pooled.
@@ -35,11 +35,8 @@ BOUNDS = {
     ("static", "means"): (31, 9),
     ("hashed", "sums"): (19, 17),
     ("hashed", "means"): (27, 24),
-    ("on_device", "sums"): (32, 13),
-    ("on_device", "means"): (40, 20),
     ("static", "rows"): (17, 4),
     ("hashed", "rows"): (22, 17),
-    ("on_device", "rows"): (35, 13),
 }
 # Of two ranks, with a table of each sharding type, some of which are averaged.
 OF_RANKS = [(118, 75), (110, 75)]

@@ -117,10 +117,8 @@ def test_ids_are_copied_where_ranks_exchange_or_hash_them() -> None:
 
 
 def said_of_transfers(rank: int, world_size: int) -> tuple[list[tuple[str, str]], str]:
-    """The reasons of the report, and the graph of eval mode, of tables that ask for more."""
+    """The reasons of the report, and the graph of eval mode."""
     case = HASHED["row_wise_lru"]
-    assert case.hashing is not None
-    case = replace(case, hashing=replace(case.hashing, find_on_device=True))
     sharded = model_on_npus(case, world_size, torch.device("npu", rank), ids_on_host=False).sparse.eval()
     said = [(reason.code, reason.message) for reason in transfer_reasons(sharded, "sparse")]
     return said, format_graph(sharded.graph_module)
@@ -129,10 +127,9 @@ def said_of_transfers(rank: int, world_size: int) -> tuple[list[tuple[str, str]]
 def test_rows_are_found_on_the_host_and_the_report_says_so() -> None:
     why = "rows of sharded tables are found on the host only."
     for said, graph in ranks(2, "hccl").run(said_of_transfers):
-        assert [code for code, _ in said] == ["hashed_on_host", "find_on_device_not_used"]
-        (_, message), (_, not_used) = said
+        ((code, message),) = said
+        assert code == "hashed_on_host"
         assert message.endswith(why)
-        assert not_used == f"find_on_device=True does nothing: {why}"
         assert "hash_ids(ebc_to_host)" in graph
 
 
