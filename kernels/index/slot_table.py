@@ -74,32 +74,3 @@ def insert_into_slots(ids: Tensor, rows: Tensor, slots: Tensor, side_row: Tensor
     place = places[: home.numel()]
     position = (place + (home - place).cummax(0).values + first) & (count - 1)
     slots[position] = torch.stack([ids[inside[order]], rows[inside[order]]], dim=1)
-
-
-_FURTHEST = 1024
-
-
-def insert_beside(ids: Tensor, rows: Tensor, slots: Tensor, side_row: Tensor) -> Tensor | None:
-    """Insert ids, which must be distinct and absent, with their rows into a table that holds others.
-
-    Returns:
-        The slots that were written, int64; None if an id is too far from its home, as happens to ids that were chosen
-        to have the same one. Some ids are in the table then, and it has to be made anew.
-    """
-    beside = rows[ids == -1]
-    if beside.numel() > 0:
-        side_row.copy_(beside)
-    pending = torch.nonzero(ids != -1).squeeze(1)
-    position = home_slots(ids, slots.size(0))
-    for _ in range(_FURTHEST):
-        if pending.numel() == 0:
-            return position[ids != -1]
-        # Several ids may want the same empty slot: it goes to the first of them.
-        places, which = position[pending].unique(return_inverse=True)
-        firsts = torch.full_like(places, ids.numel()).scatter_reduce_(0, which, pending, "amin")
-        got = (firsts[which] == pending) & (slots[position[pending], 0] == -1)
-        placed = pending[got]
-        slots[position[placed]] = torch.stack([ids[placed], rows[placed]], dim=1)
-        pending = pending[~got]
-        position[pending] = (position[pending] + 1) & (slots.size(0) - 1)
-    return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import fx
 
@@ -77,31 +77,26 @@ class Rewriting(Frozen):
     metas: Mapping[str, NodeMeta]
 
 
-_Work = frozenset[tuple[str, str]]
-"""What a node does, by table: a node that does the same takes the place of one that has gone."""
+class _Seen(NamedTuple):
+    """A node, as the last pass left it.
 
+    Args:
+        facts: all that its metadata and attributes follow from, but no names: nodes are renumbered when others go.
+        work: what it does, by table: a node that does the same takes the place of one that has gone.
+        snapshot: what is recorded of it.
+    """
 
-@dataclass(frozen=True)
-class _Seen:
-    """A node, as the last pass left it."""
-
-    # All that the metadata and the attributes follow from. Names do not count: nodes are renumbered when others go.
     facts: Hashable
-    attributes: str
-    work: _Work
+    work: tuple[tuple[str, str], ...]
     snapshot: NodeSnapshot
 
 
-class GraphHistory:
-    """Follows a graph from pass to pass.
+class _History:
+    """Compares the nodes before and after a pass, whatever the pass did to them: which has it made or changed?"""
 
-    It begins with what earlier passes have made: their names, and the metadata of nodes by name.
-    """
-
-    def __init__(self, graph: OperatorGraph, metas: Mapping[str, NodeMeta], passes: Iterable[str]) -> None:
-        self._passes = list(passes)
-        once = bool(graph.of_kind("dedup_ids"))
-        self._seen = {node: _look(graph, node, once, metas.get(node.name)) for node in graph.graph.nodes}
+    def __init__(self, earlier: Rewriting, graph: OperatorGraph) -> None:
+        self._passes, once = [record.name for record in earlier.records], bool(graph.of_kind("dedup_ids"))
+        self._seen = {node: _look(graph, node, once, earlier.metas.get(node.name)) for node in graph.graph.nodes}
 
     @property
     def metas(self) -> dict[str, NodeMeta]:
@@ -110,34 +105,31 @@ class GraphHistory:
 
     def after(self, graph: OperatorGraph, pass_name: str) -> tuple[NodeSnapshot, ...]:
         """Note in the metadata of each node if this pass has touched it; returns the nodes as they are now."""
-        before, nodes = self._seen, list(graph.graph.nodes)
+        before, self._seen, once = self._seen, {}, bool(graph.of_kind("dedup_ids"))
         done_by: dict[tuple[str, str], set[str]] = {}
-        for node in set(before).difference(nodes):
-            meta = before[node].snapshot.meta
-            for work in before[node].work:
-                done_by.setdefault(work, set()).update(() if meta is None else meta.passes)
-        self._seen = {}
-        once = bool(graph.of_kind("dedup_ids"))
-        for node in nodes:
+        for node in before.keys() - set(graph.graph.nodes):
+            if (meta := before[node].snapshot.meta) is not None:
+                for work in before[node].work:
+                    done_by.setdefault(work, set()).update(meta.passes)
+        self._passes.append(pass_name)
+        for node in graph.graph.nodes:
             was = before.get(node)
             if was is not None and was.facts == _facts(graph, node, once):
-                self._seen[node] = _again(graph, node, was)
+                names = (node.name, tuple(source.name for source in node.all_input_nodes))
+                if names != (was.snapshot.name, was.snapshot.inputs):  # most nodes stay, and their snapshots are shared
+                    was = was._replace(snapshot=_snapshot(graph, node, was.snapshot.meta))
+                self._seen[node] = was
                 continue
             seen = _look(graph, node, once)
-            if seen.snapshot.meta is not None:
+            if (meta := seen.snapshot.meta) is not None:
                 earlier = None if was is None else was.snapshot.meta
-                passes = self._of_work(seen.work, done_by) if earlier is None else earlier.passes
-                made_by = pass_name if earlier is None else earlier.made_by
-                meta = replace(seen.snapshot.meta, made_by=made_by, passes=(*passes, pass_name))
-                seen = replace(seen, snapshot=replace(seen.snapshot, meta=meta))
+                names_of_work = {name for work in seen.work for name in done_by.get(work, ())}
+                touched = {pass_name, *(names_of_work if earlier is None else earlier.passes)}
+                passes = tuple(name for name in dict.fromkeys(self._passes) if name in touched)
+                meta = replace(meta, made_by=pass_name if earlier is None else earlier.made_by, passes=passes)
+                seen = seen._replace(snapshot=replace(seen.snapshot, meta=meta))
             self._seen[node] = seen
-        self._passes.append(pass_name)
         return tuple(seen.snapshot for seen in self._seen.values())
-
-    def _of_work(self, works: _Work, done_by: Mapping[tuple[str, str], set[str]]) -> tuple[str, ...]:
-        """The passes that touched the nodes that a new node replaces, in the order in which they ran."""
-        names = {name for work in works for name in done_by.get(work, ())}
-        return tuple(name for name in dict.fromkeys(self._passes) if name in names)
 
 
 def _facts(graph: OperatorGraph, node: fx.Node, once: bool) -> Hashable:
@@ -150,23 +142,17 @@ def _facts(graph: OperatorGraph, node: fx.Node, once: bool) -> Hashable:
 
 
 def _look(graph: OperatorGraph, node: fx.Node, once: bool, meta: NodeMeta | None = None) -> _Seen:
-    kind, attributes, work = graph.kind(node), "", _Work()
+    kind, work = graph.kind(node), tuple[tuple[str, str], ...]()
     if kind:
-        meta, attributes = meta or meta_of_value(graph, node), attributes_text(graph, node)
+        meta = meta or meta_of_value(graph, node)
         tables = [table.table_name for table in graph.tables(node)]
-        work = _Work((done, str(table)) for done in NODE_KINDS[kind].once or (kind,) for table in tables)
-    inputs = tuple(source.name for source in node.all_input_nodes)
-    snapshot = NodeSnapshot(node.name, node.op, format_call(node) + attributes, inputs, meta)
-    return _Seen(_facts(graph, node, once), attributes, work, snapshot)
+        work = tuple((done, table) for done in NODE_KINDS[kind].once or (kind,) for table in tables)
+    return _Seen(_facts(graph, node, once), work, _snapshot(graph, node, meta))
 
 
-def _again(graph: OperatorGraph, node: fx.Node, was: _Seen) -> _Seen:
-    """A node that has not changed; its snapshot is shared unless names have, as passes leave most nodes as they are."""
+def _snapshot(graph: OperatorGraph, node: fx.Node, meta: NodeMeta | None) -> NodeSnapshot:
     inputs = tuple(source.name for source in node.all_input_nodes)
-    if (was.snapshot.name, was.snapshot.inputs) == (node.name, inputs):
-        return was
-    line = format_call(node) + was.attributes
-    return replace(was, snapshot=replace(was.snapshot, name=node.name, line=line, inputs=inputs))
+    return NodeSnapshot(node.name, node.op, format_call(node) + attributes_text(graph, node), inputs, meta)
 
 
 @dataclass(frozen=True)
@@ -224,7 +210,7 @@ def run_passes(
         verify_graph(earlier.graph, after=BEFORE)
     passes = list(passes)
     graph = earlier.graph.copy()
-    history = GraphHistory(graph, earlier.metas, [record.name for record in earlier.records])
+    history = _History(earlier, graph)
     records = list(earlier.records)
     for pass_, following in zip(passes, [*passes, None][1:], strict=True):
         started, context = time.perf_counter(), graph.context

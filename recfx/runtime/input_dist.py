@@ -99,6 +99,11 @@ class Call(NamedTuple):
     context: DistContext
 
 
+# Each tensor of a call has a row of sizes: lengths, ids, weights; of several calls, each message has one. Rows that are
+# not needed are sent all the same, so that messages of sizes have one length.
+_TENSORS = 3
+
+
 class Exchange:
     """Sends the ids of one call, or of several calls that are known at the same time, to the ranks of their shards.
 
@@ -137,7 +142,9 @@ class Exchange:
             return
         with torch.no_grad():
             splits = [call.sent.dist_splits(call.splits) for call in calls]  # of lengths, ids and weights
-            self._messages = [_numbers(calls, splits), _weights(calls, splits)]
+            self._messages = [_numbers(calls, splits)]
+            if any(self._are_weighted()):
+                self._messages.append(_weights(calls, splits))
             if len(calls) == 1:
                 lengths, ids, *weights = splits[0]
                 mark, stride = calls[0].mark, calls[0].sent.stride()
@@ -145,7 +152,7 @@ class Exchange:
             else:
                 mark = marks.joint([call.mark for call in calls])
                 sizes = [message.splits for message in self._messages]
-                rows = [*sizes, [0] * ranks, [mark] * ranks, [0] * ranks]
+                rows = [*sizes, *[[0] * ranks] * (_TENSORS - len(sizes)), [mark] * ranks, [0] * ranks]
             device = calls[0].sent.device()
             of_ranks = torch.tensor(
                 [number for of_rank in zip(*rows, strict=True) for number in of_rank], device=device
@@ -167,7 +174,8 @@ class Exchange:
                 module_path=self._collections[0],
                 what_to_do="see the errors of the other collections.",
             )
-        numbers, ids, weights, said, self._strides = self._sizes.wait().view(self._group.size(), -1).t().tolist()
+        self._sizes.work.wait()
+        numbers, ids, weights, said, self._strides = self._sizes.numbers.view(self._group.size(), -1).t().tolist()
         different = marks.other_calls(said, self._collections[0])
         if different is not None:
             raise different
@@ -178,12 +186,11 @@ class Exchange:
             numbers = [of_lengths + of_ids for of_lengths, of_ids in zip(numbers, ids, strict=True)]
         else:
             weights = ids
-        sizes = (
-            [numbers, weights] if any(call.sent.weights_or_none() is not None for call in self._calls) else [numbers]
-        )
         self._arriving = [
             _Arriving(message, of_ranks, self._group)
-            for message, of_ranks in zip(self._messages, sizes, strict=False)  # no rank has weights, or all have
+            for message, of_ranks in zip(
+                self._messages, (numbers, weights), strict=False
+            )  # weights: all ranks, or none
         ]
         return following
 
@@ -191,9 +198,14 @@ class Exchange:
         """Wait for the ids of all ranks; for each call, ordered by feature, rank and sample."""
         if self._ids is None:
             assert self._arriving is not None
-            numbers, *weights = (message.wait().split(message.sizes) for message in self._arriving)
+            for message in self._arriving:
+                message.work.wait()
+            numbers, *weights = (message.numbers.split_with_sizes(message.sizes) for message in self._arriving)
             self._ids = self._taken_apart(numbers, weights)
         return self._ids
+
+    def _are_weighted(self) -> list[bool]:
+        return [call.sent.weights_or_none() is not None for call in self._calls]
 
     def _taken_apart(
         self, numbers: tuple[torch.Tensor, ...], weights: list[tuple[torch.Tensor, ...]]
@@ -213,10 +225,12 @@ class Exchange:
             for position, call in enumerate(self._calls):
                 call.context.output_splits = [of_calls[position] for _, _, of_calls in heads]
         parts = [
-            of_rank[head:].split([len(names) * stride for names, stride in zip(keys, strides, strict=True)] + counts)
+            of_rank[head:].split_with_sizes(
+                [len(names) * stride for names, stride in zip(keys, strides, strict=True)] + counts
+            )
             for of_rank, (strides, counts) in zip(numbers, said, strict=True)
         ]
-        weighted = [position for position, call in enumerate(self._calls) if call.sent.weights_or_none() is not None]
+        weighted = [position for position, is_weighted in enumerate(self._are_weighted()) if is_weighted]
         of_weighted = [
             of_rank.split([counts[position] for position in weighted])
             for of_ranks in weights
@@ -246,8 +260,8 @@ _HEAD = 3  # of several calls, a rank's message begins with the batch size, the 
 
 def _numbers(calls: list[Call], splits: list[list[list[int]]]) -> _Message:
     """What each rank gets in int64: what ``_HEAD`` says, if there are several calls; then all lengths, and all ids."""
-    lengths = [call.sent.lengths().split(sizes[0]) for call, sizes in zip(calls, splits, strict=True)]
-    ids = [call.sent.values().split(sizes[1]) for call, sizes in zip(calls, splits, strict=True)]
+    lengths = [call.sent.lengths().split_with_sizes(sizes[0]) for call, sizes in zip(calls, splits, strict=True)]
+    ids = [call.sent.values().split_with_sizes(sizes[1]) for call, sizes in zip(calls, splits, strict=True)]
     of_ranks = [list(of_rank) for of_rank in zip(*lengths, *ids, strict=True)]
     if len(calls) > 1:
         strides, of_calls = [call.sent.stride() for call in calls], [call.mark for call in calls]
@@ -265,8 +279,6 @@ def _weights(calls: list[Call], splits: list[list[list[int]]]) -> _Message:
         for call, sizes in zip(calls, splits, strict=True)
         if (weights := call.sent.weights_or_none()) is not None
     ]
-    if not of_calls:
-        return _Message(torch.zeros(0), [0] * len(splits[0][1]))
     of_ranks = zip(*(pieces for pieces, _ in of_calls), strict=True)
     sizes = [sum(of_rank) for of_rank in zip(*(counts for _, counts in of_calls), strict=True)]
     return _Message(torch.cat([piece for pieces in of_ranks for piece in pieces]), sizes)
@@ -277,14 +289,8 @@ class _Arriving:
 
     def __init__(self, message: _Message, sizes: list[int], group: dist.ProcessGroup) -> None:
         self.sizes, self._sent = sizes, message.numbers  # which must stay until it is sent
-        self._numbers = self._sent.new_empty(sum(sizes))
-        self._work = dist.all_to_all_single(
-            self._numbers, self._sent, sizes, message.splits, group=group, async_op=True
-        )
-
-    def wait(self) -> torch.Tensor:
-        self._work.wait()
-        return self._numbers
+        self.numbers = self._sent.new_empty(sum(sizes))
+        self.work = dist.all_to_all_single(self.numbers, self._sent, sizes, message.splits, group=group, async_op=True)
 
 
 class _Later(Awaitable[Any]):
@@ -348,9 +354,6 @@ def in_order_of_features(
 
 Started: TypeAlias = Awaitable[Awaitable[KeyedJaggedTensor]]
 
-# Where a TorchRec pipeline sends ids, each of their tensors has a row of sizes: lengths, ids, weights. The row for
-# weights is sent even if there are none, so that messages are as long as those of an ``Exchange``.
-_TENSORS = 3
 # TorchRec's awaitables keep rows of sizes by label, and pass the one labelled "values" on to the context.
 _MARKS = "values"
 
@@ -446,7 +449,7 @@ class InputDistStart(NodeModule):
         splits = self._dist._splits
         if self.pipeline is None:
             exchange = self.together or Exchange(self._dist._pg, [self.collection])
-            started = exchange.add(Call(as_sent(sent), splits, mark, context))
+            started = exchange.add(Call(sent, splits, mark, context))
             if self.together is None:
                 exchange.start()
             return started

@@ -175,15 +175,11 @@ class Lookup(NodeModule):
         self._guard(outputs)
         if in_flight is not None:
             in_flight.watch(outputs)
-        return self._value(outputs)
-
-    def _value(self, outputs: Outputs) -> torch.Tensor | Outputs:
         return outputs if self.combine == NOT_COMBINED else outputs[0]
 
     def _guard(self, outputs: Outputs) -> None:
-        if self._indexed:
-            indexes = self.store.indexes_of(self._indexed)
-            guard_backward(outputs, indexes, self.collection)
+        if self._indexed and torch.is_grad_enabled():
+            guard_backward(outputs, self.store.indexes_of(self._indexed), self.collection)
 
     def _look_up(self, features: KeyedJaggedTensor) -> Outputs:
         device = self.store.weight(self.tables[0].name).device
@@ -259,7 +255,7 @@ class Lookup(NodeModule):
             return None
         outputs = choice.finding(weights, self._batch(features), ids_to_rows)
         self._guard(outputs)
-        return self._value(outputs)
+        return outputs if self.combine == NOT_COMBINED else outputs[0]
 
     def _kernel(self) -> tuple[list[torch.Tensor], Choice]:
         choice = self._choice

@@ -172,6 +172,8 @@ def different_backwards(runs: list[int], since: str, collection: str) -> OutOfSt
 
 def verdict(marks: list[int], collection: str) -> RecfxError | None:
     """The error that all ranks raise for a call with these marks; a rank that refuses has its own error."""
+    if len(set(marks)) == 1 and not marks[0] & REFUSED:
+        return None
     different = other_calls(marks, collection)
     if different is not None:
         return different

@@ -98,14 +98,17 @@ class BatchChecks:
                 ``several_devices``.
         """
         keys, values = features.keys(), features.values()
-        if not _is_dense(values) or values.dim() != 1:
+        if not (isinstance(values, torch.Tensor) and values.layout == torch.strided and values.dim() == 1):
             self.refuse("bad_ids", f"ids are {_form(values)}, but must be a dense tensor of one dimension.")
         if values.dtype not in _IDS:
             if values.dtype not in _SMALL_IDS:
                 problem = f"ids are {values.dtype}, but must be torch.int64, torch.int32 or smaller integers."
                 self.refuse("wrong_id_dtype", problem, IdTypeError)
             values = values.to(torch.int64)
-        values, weights = as_stored(values), self._weights(features, values)
+        weights = features.weights_or_none()
+        if weights is not None or self.is_weighted:
+            weights = self._weights(weights, values)
+        values = values.resolve_neg().contiguous()
         bags, are_offsets = self._bags(features, values)
         count = bags.numel() - int(are_offsets)
         per_key = self._bags_per_key(features, len(keys), count)
@@ -115,7 +118,8 @@ class BatchChecks:
             lengths = bags.new_empty(count, device="meta")
             offsets = torch.empty(count + 1, dtype=torch.int64, device="meta")
         else:
-            bags = as_stored(bags if bags.dim() == 1 else self._flat(bags, per_key))  # collectives take nothing else
+            bags = bags if bags.dim() == 1 else self._flat(bags, per_key)
+            bags = bags.resolve_neg().contiguous()  # collectives take nothing else
             offsets, fault, borders = bag_offsets(values, bags, are_offsets, per_key, rows_per_key)
             if fault is not None:
                 self._raise(fault, values, bags, are_offsets, offsets, per_key, out_of_range)
@@ -135,12 +139,9 @@ class BatchChecks:
             length_per_key=length_per_key,
         )
 
-    def _weights(self, features: KeyedJaggedTensor, values: torch.Tensor) -> torch.Tensor | None:
-        weights = features.weights_or_none()
+    def _weights(self, weights: torch.Tensor | None, values: torch.Tensor) -> torch.Tensor | None:
         if weights is None:
-            if self.is_weighted:
-                self.refuse("missing_weights", "the collection is weighted, but the batch has no weights.")
-            return None
+            self.refuse("missing_weights", "the collection is weighted, but the batch has no weights.")
         problem = ""
         if not _is_dense(weights):
             problem = f"weights are {_form(weights)}, but must be a dense tensor."
