@@ -42,11 +42,10 @@ class KnownCall:
         """The call that was made with these arguments; None if some of them are not part of the batch."""
         places = [path_in(batch, arg) for arg in args]
         named = {key: path_in(batch, arg) for key, arg in kwargs.items()}
-        if any(place is None for place in (*places, *named.values())):
-            return None
-        return cls(
-            name, module, [p for p in places if p is not None], {k: p for k, p in named.items() if p is not None}
-        )
+        known = [place for place in places if place is not None]
+        known_by_name = {key: place for key, place in named.items() if place is not None}
+        is_known = len(known) + len(known_by_name) == len(places) + len(named)
+        return cls(name, module, known, known_by_name) if is_known else None
 
     def arguments(self, batch: Any) -> tuple[list[Any], dict[str, Any]] | None:
         """The arguments for another batch; None if it has no such parts."""
@@ -158,12 +157,10 @@ class StartedCall:
 
     def is_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether the model makes the call with the very objects that were expected."""
-        same_names = len(args) == len(self.args) and kwargs.keys() == self.kwargs.keys()
-        return (
-            same_names
-            and all(mine is theirs for mine, theirs in zip(self.args, args, strict=True))
-            and all(self.kwargs[key] is value for key, value in kwargs.items())
-        )
+        if len(args) != len(self.args) or kwargs.keys() != self.kwargs.keys():
+            return False
+        expected = [*self.args, *(self.kwargs[key] for key in kwargs)]
+        return all(mine is theirs for mine, theirs in zip(expected, [*args, *kwargs.values()], strict=True))
 
     @property
     def is_refused(self) -> bool:

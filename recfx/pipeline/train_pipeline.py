@@ -30,22 +30,16 @@ _AFTER_THE_FIRST = "recfx.TrainPipeline.progress, after the first batch"
 
 
 class Held(NamedTuple):
-    """What a rank has.
-
-    Args:
-        batches: how many batches it has loaded.
-        failed: whether its iterator raised anything other than ``StopIteration``.
-    """
+    """How many batches a rank has loaded, and whether its iterator raised anything other than ``StopIteration``."""
 
     batches: int
     failed: bool
 
 
 class Agreement:
-    """Tells all ranks of a model's collections how many batches each of them has.
+    """Tells all ranks of a model's collections what each of them has, in the group of its first sharded collection.
 
-    Args:
-        model: the process group of its first sharded collection is used.
+    Its calls are collective, and raise an ``OutOfStepError``, ``ranks_at_different_calls``, if ranks make others.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -60,48 +54,27 @@ class Agreement:
         return self._groups is None
 
     def lost_ranks(self) -> AbstractContextManager[None]:
-        """Guard a backward: after one in which another rank was lost, this rank sends nothing more.
+        """Guard a backward: after one in which another rank was lost (``rank_lost``), this rank sends nothing more.
 
         Otherwise a rank that still waits in that step would get a message of a later one.
-
-        Raises:
-            OutOfStepError: ``rank_lost``.
         """
         return LostRanks(None if self._groups is None else self._groups.pooled, _NAME)
 
-    def reach(self, mine: Held) -> list[Held]:
-        """What each rank has, in order; only this rank's answer if there are no others. Collective.
+    def exchange(self, mine: Held, place: str = _NAME) -> list[Held]:
+        """What each rank has, in order; only this rank's answer if there are no others.
 
-        Raises:
-            OutOfStepError: ``ranks_at_different_calls``.
+        After an error, this rank waits here for ranks that are still in the middle of the step: they wait for its
+        pooled rows or gradients, and must not get those of a later step. All fail when the group's timeout expires.
         """
-        return self._exchange(mine, _NAME)
-
-    def meet_after_error(self) -> None:
-        """Wait for all ranks: the step failed on all of them, or some are still in the middle of it. Collective.
-
-        Those are waiting for this rank's pooled rows or gradients, and must not get those of a later step instead. This
-        rank waits for them here, so that all ranks fail when the group's timeout expires.
-
-        Raises:
-            OutOfStepError: ``ranks_at_different_calls``.
-        """
-        self._exchange(Held(0, failed=True), _AFTER_AN_ERROR)
-
-    def is_on_any_rank(self, flag: bool) -> bool:
-        """Whether ``flag`` is set on any rank, after the first batch. Collective.
-
-        Raises:
-            OutOfStepError: ``ranks_at_different_calls``.
-        """
-        return any(rank.failed for rank in self._exchange(Held(0, failed=flag), _AFTER_THE_FIRST))
-
-    def _exchange(self, mine: Held, place: str) -> list[Held]:
         if self._groups is None or has_failed(self._groups.pooled):
             return [mine]
         with InStep(self._groups.pooled, _NAME):
             told = tell_counts(self._groups.ids, mine.batches, int(mine.failed), self._marks[place], _NAME)
         return [Held(count, bool(error)) for count, error in told]
+
+    def is_on_any_rank(self, flag: bool) -> bool:
+        """Whether ``flag`` is set on any rank, after the first batch."""
+        return any(rank.failed for rank in self.exchange(Held(0, failed=flag), _AFTER_THE_FIRST))
 
 
 @dataclass
@@ -271,7 +244,7 @@ class TrainPipeline:
         """Wait for ranks that went on with the step that failed here."""
         self._start(0)
         self._send(0)
-        self._agreement.meet_after_error()
+        self._agreement.exchange(Held(0, failed=True), _AFTER_AN_ERROR)
         self._failed = False
 
     def _load(self, count: int) -> None:
@@ -297,7 +270,7 @@ class TrainPipeline:
                 ranks have batches.
         """
         error = None if isinstance(self._ended, StopIteration) else self._ended
-        ranks = self._agreement.reach(Held(len(self._batches), error is not None))
+        ranks = self._agreement.exchange(Held(len(self._batches), error is not None))
         self._shared = min(rank_has.batches for rank_has in ranks)
         if self._shared:
             return
