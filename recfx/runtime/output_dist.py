@@ -112,8 +112,7 @@ class PooledStart(OutputDistStart):
 
     def join(self, parts: list[torch.Tensor], context: DistContext) -> torch.Tensor:
         """``[B', D']``."""
-        batch_size = parts[0].shape[0] if parts else sum(self.sizes(context))
-        return self._join(parts, batch_size, self.device)
+        return self._join(parts, sum(self.sizes(context)), self.device)
 
 
 class AllToAll(PooledStart):
