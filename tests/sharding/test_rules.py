@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import recfx
-from recfx.optim.attached import attached_optimizers
 from tests.sharding.cases import Case
 from tests.sharding.ranks import ranks
 from tests.sharding.stateful import LRU, assert_same, case_of, make, sharded_of, train, whole_state
@@ -104,27 +103,3 @@ def test_each_block_of_columns_trains_like_a_table_of_its_own(rule: str, tmp_pat
         for state in reloaded:
             assert_same(state, after_five)
     assert all("optimizer_state_per_column_block" in codes for codes in ranks(2).run(report, case))
-
-
-def unconverted(rank: int, world_size: int, case: Case) -> list[Any]:
-    """Class and state of the optimizer in backward of table "a", and whether the plain model trains on with it."""
-    model: Any = make(case, world_size)
-    train(model, case, rank, world_size, 0, 2)
-    back: Any = recfx.unconvert(model)
-    weight = back.sparse.embedding_bags["a"].weight
-    (optimizer,) = attached_optimizers(weight)
-    before, state = weight.detach().clone(), {key: value.clone() for key, value in optimizer.state[weight].items()}
-    train(back, case, rank, world_size, 2, 3)
-    return [type(optimizer).__name__, state, not torch.equal(before, weight)]
-
-
-@every_rule
-def test_the_plain_model_trains_on(rule: str) -> None:
-    case = case_of("tables", None, rule)
-    whole: Any = make(case, 0)
-    train(whole, case, 0, 0, 0, 2)
-    fused = whole.sparse.fused_optimizers()["a"]
-    for name, state, moved in ranks(2).run(unconverted, case):
-        assert (name, moved) == (fused.rule.dense_class.__name__, True)
-        for key in fused.rule.tensor_names:
-            torch.testing.assert_close(state[key].view_as(fused.state[key]), fused.state[key], rtol=1e-4, atol=1e-6)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from hypothesis import given, settings
 
 from recfx.kernels.lookup import bag_offsets as operators
 from recfx.kernels.lookup import bag_offsets_triton as kernel
-from recfx.kernels.lookup.bag_offsets import LARGEST, NOTHING, bag_offsets_triton
+from recfx.kernels.lookup.bag_offsets import LARGEST, NOTHING
 from tests.kernels.bags import batches, plain
 
 
@@ -30,13 +29,6 @@ def test_equals_a_plain_loop(batch: tuple[Any, ...]) -> None:
         assert bag_offsets.offsets.tolist() == offsets
         borders = [sum(per_key[:key]) for key in range(len(per_key) + 1)]
         assert bag_offsets.borders == [offsets[border] for border in borders]
-
-
-@pytest.mark.parametrize("are_offsets", [False, True])
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
-def test_opcheck(are_offsets: bool, dtype: torch.dtype) -> None:
-    bags = torch.tensor([0, 2, 2, 3] if are_offsets else [2, 0, 1], dtype=dtype)
-    torch.library.opcheck(bag_offsets_triton, (torch.tensor([3, 4, 5]), bags, are_offsets, [1, 2], [5, -1]))
 
 
 def test_numbers_are_those_of_the_kernel() -> None:

@@ -1,4 +1,4 @@
-"""The operators of the kernels in Triton: ``opcheck``, and which kernels they launch; see also ``on_device``."""
+"""The operators of the kernels in Triton: which kernels they launch; ``on_device`` has ``opcheck``."""
 
 from __future__ import annotations
 
@@ -76,23 +76,6 @@ def test_operators_launch_their_kernels(monkeypatch: pytest.MonkeyPatch) -> None
         "recfx_find_rows",
         "recfx_initialize_rows",
     ]
-
-
-def test_opcheck_of_reading_operators() -> None:
-    case = LookupCase([5, 8], 3)
-    for mean, scales in ((False, None), (True, None), (False, case.scales)):
-        torch.library.opcheck(
-            pooled_lookup_triton, (case.rows, case.offsets, case.weights, case.table_of_feature, mean, scales)
-        )
-    arguments = (case.rows, case.offsets, case.gradients, case.weights, case.table_of_feature)
-    torch.library.opcheck(per_sample_weight_gradients_triton, arguments)
-
-
-@pytest.mark.parametrize("rule", rules_in_triton(), ids=[rule.name for rule in rules_in_triton()])
-def test_opcheck_of_the_step(rule: Rule) -> None:
-    case = LookupCase([5, 8], 3)
-    states = states_of(rule, case.weights)
-    torch.library.opcheck(fused_step_triton_, arguments_of(case, rule, states, [True, True], False))
 
 
 def strided(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The operator that initialises rows of several tables: ``opcheck``, its reference, and the operator on the CPU."""
+"""The operator that initialises rows of several tables, against the operator on the CPU."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import torch
 from recfx.kernels.step.row_initialization import (
     StateOfRows,
     TableOfRows,
-    init_rows_triton_,
     initialize_rows,
     initialize_rows_of_tables,
 )
@@ -41,11 +40,3 @@ def test_writes_the_bits_of_the_operator_on_the_cpu(dtype: torch.dtype) -> None:
     for one, other in zip(tables, expected, strict=True):
         assert torch.equal(one.weight, other.weight)
         assert all(torch.equal(a.tensor, b.tensor) for a, b in zip(one.states, other.states, strict=True))
-
-
-def test_opcheck() -> None:
-    nothing = torch.empty(0, 0)
-    weights, states = [torch.zeros(3, 2), torch.zeros(2, 4)], [nothing, torch.ones(2, 4)]
-    entries = torch.tensor([[1, 5, 0], [0, -7, 1]])
-    numbers = ([3, 4], [0, 1], [-1.0, 0.0], [1.0, 0.5], [0.0, 0.5], [0.0, 0.0])
-    torch.library.opcheck(init_rows_triton_, (entries, weights, states, [nothing, nothing], *numbers))
