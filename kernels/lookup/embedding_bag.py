@@ -85,10 +85,3 @@ def row_gradients(
     if per_sample_weights is not None:
         gradient = gradient * per_sample_weights.float().unsqueeze(1)
     return bag, gradient
-
-
-def per_sample_weight_gradients(
-    grad_output: torch.Tensor, weight: torch.Tensor, rows: torch.Tensor, bag: torch.Tensor
-) -> torch.Tensor:
-    """The gradient of one feature's bags with respect to its per-sample weights (SUM pooling): ``[n]`` float32."""
-    return (grad_output.float().index_select(0, bag) * weight.index_select(0, rows).float()).sum(dim=1)

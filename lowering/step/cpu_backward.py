@@ -13,7 +13,8 @@ from recfx.kernels.lookup.per_sample_weights import per_sample_weight_gradients
 from recfx.kernels.step.fused_step import fused_step_
 from recfx.lowering.registry import LookupSpec
 from recfx.lowering.step.step_numbers import NumbersOfTables, StepCounts
-from recfx.lowering.step.trainable_lookup import Backward, Gradients, TrainedBatch
+from recfx.lowering.step.trainable_lookup import Backward
+from recfx.lowering.step.trained_batch import Gradients, TrainedBatch
 from recfx.optim.rules.rule import Rule, StepNumbers
 from recfx.optim.rules.sgd import SGD
 

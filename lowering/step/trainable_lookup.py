@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -18,119 +16,11 @@ from torch.autograd.function import once_differentiable
 from recfx.errors import InputError
 from recfx.ir.node_kinds import NOT_COMBINED
 from recfx.ir.tables import TableSpec
-from recfx.kernels.lookup.embedding_bag import embedding, row_gradients
+from recfx.kernels.lookup.embedding_bag import embedding
 from recfx.lowering.registry import LookupSpec, Outputs
 from recfx.lowering.step.profiler_ranges import BACKWARD, later_range
 from recfx.lowering.step.step_once import StepOnce, Triggers, leaf_gradients, leave_for_step
-
-
-@dataclass(frozen=True)
-class TrainedBatch:
-    """One batch.
-
-    Args:
-        weights: the tables' ``[rows, dim]`` tensors.
-        values: ``[n]`` int64 rows, all of them in range; -1 if an id gets no gradient.
-        offsets: ``[F * B + 1]`` int64; ``B`` is 1 if rows are not combined.
-        scale: ``[n]`` float32 per-sample weights, or None.
-        lengths: how many ids each feature has, if rows are not combined; else empty.
-    """
-
-    weights: list[torch.Tensor]
-    values: torch.Tensor
-    offsets: torch.Tensor
-    scale: torch.Tensor | None
-    lengths: tuple[int, ...] = ()
-
-    def batch_size(self, features: int) -> int:
-        """``B``, of a lookup of so many features."""
-        return (self.offsets.numel() - 1) // features
-
-
-Gradients = tuple[torch.Tensor | None, ...]
-"""Gradients of a lookup's outputs, float32; contiguous if rows are pooled. If not, None is for keys that the loss does
-not depend on: their ids are left out. The only output of any other lookup has a gradient."""
-
-
-def joined(
-    batches: list[TrainedBatch], gradients: list[Gradients], features: int, pooling: str
-) -> tuple[TrainedBatch, Gradients]:
-    """One batch with the samples of all batches of the same lookup, one batch after the other; and its gradients."""
-    if len(batches) == 1:
-        return batches[0], gradients[0]
-    if pooling == NOT_COMBINED:
-        return joined_by_key(batches, gradients)
-    lengths = [batch.offsets.diff().view(features, -1) for batch in batches]
-    sizes = [of_batch.sum(dim=1).tolist() for of_batch in lengths]
-    offsets = batches[0].offsets.new_zeros(sum(of_batch.numel() for of_batch in lengths) + 1)
-    torch.cumsum(torch.cat(lengths, dim=1).view(-1), 0, out=offsets[1:])
-
-    def by_feature(tensors: list[torch.Tensor]) -> torch.Tensor:
-        pieces = [tensor.split(size) for tensor, size in zip(tensors, sizes, strict=True)]
-        return torch.cat([piece[feature] for feature in range(features) for piece in pieces])
-
-    scales = [batch.scale for batch in batches if batch.scale is not None]
-    values = by_feature([batch.values for batch in batches])
-    together = TrainedBatch(batches[0].weights, values, offsets, by_feature(scales) if scales else None)
-    return together, (torch.cat([gradient for (gradient,) in gradients if gradient is not None]),)
-
-
-def joined_by_key(batches: list[TrainedBatch], gradients: list[Gradients]) -> tuple[TrainedBatch, Gradients]:
-    """``joined`` for rows that are not combined. Ids of keys without a gradient are not in it."""
-    by_key = [batch.values.split(batch.lengths) for batch in batches]
-    values: list[torch.Tensor] = []
-    of_keys: list[torch.Tensor | None] = []
-    for key in range(len(gradients[0])):
-        pairs = [
-            (rows[key], own) for rows, given in zip(by_key, gradients, strict=True) if (own := given[key]) is not None
-        ]
-        values += [torch.cat([rows for rows, _ in pairs]) if pairs else batches[0].values[:0]]
-        of_keys.append(torch.cat([own for _, own in pairs]) if pairs else None)
-    lengths = tuple(rows.numel() for rows in values)
-    borders = torch.tensor([0, *accumulate(lengths)], device=batches[0].offsets.device)
-    return TrainedBatch(batches[0].weights, torch.cat(values), borders, None, lengths), tuple(of_keys)
-
-
-def reached(table_of_feature: Sequence[int], gradients: Gradients, tables: int) -> list[bool]:
-    """Which tables get a gradient."""
-    if len(gradients) == 1 and gradients[0] is not None:
-        return [True] * tables
-    has_gradient = {table for table, gradient in zip(table_of_feature, gradients, strict=True) if gradient is not None}
-    return [table in has_gradient for table in range(tables)]
-
-
-def present(rows: torch.Tensor, gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows, ``[n]``, and their gradients, ``[n, dim]``, without those of absent ids."""
-    is_present = rows >= 0
-    return rows[is_present], gradients[is_present]
-
-
-def gradients_of_table(
-    batch: TrainedBatch, given: Gradients, tables: Sequence[TableSpec], pooling: str, table: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The rows that one table's bags read, int64 ``[n]``, and their gradients, float32 ``[n, dim]``.
-
-    ``batch``, ``given`` gradients and ``tables`` are those of the whole lookup; ``table`` is the position of one that
-    they reach.
-    """
-    described, batch_size = tables[table], batch.batch_size(sum(len(earlier.feature_names) for earlier in tables))
-    feature = sum(len(earlier.feature_names) for earlier in tables[:table])
-    column = sum(len(earlier.feature_names) * earlier.embedding_dim for earlier in tables[:table])
-    rows, gradients = [], []
-    for _ in described.feature_names:
-        offsets = batch.offsets[feature * batch_size : (feature + 1) * batch_size + 1]
-        ids = slice(int(offsets[0]), int(offsets[-1]))
-        gradient = given[feature if pooling == NOT_COMBINED else 0]
-        if gradient is not None:
-            if pooling != NOT_COMBINED:
-                gradient = gradient[:, column : column + described.embedding_dim]
-            scale = None if batch.scale is None else batch.scale[ids]
-            by_row = row_gradients(gradient, batch.values[ids], offsets - offsets[0], pooling, scale)[1]
-            of_feature = present(batch.values[ids], by_row)
-            rows.append(of_feature[0])
-            gradients.append(of_feature[1])
-        feature, column = feature + 1, column + described.embedding_dim
-    return torch.cat(rows), torch.cat(gradients)
+from recfx.lowering.step.trained_batch import Gradients, TrainedBatch, gradients_by_table, joined, reached
 
 
 class LookedUp(NamedTuple):
@@ -251,8 +141,8 @@ class _Part:
         self.step_rows = trainable.backward.step_rows
 
     def of_table(self, table: int) -> tuple[torch.Tensor, torch.Tensor]:
-        trainable = self.trainable
-        return gradients_of_table(self.batch, self.gradients, trainable.tables, trainable.pooling, table)
+        tables, pooling = self.trainable.tables, self.trainable.pooling
+        return gradients_by_table(self.batch, self.gradients, tables, pooling, {table})[table]
 
     def step_with(self, parts: Sequence[_Part]) -> None:
         if any(gradient is not None and gradient.is_meta for gradient in self.gradients):

@@ -14,15 +14,8 @@ from recfx.ir.node_kinds import NOT_COMBINED
 from recfx.kernels.lookup.per_sample_weights import per_sample_weight_gradients_triton
 from recfx.kernels.lookup.pooled_lookup import pooled_lookup_triton
 from recfx.lowering.registry import LookupBatch, LookupKernel, LookupSpec, Outputs
-from recfx.lowering.step.trainable_lookup import (
-    Backward,
-    Gradients,
-    LookedUp,
-    TrainableLookup,
-    TrainedBatch,
-    joined_by_key,
-    reached,
-)
+from recfx.lowering.step.trainable_lookup import Backward, LookedUp, TrainableLookup
+from recfx.lowering.step.trained_batch import Gradients, TrainedBatch, joined_by_key, reached
 from recfx.optim.fused_step_op import fused_step_triton_, triton_module
 from recfx.optim.rules.rule import STEP, StepNumbers
 from recfx.optim.rules.sgd import SGD
