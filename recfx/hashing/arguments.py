@@ -68,39 +68,24 @@ def check_ids(ids: Tensor, name: str, *, on_meta: bool) -> None:
         IdTypeError: ``wrong_id_dtype``.
         InputError: ``wrong_id_layout``, ``wrong_id_shape``, ``index_on_meta``.
     """
+    refused: tuple[type[IdTypeError | InputError], str, str]
     argument: object = ids  # users do not always run a type checker
     if not isinstance(argument, Tensor):
-        raise IdTypeError(
-            f"Ids must be a tensor, got {type(argument).__name__}.",
-            reason="wrong_id_dtype",
-            module_path=name,
-            what_to_do="pass torch.tensor(ids, dtype=torch.int64).",
-        )
-    if ids.layout != torch.strided:
-        raise InputError(
-            f"Ids must be a dense tensor, got one of layout {ids.layout}.",
-            reason="wrong_id_layout",
-            module_path=name,
-            what_to_do="pass the ids themselves: ids.values() of a sparse or a jagged tensor.",
-        )
-    if ids.dtype not in (torch.int64, torch.int32):
-        raise IdTypeError(
-            f"Ids must be int64 or int32, got {ids.dtype}.",
-            reason="wrong_id_dtype",
-            module_path=name,
-            what_to_do="convert them with .to(torch.int64).",
-        )
-    if ids.dim() != 1:
-        raise InputError(
-            f"Ids must be [n], got {list(ids.shape)}.",
-            reason="wrong_id_shape",
-            module_path=name,
-            what_to_do="flatten them with .reshape(-1).",
-        )
-    if on_meta and not ids.is_meta:
-        raise InputError(
-            "The index is on the meta device, where it holds no ids, but was asked for the rows of ids.",
-            reason="index_on_meta",
-            module_path=name,
-            what_to_do="call to_empty(device='cpu') on the model first, and load its state if it has one.",
-        )
+        refused = IdTypeError, "wrong_id_dtype", f"Ids must be a tensor, got {type(argument).__name__}."
+        what_to_do = "pass torch.tensor(ids, dtype=torch.int64)."
+    elif ids.layout != torch.strided:
+        refused = InputError, "wrong_id_layout", f"Ids must be a dense tensor, got one of layout {ids.layout}."
+        what_to_do = "pass the ids themselves: ids.values() of a sparse or a jagged tensor."
+    elif ids.dtype not in (torch.int64, torch.int32):
+        refused = IdTypeError, "wrong_id_dtype", f"Ids must be int64 or int32, got {ids.dtype}."
+        what_to_do = "convert them with .to(torch.int64)."
+    elif ids.dim() != 1:
+        refused = InputError, "wrong_id_shape", f"Ids must be [n], got {list(ids.shape)}."
+        what_to_do = "flatten them with .reshape(-1)."
+    elif on_meta and not ids.is_meta:
+        refused = InputError, "index_on_meta", "The index is on the meta device, where it holds no ids."
+        what_to_do = "call to_empty(device='cpu') on the model first, and load its state if it has one."
+    else:
+        return
+    error, reason, message = refused
+    raise error(message, reason=reason, module_path=name, what_to_do=what_to_do)

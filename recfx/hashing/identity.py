@@ -39,20 +39,17 @@ def check_identity(config: ResolvedHashConfig, name: str, saved: object) -> None
             module_path=name,
             what_to_do=f"Load the table's own state. If it was only renamed, leave {IDENTITY} out of the state.",
         )
-    if saved_seed != own_seed:
-        raise CheckpointError(
-            f"The index was saved with seed {saved_seed}, this one has seed {own_seed}.",
-            reason="wrong_seed",
-            module_path=name,
-            what_to_do=f"Build the table with HashConfig(seed={saved_seed}).",
-        )
-    if saved_dense != own_dense:
-        raise CheckpointError(
-            f"The index was saved with dense_rows={saved_dense}, this one has dense_rows={own_dense}.",
-            reason="dense_rows_mismatch",
-            module_path=name,
-            what_to_do=f"Build the table with HashConfig(dense_rows={saved_dense}).",
-        )
+    for setting, reason, of_saved, own in (
+        ("seed", "wrong_seed", saved_seed, own_seed),
+        ("dense_rows", "dense_rows_mismatch", saved_dense, own_dense),
+    ):
+        if of_saved != own:
+            raise CheckpointError(
+                f"The index was saved with {setting}={of_saved}, this one has {setting}={own}.",
+                reason=reason,
+                module_path=name,
+                what_to_do=f"Build the table with HashConfig({setting}={of_saved}).",
+            )
 
 
 def _refuse_averaged(config: ResolvedHashConfig, name: str, saved: object) -> None:

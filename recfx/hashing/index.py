@@ -229,16 +229,8 @@ class HashIndex(IndexStorage):
             ``"share"`` and ``"row"``.
         """
         rows = self.find(ids)
-        return rows if ids.is_meta else self.answer_absent(ids, rows)
-
-    def answer_absent(self, ids: Tensor, rows: Tensor) -> Tensor:
-        """``answer(ids)`` for a caller that already has ``rows = find(ids)``.
-
-        Example:
-            >>> index, ids = recfx.HashIndex(100), torch.tensor([7])
-            >>> index.answer_absent(ids, index.find(ids))
-            tensor([-1])
-        """
+        if ids.is_meta:
+            return rows
         absent = rows < 0
         if self.config.unseen != "zeros":
             rows = torch.where(absent, self.shared_rows(ids.to(torch.int64)), rows)

@@ -22,7 +22,6 @@ from recfx.kernels.index.index_rebuild import rebuild
 from recfx.kernels.lookup.bag_offsets import bag_offsets
 from recfx.kernels.lookup.per_sample_weights import per_sample_weight_gradients
 from recfx.kernels.lookup.pooled_lookup import pool_again_, pooled_lookup
-from recfx.kernels.lookup.served_lookup import served_lookup
 from recfx.kernels.route.bucketize import bucketize
 from recfx.kernels.route.different_ids import different_ids, sum_rows
 from recfx.kernels.step.fused_step import fused_step_
@@ -71,7 +70,7 @@ def _lookups_and_routes(examples: int) -> None:
     @few
     @given(served.cases())
     def serve(case: served.Case) -> None:
-        served_lookup(*case.arguments())
+        served.served_lookup(*case.arguments())
 
     @few
     @given(routes.batches())

@@ -3,16 +3,106 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from hypothesis import strategies as st
 
 from recfx.hashing import HashConfig, HashIndex
-from recfx.kernels.lookup.quantized_rows import quantize_rows
-from recfx.kernels.lookup.served_lookup import ServedTable
+from recfx.kernels.build import library
+from recfx.kernels.index.buckets import shared_rows
+from recfx.kernels.index.slot_table import find_rows_in_slots
+from recfx.kernels.lookup import served_lookup as _operator  # noqa: F401  registers what it returns on meta
+from recfx.kernels.lookup.pooled_lookup_reference import pool_bags
+from recfx.kernels.lookup.quantized_rows import dequantize_rows, quantize_rows, row_bytes
 
 COLUMNS = st.sampled_from([1, 2, 3, 4, 7, 16, 20, 33, 64, 100, 128, 200, 260])
 LENGTHS = st.sampled_from([0, 0, 1, 2, 5, 31, 32, 33, 64, 70, 200])
+
+
+class ServedTable(NamedTuple):
+    """One table of a file."""
+
+    num_rows: int
+    columns: int  # of a stored row
+    row_format: int  # 0 float32, 1 float16, 2 codes of 8 bits, 3 of 4 bits (an even number of columns)
+    slots: int = 0  # of its index, see slot_table.py; 0: it has none, and its ids are its rows
+    side_row: int = -1  # the row of id -1
+    dense_rows: int = 0  # an id 0 <= id < dense_rows is its own row
+    share_buckets: int = 0  # if an id without a row reads one of its bucket, see shared_rows(); 0: it adds nothing
+    seed: int = 0
+
+
+def served_lookup(
+    ids: torch.Tensor, offsets: torch.Tensor, rows: torch.Tensor, tables: list[ServedTable],
+    table_of_feature: list[int], slots: torch.Tensor, mean: bool = False,
+    per_sample_weights: torch.Tensor | None = None, unpooled: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    """The operator."""
+    count, columns, formats, *index = map(list, zip(*tables, strict=True))
+    of_tables = (count, columns, formats, table_of_feature, slots, *index)
+    result: torch.Tensor = library.operators().served_lookup(
+        ids, offsets, rows, *of_tables, mean, per_sample_weights, unpooled
+    )
+    return result
+
+
+def served_lookup_reference(
+    ids: torch.Tensor,
+    offsets: torch.Tensor,
+    rows: torch.Tensor,
+    tables: list[ServedTable],
+    table_of_feature: list[int],
+    slots: torch.Tensor,
+    mean: bool = False,
+    per_sample_weights: torch.Tensor | None = None,
+    unpooled: bool = False,
+) -> torch.Tensor:
+    """``served_lookup`` in ATen, feature by feature: the definition of what files answer."""
+    batch_size = (offsets.numel() - 1) // len(table_of_feature)
+    values = _values(rows, tables)
+    slot_tables = slots.split([table.slots for table in tables])
+    pooled = []
+    for feature, number in enumerate(table_of_feature):
+        table = tables[number]
+        bags = offsets[feature * batch_size : (feature + 1) * batch_size + 1]
+        stretch = slice(int(bags[0]), int(bags[-1]))
+        read = _rows_of(ids[stretch], table, slot_tables[number])
+        if bool((read < (-1 if table.slots else 0)).any() or (read >= table.num_rows).any()):
+            raise IndexError("an id has no row in its table [id_out_of_range]")
+        present = read >= 0
+        of_rows = values[number][read[present]]
+        if per_sample_weights is not None:
+            of_rows = of_rows * per_sample_weights[stretch][present].unsqueeze(1)
+        if unpooled:
+            bags = torch.arange(read.numel() + 1)
+        pooled.append(pool_bags(of_rows, present, bags, mean))
+    return torch.cat(pooled, dim=0 if unpooled else 1)
+
+
+def _rows_of(ids: torch.Tensor, table: ServedTable, slots: torch.Tensor) -> torch.Tensor:
+    if table.slots == 0:
+        return ids
+    own_rows = find_rows_in_slots(ids, slots, torch.tensor([table.side_row]), table.dense_rows)
+    if table.share_buckets == 0:
+        return own_rows
+    shared = shared_rows(ids, table.num_rows, table.dense_rows, table.share_buckets, table.seed)
+    return torch.where(own_rows < 0, shared, own_rows)
+
+
+def _values(rows: torch.Tensor, tables: list[ServedTable]) -> list[torch.Tensor]:
+    """The rows of each table, float32 ``[count, columns]``."""
+    values, begin = [], 0
+    for table in tables:
+        bits = (32, 16, 8, 4)[table.row_format]
+        size = row_bytes(table.columns, bits) if bits <= 8 else table.columns * bits // 8
+        stored = rows[begin : begin + table.num_rows * size].view(table.num_rows, size)
+        begin += table.num_rows * size
+        if bits <= 8:
+            values.append(dequantize_rows(stored, table.columns, bits))
+        else:
+            values.append(stored.clone().view(torch.float32 if bits == 32 else torch.float16).float())
+    return values
 
 
 @dataclass

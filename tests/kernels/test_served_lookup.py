@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from recfx.hashing import HashConfig, HashIndex
 from recfx.kernels.index.slot_table import insert_into_slots
-from recfx.kernels.lookup.served_lookup import ServedTable, served_lookup, served_lookup_reference
-from tests.kernels.served import Case, cases, stored_rows
+from tests.kernels.served import Case, ServedTable, cases, served_lookup, served_lookup_reference, stored_rows
 from tests.kernels.threads import assert_same_on_any_threads
 
 
