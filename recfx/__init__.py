@@ -69,7 +69,6 @@ def __dir__() -> list[str]:
 
 def _extend() -> None:
     """Let torch and TorchRec know about converted collections, and warn of what a conversion's report warns of."""
-    from recfx.collections.averaged_model import refuse_averaging
     from recfx.collections.table_holder import guard_tables
     from recfx.conversion.convert import WHEN_READY
     from recfx.exporter.torch_entry import extend_torch
@@ -78,7 +77,6 @@ def _extend() -> None:
 
     extend_torchrec()  # DistributedModelParallel(recfx.convert(model)) shards what was converted, as it does without
     extend_torch()  # torch.jit.script and torch.export refuse what was converted
-    refuse_averaging()  # torch's AveragedModel does not follow the ids of hashed tables
     guard_tables()  # torch's parametrizations leave converted tables as they are
     WHEN_READY.append(warn)
 

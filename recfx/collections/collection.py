@@ -22,12 +22,11 @@ from recfx.collections.compile_graph import (
     refuse_raw_ids,
 )
 from recfx.collections.converted_collection import ConvertedCollection, collections_of, new_instance
-from recfx.collections.fit_table import say_what_is_lost_together
+from recfx.collections.fit_table import fit_state, fit_weights, say_what_is_lost_together
 from recfx.collections.follow_optimizers import OptimizerFollower
 from recfx.collections.kinds import kind_of
 from recfx.collections.table_holder import all_held, hold
 from recfx.collections.table_specs import allocate_tables, check_config, describe_tables, physical_configs
-from recfx.collections.whole_tables import fit_state, fit_weights
 from recfx.errors import ConversionError
 from recfx.hashing import HashConfig, HashIndex
 from recfx.ir.meta import SourceLocation
@@ -76,8 +75,9 @@ class UnshardedCollection(ConvertedCollection):
         self.requested, self.calls = {config.name: getattr(config, "hashing", HashConfig()) for config in configs}, 1
         tables = allocate_tables(kind, configs, device)
         specs = describe_tables(kind, configs, tables, self.requested, is_weighted, adopt=False)
-        weights_device: Any = next(iter(tables.values())).weight.device
-        self._assemble(configs, specs, tables, is_weighted, weights_device, "", backend, None)
+        self._device = next(tables.parameters()).device
+        self.collection, self.backend, self.source = "", backend, None
+        self._assemble(configs, specs, tables, is_weighted)
         self.reset_parameters()
 
     @classmethod
@@ -112,33 +112,20 @@ class UnshardedCollection(ConvertedCollection):
         self = new_instance(cls, standard or cls._kind.standard)
         nn.Module.__init__(self)
         self.requested, self.calls, self.passes = dict(requested), calls, passes
+        self._device, self.collection, self.backend, self.source = device, collection, backend, source
         self.__dict__.update(settings)
-        self._assemble(configs, specs, bags, is_weighted, device, collection, backend, source)
+        self._assemble(configs, specs, bags, is_weighted)
         for table in specs:
             if table.custom_init_fn and table.has_index and not self.weight(table.name).is_meta:
                 self.index(table.name).mark_used()  # the rows may be trained
         return self
 
     def _assemble(
-        self,
-        configs: list[Any],
-        specs: tuple[TableSpec, ...],
-        bags: nn.ModuleDict,
-        is_weighted: bool,
-        device: torch.device | str,
-        collection: str,
-        backend: str,
-        source: SourceLocation | None,
+        self, configs: list[Any], specs: tuple[TableSpec, ...], bags: nn.ModuleDict, is_weighted: bool
     ) -> None:
         kind = kind_of(self)
         setattr(self, kind.configs_attribute, physical_configs(configs, specs))
-        self._is_weighted = is_weighted
-        self._device = device
-        self.collection = collection
-        self.tables = specs
-        self.backend = backend
-        self.source = source
-        self.graph_is_inlined = False
+        self._is_weighted, self.tables, self.graph_is_inlined = is_weighted, specs, False
         setattr(self, kind.tables, bags)
         hold(bags)
         self._row_moves = {}
@@ -152,7 +139,7 @@ class UnshardedCollection(ConvertedCollection):
         self._store = TableStore(bags, self.hash_indexes, {}, init_fns)
         # A step of the model is as many forwards of the collection as it has calls.
         self._store.in_flight.depth = (1 + BATCHES_IN_FLIGHT) * max(self.calls, 1) - 1
-        self._follower = OptimizerFollower(self._store, collection, kind.tables)
+        self._follower = OptimizerFollower(self._store, self.collection, kind.tables)
         self.not_fused, self._compared = self._follower.not_fused, self._follower.look()
         self._compile()
 
@@ -229,18 +216,14 @@ class UnshardedCollection(ConvertedCollection):
         bags = kind_of(self).tables_of(self)
         if not all_held(bags):
             self._hold_bags(bags)
-        self._follow()
+        self.follow_optimizers()
         if self._row_moves:
             self._forget_row_moves()
         if self._store.optimizers and self.training and torch.is_grad_enabled():
             refuse_fused_replicas(self.collection, list(self._store.optimizers))
 
     def _hold_bags(self, bags: nn.ModuleDict) -> None:
-        """Check bags that the user has put in place of others, one or all: they have to be plain, too.
-
-        Raises:
-            ConversionError: what ``CollectionKind.check_table`` raises; ``unsupported_bag``: one is missing.
-        """
+        """Check bags that the user has put in place of others, one or all: they have to be plain, too."""
         kind = kind_of(self)
         for config in getattr(self, kind.configs_attribute):
             bag: Any = bags._modules.get(config.name)
@@ -254,8 +237,10 @@ class UnshardedCollection(ConvertedCollection):
             self._store.bags = value
         super().__setattr__(name, value)
 
-    def _follow(self) -> None:
-        """Make the graph again if an optimizer, a hook or a table is no longer what it was made for."""
+    def follow_optimizers(self) -> None:
+        """Make the graph again if an optimizer, a hook or a table is no longer what it was made for. A graph of the
+        whole model calls this, as the collection's own forward does not run in it.
+        """
         if self._graph_is_current():
             return
         with self._store.new_rows_lock:  # threads that serve one model come here together
@@ -277,15 +262,9 @@ class UnshardedCollection(ConvertedCollection):
         """The device that the collection was built for, as in the standard collection."""
         return self._device
 
-    def follow_optimizers(self) -> None:
-        """Take over optimizers in backward that were attached since the last forward; a graph of the whole model calls
-        this, as the collection's own forward does not run in it.
-        """
-        self._follow()
-
     def fused_optimizers(self) -> dict[str, FusedOptimizer]:
         """The optimizer of every table that is updated in the lookup's backward, by table name."""
-        self._follow()
+        self.follow_optimizers()
         return self._store.optimizers
 
     @property
@@ -326,7 +305,6 @@ class UnshardedCollection(ConvertedCollection):
         return self._store.optimizers
 
     def own_names(self) -> frozenset[str]:
-        """Attributes that belong to this class, as opposed to those that users put on a collection."""
         kind = kind_of(self)
         return frozenset((kind.tables, kind.configs_attribute, *kind.settings_of(self), *OWN_NAMES))
 
@@ -350,7 +328,7 @@ class UnshardedCollection(ConvertedCollection):
         # A named backend may not serve what the tables are now: the next forward raises the error, because a model that
         # stops halfway through `to()` would be on two devices.
         with contextlib.suppress(ConversionError):
-            self._follow()
+            self.follow_optimizers()
         return self
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:

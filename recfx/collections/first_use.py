@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 FIRST_USE: list[Callable[[], None]] = []
 """What is still to be done. ``recfx/__init__.py``, which runs before every other file of recfx, fills it."""
@@ -23,3 +24,15 @@ def first_use() -> None:
             while FIRST_USE:
                 FIRST_USE[0]()
                 del FIRST_USE[0]
+
+
+_MARK = "_recfx_extends"
+
+
+def wrap_once(owner: Any, name: str, extend: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Replace a function of torch or TorchRec with what ``extend`` makes of it, unless that was done before."""
+    original = getattr(owner, name)
+    if not getattr(original, _MARK, False):
+        extended = extend(original)
+        setattr(extended, _MARK, True)
+        setattr(owner, name, extended)

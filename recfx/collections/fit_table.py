@@ -11,9 +11,11 @@ from contextvars import ContextVar
 
 from torch import Tensor
 
+from recfx.collections.converted_collection import ConvertedCollection
+from recfx.collections.kinds import kind_of
 from recfx.errors import CheckpointError
 from recfx.hashing import HashIndex, state
-from recfx.hashing.row_move import RowMove, check_saved_index, fit_rows
+from recfx.hashing.row_move import RowMove, check_saved_index, fit_rows, saved_names
 from recfx.hashing.storage import say_what_is_lost
 from recfx.runtime.base import load_hooks
 
@@ -119,3 +121,83 @@ def without_weight(name: str) -> CheckpointError:
         module_path=name,
         what_to_do="Load the index together with the weight, or leave out the keys of both.",
     )
+
+
+# The tables of an unsharded collection
+
+
+def fit_state(
+    collection: ConvertedCollection, saved: Mapping[str, object], prefix: str
+) -> tuple[dict[str, object], dict[str, RowMove]]:
+    """Check the saved indexes of a collection and fit what was saved with fewer rows.
+
+    An index with load hooks, which may still rename keys, checks itself.
+
+    Args:
+        saved: a state, possibly of a larger model.
+
+    Returns:
+        index state that replaces the saved one, by key (``state.ABSENT`` says what an index is to do for which nothing
+        was saved); and where the rows of the tables move, by table name, for tables that have more rows now.
+
+    Raises:
+        CheckpointError: what is wrong with an index, or ``torn_state`` or ``shape_mismatch`` if its table's weight is
+            missing or does not fit it.
+    """
+    fitted: dict[str, object] = {}
+    moves: dict[str, RowMove] = {}
+    kind = kind_of(collection)
+    start, tables = f"{prefix}{kind.tables}.", kind.tables_of(collection)
+    bags_saved = {key[len(start) :].split(".", 1)[0] for key in saved if key.startswith(start)}
+    for name in collection.tables_with_index():
+        index, (rows, dim) = collection.index(name), collection.weight(name).shape
+        keys = {buffer: f"{prefix}hash_indexes.{name}.{buffer}" for buffer in saved_names(index)}
+        saved_index = {buffer: saved[key] for buffer, key in keys.items() if key in saved}
+        key = prefix + kind.weight_name("", name)
+        weight = saved.get(key)
+        # Any name below its bag will do, because a parametrization changes the name, and so may a hook of the user's.
+        has_weight = name in bags_saved or bool(load_hooks(tables[name]) or load_hooks(tables))
+        what = ""
+        if not state.has_index(saved_index):
+            what = without_index(has_weight=has_weight, holds_ids=index.holds_ids)
+            fitted[f"{prefix}hash_indexes.{name}.{state.ABSENT}"] = what
+        if load_hooks(index):
+            continue
+        move: RowMove | None = None
+        if what == state.FORGET:
+            move = first_rows(weight, rows, dim)
+            check_shape(key, weight, saved_shape(rows, dim, move))
+        elif not what:
+            if not has_weight:
+                raise without_weight(index.name)
+            buffers, move = fit_index(index, saved_index, weight, dim)
+            fitted.update({} if move is None else {keys[buffer]: value for buffer, value in buffers.items()})
+        if move is not None:
+            moves[name] = move
+    return fitted, moves
+
+
+def fit_weights(
+    collection: ConvertedCollection, saved: Mapping[str, object], prefix: str, moves: Mapping[str, RowMove]
+) -> dict[str, Tensor]:
+    """The saved weights whose rows move, as new ``[rows, dim]`` tensors, by key; rows that are not saved stay.
+
+    Raises:
+        CheckpointError: ``rows_mismatch`` if the table is on meta and so has no rows to put the saved ones between.
+    """
+    fitted = {}
+    for table, move in moves.items():
+        key, weight = prefix + kind_of(collection).weight_name("", table), collection.weight(table)
+        saved_weight = saved.get(key)
+        if not isinstance(saved_weight, Tensor):
+            continue
+        if weight.is_meta:
+            raise CheckpointError(
+                f"The saved table has {saved_weight.shape[0]} rows, this one has {weight.shape[0]} and is on the meta "
+                "device.",
+                reason="rows_mismatch",
+                module_path=prefix + table,
+                what_to_do="Call to_empty() and reset_parameters() first.",
+            )
+        fitted[key] = move.apply(saved_weight, weight.detach().to(saved_weight.device, saved_weight.dtype, copy=True))
+    return fitted

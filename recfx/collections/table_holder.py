@@ -9,8 +9,10 @@ from typing import Any, NoReturn
 
 from torch import nn
 from torch.nn.utils import parametrize
+from torch.optim.swa_utils import AveragedModel
 
-from recfx.collections.wrap_once import wrap_once
+from recfx.collections.converted_collection import converted_collections
+from recfx.collections.first_use import wrap_once
 from recfx.errors import ConversionError
 
 # Attributes that change what calling the module returns; `training` and the weight are followed.
@@ -20,29 +22,20 @@ _SETTINGS = frozenset(
 
 
 class _Holder(nn.Module):
-    """A table's module that refuses what its lookup would otherwise ignore."""
+    """A table's module that refuses what its lookup would otherwise ignore: ``unsupported_bag``,
+    ``unsupported_bag_option``.
+    """
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """As ``nn.Module``'s.
-
-        Raises:
-            ConversionError: ``unsupported_bag_option``, ``unsupported_bag``.
-        """
         if name in _SETTINGS and (name == "forward" or value != self.__dict__.get(name, value)):
             what = "its own forward" if name == "forward" else f"{name}={value!r}"
-            raise self._refused(
-                what, "unsupported_bag_option", "set it before the conversion, which says what it supports"
-            )
+            instead = "set it before the conversion, which says what it supports"
+            raise self._refused(what, "unsupported_bag_option", instead)
         if name == "__class__":  # the first thing that torch.nn.utils.parametrize does
             raise self._refused("a parametrization", "unsupported_bag", "unconvert the model first")
         super().__setattr__(name, value)
 
     def __delattr__(self, name: str) -> None:
-        """As ``nn.Module``'s.
-
-        Raises:
-            ConversionError: ``unsupported_bag``, because the lookups read the weight.
-        """
         if name == "weight":
             raise self._refused(
                 "a parametrization, or FullyShardedDataParallel (either takes its weight away)",
@@ -53,21 +46,11 @@ class _Holder(nn.Module):
         super().__delattr__(name)
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
-        """As ``nn.Module``'s.
-
-        Raises:
-            ConversionError: ``unsupported_bag``, because lookups read no parameter but the weight. Pruning begins so.
-        """
-        if name != "weight":
+        if name != "weight":  # lookups read no other; pruning begins so
             raise self._refused(f"a parameter {name!r}, as by pruning,", "unsupported_bag", "unconvert the model first")
         super().register_parameter(name, param)
 
     def _refuse_hook(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse a hook that would never run.
-
-        Raises:
-            ConversionError: ``unsupported_bag``.
-        """
         raise self._refused("a hook", "unsupported_bag", "put the hook on the collection, or on the weight")
 
     register_forward_hook: Callable[..., Any] = _refuse_hook
@@ -116,13 +99,13 @@ def all_held(tables: nn.ModuleDict) -> bool:
 
 
 def guard_tables() -> None:
-    """Let torch ask a table's module before it changes the weight, or takes it away, and only then what is refused.
-
-    Called once by ``first_use``, and idempotent.
+    """Let torch ask a table's module before it changes the weight or takes it away, and let ``AveragedModel`` refuse
+    tables with an index. Called once by ``first_use``, and idempotent.
     """
     weight_norm: Any = importlib.import_module("torch.nn.utils.weight_norm")  # its function has the same name
     wrap_once(weight_norm.WeightNorm, "apply", _refusing_holders)
     wrap_once(parametrize, "register_parametrization", _refusing_holders)
+    wrap_once(AveragedModel, "update_parameters", _refusing_indexes)
 
 
 def _refusing_holders(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -131,6 +114,23 @@ def _refusing_holders(original: Callable[..., Any]) -> Callable[..., Any]:
         if isinstance(module, _Holder):
             raise module._refused("a parametrization", "unsupported_bag", "unconvert the model first")
         return original(module, *arguments, **keywords)
+
+    return extended
+
+
+def _refusing_indexes(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def extended(averaged: AveragedModel, model: nn.Module) -> None:
+        for path, collection in converted_collections(model).items():
+            if collection.tables_with_index():
+                raise ConversionError(
+                    "AveragedModel averages row by row, but a row of a table with an index belongs to one id after "
+                    "another.",
+                    reason="averaged_index",
+                    module_path=path,
+                    what_to_do="average the rest of the model.",
+                )
+        original(averaged, model)
 
     return extended
 

@@ -13,13 +13,12 @@ from recfx.argument_types import typed
 from recfx.collections.collection import unsharded_collections
 from recfx.collections.converted_collection import ConvertedCollection, converted_collections
 from recfx.collections.copy_modules import copy_modules, replace_in_place
-from recfx.collections.devices import not_on_meta_by_default, usable_device
 from recfx.collections.first_use import first_use
 from recfx.collections.replaced import catch_calls, refuse_calls
 from recfx.collections.sharding.collection import sharded_collections
 from recfx.collections.sharding.shard import leave_to_collections
 from recfx.collections.whole_graph import WholeGraph
-from recfx.collections.wrappers import unwrap
+from recfx.collections.wrappers import not_on_meta_by_default, unwrap, usable_device
 from recfx.conversion.decide import decide
 from recfx.conversion.request import DEFAULT_HASHING, Request, named_passes
 from recfx.conversion.whole_graph import make_whole_graph

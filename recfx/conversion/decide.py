@@ -11,8 +11,8 @@ from torch import nn
 
 from recfx.collections.converted_collection import ConvertedCollection
 from recfx.collections.copy_modules import copy_modules, refuse_fully_sharded
-from recfx.collections.devices import usable_device
 from recfx.collections.kinds import kind_of
+from recfx.collections.wrappers import usable_device
 from recfx.conversion.check_conversion import check_conversion, compile_dropped, refers_to_original
 from recfx.conversion.request import DEFAULT_HASHING, Request, declared_ranges
 from recfx.discovery.classify import CONVERTED, CONVERTIBLE, KEPT, REFUSED, SHARDED_BY_TORCHREC, Finding

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from recfx.argument_types import typed
-from recfx.collections.devices import usable_device
+from recfx.collections.wrappers import usable_device
 from recfx.errors import ConversionError, ExportError, few, plural
 from recfx.exporter.input_errors import check_inputs, input_errors
 from recfx.exporter.loaded_program import load_traced, names_of

@@ -18,8 +18,8 @@ from torch import nn
 from torchrec.inference import modules as inference
 
 from recfx.collections.converted_collection import converted_collections
+from recfx.collections.first_use import wrap_once
 from recfx.collections.kinds import KINDS
-from recfx.collections.wrap_once import wrap_once
 from recfx.errors import ExportError
 
 

@@ -13,9 +13,9 @@ from torch import nn
 from torchrec.distributed.model_parallel import DMPCollection
 
 from recfx.argument_types import typed
-from recfx.collections.devices import usable_device
 from recfx.collections.sharding.collection import sharded_collections
 from recfx.collections.sharding.ranks_agree import tell_counts
+from recfx.collections.wrappers import usable_device
 from recfx.errors import ConversionError, type_of
 from recfx.pipeline.background import Streams
 from recfx.pipeline.batch_paths import move

@@ -30,6 +30,7 @@ from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCo
 
 from recfx.collections.collection import UnshardedCollection, unsharded_collections
 from recfx.collections.converted_collection import converted_collections
+from recfx.collections.first_use import wrap_once
 from recfx.collections.fit_table import STRICT
 from recfx.collections.hash_collections import all_converted_classes
 from recfx.collections.kinds import KINDS, kind_of
@@ -38,7 +39,6 @@ from recfx.collections.sharding.collection import hook_refused
 from recfx.collections.sharding.plan import on_all_ranks_with_plan
 from recfx.collections.sharding.shard import leave_to_collections
 from recfx.collections.whole_graph import refuse_graph
-from recfx.collections.wrap_once import wrap_once
 from recfx.errors import CheckpointError, ConversionError, RecfxError
 from recfx.planner.priced_plan import price_of, world_size_said
 from recfx.planner.sharder import (

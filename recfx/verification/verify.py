@@ -14,10 +14,9 @@ from recfx.argument_types import typed
 from recfx.collections.collection import unsharded_collections
 from recfx.collections.converted_collection import converted_collections
 from recfx.collections.copy_modules import copy_with_tensors
-from recfx.collections.devices import not_on_meta_by_default
 from recfx.collections.kinds import kind_of, standard_kind
 from recfx.collections.replaced import REPLACED, calls_refused, refuse_calls
-from recfx.collections.wrappers import unwrap
+from recfx.collections.wrappers import not_on_meta_by_default, unwrap
 from recfx.discovery.sample import Sample, fixed_randomness
 from recfx.errors import ConversionError, RecfxError, told_by
 from recfx.runtime.in_flight import on_a_copy
