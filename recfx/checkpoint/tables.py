@@ -22,7 +22,7 @@ from recfx.collections.converted_collection import collections_by_prefix
 from recfx.collections.fit_table import check_weight, saved_shape
 from recfx.collections.kinds import kind_of
 from recfx.collections.sharding.collection import ShardedCollection
-from recfx.collections.sharding.load_state import fit_slices, fit_whole_index
+from recfx.collections.sharding.state import fit_slices, fit_whole_index
 from recfx.hashing.identity import IDENTITY, check_identity
 from recfx.hashing.index import HashIndex
 from recfx.hashing.row_move import RowMove

@@ -53,6 +53,7 @@ class UnshardedCollection(ConvertedCollection):
 
     is_sharded = False
 
+    _device: torch.device | str
     _replacement: ClassVar[type[UnshardedCollection]]  # of the classes that stand for subclasses of the user's
 
     def _build(self, configs: list[Any], is_weighted: bool, device: torch.device | str | None, backend: str) -> None:

@@ -10,11 +10,10 @@ import torch
 from torch import fx, nn
 
 from recfx.collections.collection import unsharded_collections
-from recfx.collections.converted_collection import ConvertedCollection, converted_collections
+from recfx.collections.converted_collection import ConvertedCollection
 from recfx.collections.copy_modules import carry_hooks
 from recfx.collections.wrappers import unwrap
 from recfx.errors import ConversionError, RecfxError, short
-from recfx.ir.meta import META_KEY
 from recfx.passes.base import PASSES_KEY
 from recfx.runtime.base import tracer_of_call
 
@@ -121,37 +120,11 @@ class WholeGraph(nn.Module):
     def __reduce_ex__(self, protocol: Any) -> Any:
         return _without_state, (), self.__getstate__()
 
-    def __getstate__(self) -> dict[str, Any]:
-        # A pickled GraphModule consists of its code; names and metadata of the nodes are pickled beside it.
-        facts = {
-            training: [(node.name, node.meta.get(META_KEY)) for node in graph_module.graph.nodes]
-            for training, graph_module in self.__dict__["_graphs"].items()
-        }
-        return {**self.__dict__, "_node_facts": facts}
-
     def __setstate__(self, state: dict[str, Any]) -> None:
-        facts = state.pop("_node_facts")
         super().__setstate__(state)
-        for training, graph_module in self.__dict__["_graphs"].items():
-            inlined = _inlined(graph_module, training)
-            # Attributes of inputs are read where they are first used, so only nodes of one make are in the same order.
-            saved = [(name, {} if meta is None else {META_KEY: meta}) for name, meta in facts[training]]
-            ours, others = (iter([entry for entry in saved if bool(entry[1]) is is_ours]) for is_ours in (True, False))
-            for node in graph_module.graph.nodes:
-                known = inlined.get(node.target)
-                node.name, meta = next(others if known is None else ours, (node.name, {}))
-                node.meta |= (known or {}) | meta
+        for graph_module in self.__dict__["_graphs"].values():
             graph_module.recompile()
         self._take_signature()
-
-
-def _inlined(graph_module: fx.GraphModule, training: bool) -> dict[object, dict[str, Any]]:
-    """What the graphs of the collections say of each node that is inlined here, by what it calls."""
-    return {
-        f"{path}.graph_module.{node.target}": node.meta
-        for path, collection in converted_collections(graph_module).items()
-        for node in collection.graph_of(training).graph.nodes
-    }
 
 
 def _with_signature_of(graph_module: fx.GraphModule) -> type[WholeGraph]:

@@ -19,9 +19,8 @@ from recfx.discovery.classify import CONVERTED, CONVERTIBLE, KEPT, REFUSED, SHAR
 from recfx.discovery.discover import Discovery, discover
 from recfx.errors import GROW, ConversionError, Diagnostic, did_you_mean
 from recfx.replacement.conversion_record import Conversion, attach_conversion, conversion_of, recorded
-from recfx.replacement.dedup import dedup_of
 from recfx.replacement.managed_collisions import TakenOver, take_over
-from recfx.replacement.replace_collections import check_table_names, config_for, replace_collections
+from recfx.replacement.replace_collections import check_table_names, config_for, dedup_of, replace_collections
 from recfx.replacement.resize_tables import TableResizing
 from recfx.replacement.tied_tables import mark_shared_weights, notes_on_tied
 

@@ -17,8 +17,7 @@ from recfx.ir.tables import IdRange
 from recfx.passes import Pass
 from recfx.planner.pricing.values import whole_number
 from recfx.planner.topology import AnyTopology, check_topology
-from recfx.replacement.dedup import Asked, check_asked
-from recfx.replacement.replace_collections import Hashing
+from recfx.replacement.replace_collections import Asked, Hashing, check_asked
 
 DEFAULT_HASHING = HashConfig()
 """The default of ``hashing=``, told apart by identity: an equal config from the user counts as a request."""

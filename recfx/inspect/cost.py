@@ -13,13 +13,13 @@ from torchrec.distributed.types import ShardingPlan
 from recfx.argument_types import typed
 from recfx.collections.collection import UnshardedCollection
 from recfx.collections.converted_collection import converted_collections
-from recfx.collections.sharding.optimizer_settings import check_optimizers
 from recfx.collections.sharding.plan import (
     MOST_RANKS,
     check_plan,
     plan_of_collection,
     refuse_unknown_collections,
 )
+from recfx.collections.sharding.settings import check_optimizers
 from recfx.collections.whole_graph import WholeGraph
 from recfx.collections.wrappers import unwrap
 from recfx.discovery.sample import Sample

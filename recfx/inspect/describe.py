@@ -16,8 +16,8 @@ from recfx.collections.collection import UnshardedCollection
 from recfx.collections.converted_collection import ConvertedCollection
 from recfx.collections.kinds import kind_of, shown_by
 from recfx.collections.sharding.collection import ShardedCollection
-from recfx.collections.sharding.optimizer_settings import check_optimizers, optimizer_settings
 from recfx.collections.sharding.plan import plan_of_collection, read_plan
+from recfx.collections.sharding.settings import check_optimizers, optimizer_settings
 from recfx.errors import Diagnostic
 from recfx.inspect.collection_reasons import (
     dense_gradient_reasons,

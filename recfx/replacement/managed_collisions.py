@@ -76,36 +76,19 @@ class TakenOver:
             converted: Any = replacements[id(finding.module)]
             alike: dict[tuple[str, str, Severity], dict[str, int]] = {}  # learned ids by table, by what is said of them
             for table, learned in self.learned.get(id(finding.module), {}).items():
-                said = _said_of_training(learned, converted.index(table).config)
-                alike.setdefault(said, {})[table] = learned.ids.numel()
+                how = _about_training(learned, converted.index(table).config)
+                alike.setdefault(how, {})[table] = learned.ids.numel()
             for (message, what_to_do, severity), tables in alike.items():
-                message = f"{_said_of_ids(tables)} {message}"
+                names = f"table{'s' * (len(tables) > 1)} {few(list(tables), 6)}"
+                message = f"{sum(tables.values()):,} learned ids of {names} keep their rows. {message}"
                 if what_to_do:
                     keep = "to keep the rules of TorchRec's module, pass as hashing= a dict by table name that leaves"
-                    what_to_do = f"{keep} {_named(list(tables))} out; {what_to_do}"
+                    what_to_do = f"{keep} {names} out; {what_to_do}"
                 notes.append(Diagnostic("managed_collision_converted", finding.path, message, what_to_do, severity))
         return notes
 
 
-def _said_of_ids(tables: Mapping[str, int]) -> str:
-    """Which tables have learned ids, whose number is given, and which have not."""
-    learned, others = [name for name in tables if tables[name]], [name for name in tables if not tables[name]]
-    ids = sum(tables.values())
-    sentences = []
-    if learned:
-        whose = f"learned {'id' if ids == 1 else 'ids'} of {_named(learned)}"
-        sentences.append(f"The {whose} keeps its row." if ids == 1 else f"The {ids:,} {whose} keep their rows.")
-    if others:
-        verb = "has" if len(others) == 1 else "have"
-        sentences.append(f"T{_named(others)[1:]} {verb} not learned any ids yet.")
-    return " ".join(sentences)
-
-
-def _named(tables: list[str]) -> str:
-    return f"table {tables[0]!r}" if len(tables) == 1 else f"tables {few(tables, 6)}"
-
-
-def _said_of_training(learned: LearnedMap, config: ResolvedHashConfig) -> tuple[str, str, Severity]:
+def _about_training(learned: LearnedMap, config: ResolvedHashConfig) -> tuple[str, str, Severity]:
     """How training goes on differently, what to do about it, and how much that matters."""
     rules = learned.differing_rules(config)
     differences = "; ".join([*learned.differences, *(() if rules else learned.of_rules)])

@@ -7,7 +7,7 @@ import functools
 import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
@@ -22,14 +22,17 @@ from recfx.discovery.discover import Discovery, discover
 from recfx.errors import ConversionError, did_you_mean, few, type_of
 from recfx.hashing import HashConfig
 from recfx.hashing.learned_maps import config_of_learned
+from recfx.ir.dedup import Dedup
 from recfx.ir.tables import IdRange, TableSpec
 from recfx.optim.attached import attached_optimizers
 from recfx.passes import Pass
-from recfx.replacement.dedup import Asked, dedup_of
 from recfx.replacement.resize_tables import TableResizing
 from recfx.replacement.tied_tables import TiedTables
 
 Hashing = HashConfig | Mapping[str, HashConfig | None] | None
+
+Asked = bool | Literal["auto"] | Mapping[str, bool | float]
+"""The ``dedup`` of ``recfx.convert``: which tables send each different id once."""
 
 _OF_EVERY_MODULE = frozenset(nn.Module().__dict__)
 
@@ -172,38 +175,54 @@ def config_for(table: str, hashing: Hashing) -> HashConfig | None:
     return hashing
 
 
+def check_asked(asked: Any) -> None:
+    """Refuse what is neither a setting nor a dict from table names to settings: ``invalid_argument``."""
+    if isinstance(asked, Mapping):
+        wrong = [
+            f"dedup has {table!r}: {value!r}."
+            for table, value in asked.items()
+            if not (isinstance(table, str) and isinstance(value, (bool, int, float)))
+            or not (isinstance(value, bool) or 0 < value <= 1)
+        ]
+    else:
+        wrong = [] if isinstance(asked, bool) or asked == "auto" else [f"dedup is {asked!r}."]
+    if wrong:
+        raise ConversionError(
+            wrong[0],
+            reason="invalid_argument",
+            what_to_do="pass 'auto', True or False; or a dict from table names to True, False, or the expected share "
+            "of different ids, above 0 and at most 1.",
+        )
+
+
+def dedup_of(table: str, asked: Asked) -> Dedup:
+    """What is asked of one table."""
+    value = asked.get(table, "auto") if isinstance(asked, Mapping) else asked
+    if isinstance(value, bool):
+        return Dedup(asked=value)
+    return Dedup() if isinstance(value, str) else Dedup(share=float(value))
+
+
 def check_table_names(findings: list[Finding], hashing: Hashing, dedup: Asked) -> None:
     """Refuse tables that no collection has, and what is no config, in ``hashing`` and ``dedup``."""
-    _check_named(findings, "dedup", dedup)
-    if not isinstance(hashing, Mapping):
-        return
-    for table, config in hashing.items():
-        if not isinstance(table, str):
-            raise ConversionError(
-                f"hashing names a table by {table!r}, which is not a string.",
-                reason="invalid_argument",
-                what_to_do="use the names of the tables as they are in their configs.",
-            )
-        if config is not None and not isinstance(config, HashConfig):
-            raise ConversionError(
-                f"hashing of table {table!r} is {type_of(config)}.",
-                reason="invalid_argument",
-                what_to_do="pass a recfx.HashConfig, or None for a static table.",
-            )
-    _check_named(findings, "hashing", hashing)
-
-
-def _check_named(findings: list[Finding], argument: str, given: object) -> None:
-    """Refuse names in a dict by table name that no collection has."""
     modules = [finding.module for finding in findings]
     known = dict.fromkeys(config.name for module in modules for config in kind_of(module).configs_of(module))
-    unknown = sorted(set(given) - known.keys()) if isinstance(given, Mapping) else []
-    if unknown:
-        raise ConversionError(
-            f"{argument} names {unknown[0]!r}, which no collection has{did_you_mean(unknown[0], known)}.",
-            reason="unknown_table",
-            what_to_do=f"use table names: {few(list(known), 20)}.",
-        )
+    for argument, given in (("dedup", dedup), ("hashing", hashing)):
+        tables = dict(given) if isinstance(given, Mapping) else {}
+        for table, config in tables.items():
+            is_config = argument == "dedup" or config is None or isinstance(config, HashConfig)
+            if not isinstance(table, str) or not is_config:
+                raise ConversionError(
+                    f"{argument} of table {table!r} is {type_of(config)}.",
+                    reason="invalid_argument",
+                    what_to_do="name tables as their configs do, and pass a recfx.HashConfig, or None (static).",
+                )
+        if unknown := sorted(tables.keys() - known.keys()):
+            raise ConversionError(
+                f"{argument} names {unknown[0]!r}, which no collection has{did_you_mean(unknown[0], known)}.",
+                reason="unknown_table",
+                what_to_do=f"use table names: {few(list(known), 20)}.",
+            )
 
 
 # What collections would become, to look at: the model stays as it is, and no table is allocated

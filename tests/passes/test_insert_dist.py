@@ -14,9 +14,9 @@ from torchrec.distributed.types import ShardingEnv
 
 import recfx
 from recfx.collections.compile_graph import compile_graph, context_of
-from recfx.collections.sharding.optimizer_settings import optimizer_settings
 from recfx.collections.sharding.pipeline_stages import StagedGraph
 from recfx.collections.sharding.plan import read_plan
+from recfx.collections.sharding.settings import optimizer_settings
 from recfx.collections.sharding.shard import cut_tables
 from recfx.ir import format_graph
 from recfx.ir.meta import BATCH, WORLD, find_module, mean_length, node_meta

@@ -22,11 +22,16 @@ from recfx.collections.compile_graph import compile_graph, context_of, refuse_ra
 from recfx.collections.converted_collection import collections_of
 from recfx.collections.hash_collections import CONVERTED_CLASSES, PooledCollection, SequenceCollection
 from recfx.collections.kinds import POOLED, SEQUENCE, CollectionKind, kind_of
-from recfx.collections.sharding.load_state import LocalState, drop_shard_names, load_local_state
 from recfx.collections.sharding.optimizer import ShardedFusedOptimizer
-from recfx.collections.sharding.optimizer_settings import OptimizerSettings
 from recfx.collections.sharding.pipeline_stages import BatchContext, Result, Sending, Stage, StagedGraph
-from recfx.collections.sharding.state import ShardedTables, save_sharded_state
+from recfx.collections.sharding.settings import OptimizerSettings
+from recfx.collections.sharding.state import (
+    LocalState,
+    ShardedTables,
+    drop_shard_names,
+    load_local_state,
+    save_sharded_state,
+)
 from recfx.errors import CheckpointError, ConversionError, OutOfStepError
 from recfx.ir.operator_graph import OperatorGraph
 from recfx.ir.shards import CollectionSharding

@@ -21,7 +21,7 @@ from torchrec.distributed.types import (
 from torchrec.modules.embedding_configs import DataType
 
 from recfx.collections.sharding.ranks_agree import on_all_ranks
-from recfx.collections.sharding.same_settings import Settings, different_settings, digest
+from recfx.collections.sharding.settings import Settings, different_settings, digest
 from recfx.collections.sharding.types import plan_error, rank_of, table_error, type_named, type_names
 from recfx.errors import ConversionError, RecfxError, type_of
 from recfx.ir.shards import CollectionSharding, ShardedTable, TablePlan

@@ -18,9 +18,8 @@ from torchrec.optim.fused import EmptyFusedOptimizer
 from recfx.collections.collection import UnshardedCollection
 from recfx.collections.kinds import kind_of
 from recfx.collections.sharding.collection import SHARDED, ShardedCollection, sharded_collections
-from recfx.collections.sharding.optimizer_settings import check_optimizers, optimizer_settings
 from recfx.collections.sharding.plan import agreed_sharding, read_plan
-from recfx.collections.sharding.same_settings import settings_of
+from recfx.collections.sharding.settings import check_optimizers, optimizer_settings, settings_of
 from recfx.collections.table_holder import hold
 from recfx.errors import ConversionError
 from recfx.hashing import HashIndex

@@ -14,8 +14,8 @@ from recfx.collections.collection import UnshardedCollection
 from recfx.collections.compile_graph import FIND_ON_DEVICE, rewritten
 from recfx.collections.converted_collection import ConvertedCollection
 from recfx.collections.sharding.collection import ShardedCollection
-from recfx.collections.sharding.optimizer_settings import optimizer_settings
 from recfx.collections.sharding.plan import read_plan
+from recfx.collections.sharding.settings import optimizer_settings
 from recfx.ir.context import CollectionContext, TableFacts
 from recfx.ir.operator_graph import OperatorGraph
 from recfx.ir.shards import CollectionSharding
