@@ -197,15 +197,7 @@ class ConvertedCollection(FxLeaf):
 
     @abstractmethod
     def check_state(self, saved: Mapping[str, Any], prefix: str) -> None:
-        """Check whether the collection could load its part of a state; changes nothing.
-
-        Args:
-            saved: a state, which may be that of a larger model.
-            prefix: the prefix of this collection's keys in it.
-
-        Raises:
-            CheckpointError: what is wrong with the saved tables.
-        """
+        """Raise a ``CheckpointError`` if the collection could not load its part, below ``prefix``, of a saved state."""
 
     def note_row_moves(self, moves: Mapping[str, RowMove], *, keep: bool = False) -> None:
         """Record where a load has put the rows of resized tables: the state of their optimizers follows later.

@@ -64,9 +64,7 @@ def test_eval_is_as_before(is_pooled: bool, remapped: bool) -> None:
     assert "weights_not_used" not in {reason.code for reason in reasons}
     notes = [reason for reason in recfx.explain(ours).reasons if reason.code == "managed_collision_converted"]
     (note,) = notes  # of both tables, because it is the same
-    assert re.match(
-        r"\d+ learned ids of tables a, b keep their rows\. Training goes on differently: ", note.message
-    )
+    assert re.match(r"\d+ learned ids of tables a, b keep their rows\. Training goes on differently: ", note.message)
 
 
 @pytest.mark.parametrize("is_pooled", [True, False])

@@ -16,7 +16,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardingEnv
 
 import recfx
-from recfx.collections.sharding import same_settings
+from recfx.collections.sharding import settings as settings_of_ranks
 from recfx.collections.sharding.collection import sharded_collections
 from tests.builders.optimizers import attach
 from tests.sharding.pipelined import CPU
@@ -120,7 +120,7 @@ def sharded(settings: Settings, entry: str) -> Any:
         "hashing": {"b": settings.hashing} if settings.hashing else None,
         "dedup": settings.dedup,
     }
-    with mock.patch.object(same_settings, "__version__", settings.version):
+    with mock.patch.object(settings_of_ranks, "__version__", settings.version):
         if entry == "convert":
             return recfx.convert(Model(settings), env=env, **options)
         config = QCommsConfig(settings.precision, settings.precision)

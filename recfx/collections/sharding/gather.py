@@ -72,20 +72,16 @@ class _Gatherer:
         self.device = sent_on(self.group)
 
     def gather(self, table: ShardedTable, with_optimizer: bool) -> WholeTable:
-        spec, dtype = table.table, self.module.dtypes[table.table.name]
-        weight = self._join(table, spec.embedding_dim, lambda name: self.store.weight(name), dtype)
+        spec, store = table.table, self.store
+        weight = self._join(table, spec.embedding_dim, store.weight, self.module.dtypes[spec.name])
         index: dict[str, Tensor] = {}
         if spec.has_index:
             index = join_states([self._index(shard) for shard in table.slices(table.saved)])
         optimizer = None
         if with_optimizer and spec.name in self.module.fused:
             optimizer = self._optimizer(table, self.module.fused[spec.name])
-        trained = self._send(
-            table.saved[0],
-            lambda name: torch.tensor([self.store.weight(name).requires_grad], device=self.device),
-            (1,),
-            torch.uint8,
-        )
+        first = table.saved[0]
+        trained = self._send(first, lambda name: torch.tensor([store.weight(name).requires_grad]), (1,), torch.uint8)
         return WholeTable(weight, index, optimizer, bool(trained))
 
     def _join(
@@ -95,11 +91,10 @@ class _Gatherer:
         dim = table.table.embedding_dim
         joined = torch.zeros(table.table.num_embeddings, columns, dtype=dtype, device="cpu")
         for shard in table.saved:
-            width = shard.num_columns if columns == dim else 1
-            part = self._send(shard, tensor_of, (shard.num_rows, width), dtype)
             if columns == dim:
-                shard.of(joined)[:] = part
+                shard.of(joined)[:] = self._send(shard, tensor_of, (shard.num_rows, shard.num_columns), dtype)
             else:
+                part = self._send(shard, tensor_of, (shard.num_rows, 1), dtype)
                 joined[slice(*shard.rows)] += part * (shard.num_columns / dim)
         return joined
 
@@ -117,14 +112,12 @@ class _Gatherer:
         return state
 
     def _optimizer(self, table: ShardedTable, fused: FusedOptimizer) -> FusedOptimizer:
-        dim = table.table.embedding_dim
         state: dict[str, Any] = {}
         if fused.rule.counts_steps:
-            step = self._send(table.saved[0], partial(self._state, STEP), (1,), torch.float32)
-            state[STEP] = step[0].clone()
-        for rule_state in fused.rule.states:
-            columns = 1 if rule_state.per_row else dim
-            state[rule_state.name] = self._join(table, columns, partial(self._state, rule_state.name), torch.float32)
+            state[STEP] = self._send(table.saved[0], partial(self._state, STEP), (1,), torch.float32)[0].clone()
+        for of_rule in fused.rule.states:
+            columns = 1 if of_rule.per_row else table.table.embedding_dim
+            state[of_rule.name] = self._join(table, columns, partial(self._state, of_rule.name), torch.float32)
         return FusedOptimizer(fused.rule, {key: value for key, value in fused.group.items() if key != "params"}, state)
 
     def _index_tensor(self, name: str, local: str) -> Tensor:
