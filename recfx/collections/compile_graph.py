@@ -164,11 +164,7 @@ def context_of(
 
 
 def context_now(context: CollectionContext, store: TableStore) -> CollectionContext:
-    """The context of a collection, with what its tables are like now.
-
-    Raises:
-        ConversionError: ``unsupported_bag``.
-    """
+    """The context of a collection, with what its tables are like now (``unsupported_bag``)."""
     tables, sharding = context.tables, context.sharding
     names = {table.name: table.name for table in tables}
     if sharding is not None:

@@ -99,11 +99,7 @@ def check_weight(name: str, row_ids: object, saved: object, dim: int) -> None:
 
 
 def check_shape(path: str, saved: object, shape: tuple[int, int]) -> None:
-    """Refuse a saved weight of another shape, before its index forgets anything.
-
-    Raises:
-        CheckpointError: ``shape_mismatch``.
-    """
+    """Refuse a saved weight of another shape, before its index forgets anything (``shape_mismatch``)."""
     if isinstance(saved, Tensor) and tuple(saved.shape) != shape:
         raise CheckpointError(
             f"the saved weight is {tuple(saved.shape)}, but the table is {shape}.",

@@ -36,11 +36,7 @@ def allocate_tables(
 
 
 def check_config(config: Any, kind: CollectionKind) -> None:
-    """Refuse a config from which no table of a collection of this kind can be made.
-
-    Raises:
-        ConversionError: ``invalid_table_config``.
-    """
+    """Refuse a config from which no table of a collection of this kind can be made (``invalid_table_config``)."""
     if not isinstance(config, kind.config):
         raise ConversionError(
             f"a table is described by {type_of(config)}.",

@@ -100,11 +100,7 @@ class WholeGraph(nn.Module):
             super().__setattr__(name, value)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The original model's forward.
-
-        Raises:
-            ConversionError: ``mixed_modes``, ``outdated_graph``.
-        """
+        """The original model's forward (``mixed_modes``, ``outdated_graph``)."""
         check_modes(self, self.training, self.__dict__["_entered"][self.training])
         graph_module = self.graph_module
         run = type(graph_module).forward
@@ -151,11 +147,7 @@ def _without_state() -> WholeGraph:
 
 
 def check_modes(root: nn.Module, training: bool, entered: tuple[str, ...]) -> None:
-    """Refuse to run the graph of one mode if parts of the model are in the other.
-
-    Raises:
-        ConversionError: ``mixed_modes``.
-    """
+    """Refuse to run the graph of one mode if parts of the model are in the other (``mixed_modes``)."""
     for path in entered:
         if root.get_submodule(path).training != training:
             raise ConversionError(

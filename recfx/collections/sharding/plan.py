@@ -77,9 +77,7 @@ def on_all_ranks_with_plan(
     """Call ``function``, which checks ``plan`` or makes one, on all ranks; what each of them returned. Collective.
 
     Args:
-        group: the process group; None for this process alone.
         plan: what the user has given this rank; must name the same collections on all ranks, or be None on all.
-        function: its error is raised on this rank.
 
     Raises:
         RecfxError: that of another rank, if no plan is given.
@@ -267,11 +265,7 @@ def _ranks(table: object) -> Iterator[int]:
 
 
 def refuse_unknown_collections(plan: ShardingPlan, known: Collection[str]) -> None:
-    """Refuse a plan that names a collection which recfx does not shard.
-
-    Raises:
-        ConversionError: ``plan_unknown_collection``.
-    """
+    """Refuse a plan that names a collection which recfx does not shard (``plan_unknown_collection``)."""
     for path in plan.plan:
         if path not in known:
             raise ConversionError(
@@ -284,11 +278,7 @@ def refuse_unknown_collections(plan: ShardingPlan, known: Collection[str]) -> No
 
 
 def plan_of_collection(plan: ShardingPlan, paths: Sequence[str]) -> Any:
-    """The plan of the collection that has the names ``paths``, by table.
-
-    Raises:
-        ConversionError: ``plan_missing_collection``.
-    """
+    """The plan of the collection that has the names ``paths``, by table (``plan_missing_collection``)."""
     for path in paths:
         if path in plan.plan:
             return plan.plan[path]

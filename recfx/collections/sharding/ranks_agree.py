@@ -30,7 +30,6 @@ def on_all_ranks(
 
     Args:
         group: the process group; None for this process alone.
-        function: its error is raised on this rank, and on every rank that has no error of its own.
         told: what the other ranks are told about an error; None: it is raised at once, and they are not told.
 
     Raises:

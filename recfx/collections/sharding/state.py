@@ -151,11 +151,7 @@ def make_sharded_tensor(
 
 
 def parts_of(saved: ShardedTensor, pieces: Pieces, group: dist.ProcessGroup, name: str) -> dict[Piece, Tensor]:
-    """This rank's pieces out of a ``ShardedTensor`` that was cut in the same way.
-
-    Raises:
-        CheckpointError: ``other_plan``.
-    """
+    """This rank's pieces out of a ``ShardedTensor`` that was cut in the same way (``other_plan``)."""
     saved_cuts = {
         (tuple(shard.shard_offsets), tuple(shard.shard_sizes), rank_of(shard))
         for shard in saved.metadata().shards_metadata
