@@ -81,7 +81,9 @@ class _Gatherer:
         if with_optimizer and spec.name in self.module.fused:
             optimizer = self._optimizer(table, self.module.fused[spec.name])
         first = table.saved[0]
-        trained = self._send(first, lambda name: torch.tensor([store.weight(name).requires_grad]), (1,), torch.uint8)
+        trained = self._send(
+            first, lambda name: torch.tensor([store.weight(name).requires_grad], device="cpu"), (1,), torch.uint8
+        )
         return WholeTable(weight, index, optimizer, bool(trained))
 
     def _join(
