@@ -176,7 +176,8 @@ def _known_inside(item: Any, memo: _Memo) -> dict[int, Any]:
         owner = memo.get(id(item.__self__), item.__self__)
         return {} if type(owner) is type(item.__self__) else {id(item): _bound(item, owner)}
     if isinstance(item, torch.Tensor):
-        is_trained = item.requires_grad or isinstance(item, nn.Parameter)
+        # A ShardedTensor warns of every attribute that it is asked for.
+        is_trained = isinstance(item, nn.Parameter) or (type(item) is torch.Tensor and item.requires_grad)
         return {id(item): item} if is_trained and not memo.own_tensors else {}
     return {id(item): item} if _stands_for_itself(item) else {}
 
