@@ -16,7 +16,7 @@ from typing import NamedTuple
 import sympy
 import torch
 
-from recfx.ir.meta import BATCH, WORLD, mean_length
+from recfx.ir.meta import BATCH, mean_length
 from recfx.ir.tables import TableSpec, embedding_dims, output_dtype
 
 NOT_COMBINED = "NONE"
@@ -115,14 +115,6 @@ def size_of_rows(tables: tuple[TableSpec, ...]) -> Size:
 def size_of_unpooled(ids: sympy.Expr, tables: tuple[TableSpec, ...]) -> Size:
     """One row for each of these ids; all tables have the same number of columns."""
     return Size((ids, sympy.Integer(tables[0].embedding_dim)), output_dtype(tables))
-
-
-def size_of_looked_up(tables: tuple[TableSpec, ...]) -> Size:
-    """One row per sample; lookups of shards pool the samples of all ranks."""
-    shape, dtype = size_of_pooled(tables)
-    return (
-        Size((WORLD * shape[0], *shape[1:]), dtype) if any(table.shard_of for table in tables) else Size(shape, dtype)
-    )
 
 
 COMBINES = ("SUM", "MEAN", NOT_COMBINED)
@@ -318,7 +310,7 @@ NODE_KINDS: dict[str, NodeKind] = {
                 Input((ValueType.BATCH_IN_FLIGHT,), optional=True),
             ),
             outputs=(ValueType.POOLED,),
-            size=size_of_looked_up,
+            size=size_of_pooled,
             stage=Stage.LOOKUP,
             once=("lookup",),
             attributes=_LOOKED_UP,
@@ -329,7 +321,7 @@ NODE_KINDS: dict[str, NodeKind] = {
             "hash_ids and lookup in one kernel, if the target has one",
             inputs=(Input(_HERE),),
             outputs=(ValueType.POOLED,),
-            size=size_of_looked_up,
+            size=size_of_pooled,
             stage=Stage.LOOKUP,
             once=("hash_ids", "lookup"),
             attributes={**_HASHED, **_FROZEN, **_LOOKED_UP},

@@ -1,4 +1,4 @@
-"""What the compiler knows about a table, as frozen data: its description, its range of ids, its output columns."""
+"""What the compiler knows about a table, as frozen data: its description, its output columns, and its shards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What a pass is, and how passes run, one after the other: the graph is verified before, and after a row of our own."""
+"""What a pass is, how passes run one after the other, and what is recorded of each.
+
+The graph is verified before the first one, and after a row of our own or one of a user's.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``keyed_tensor``: puts pooled columns into TorchRec's output type, in the standard collection's key order.
+"""What puts a collection's output together: ``keyed_tensor``, ``jagged_dict`` and ``mean_divide``.
 
 ``ColumnOrder`` joins pooled parts into one tensor, here and in ``output_dist``.
 """

@@ -1,6 +1,7 @@
-"""What the modules of all nodes have in common: tracers take them as leaves, and profiles show their names.
+"""What the modules of all nodes have in common, and what torch keeps on a module for hooks.
 
-What a node does depends on the batch (kernels, indexes, autograd functions), so it cannot be traced into.
+Tracers take these modules as leaves, because what a node does depends on the batch (kernels, indexes, autograd
+functions); profiles show their names.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The process groups in which a sharded collection communicates."""
+"""The process groups in which a sharded collection communicates, and the precision in which it sends rows."""
 
 from __future__ import annotations
 

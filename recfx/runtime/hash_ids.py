@@ -1,13 +1,17 @@
-"""``hash_ids``: maps raw 64-bit ids to rows, through each table's index.
+"""The nodes that hash: ``hash_ids``, ``hash_lookup``, and the steps of hashing that a pipeline runs one by one.
 
-It follows its own mode: training finds or inserts, eval only finds. Ids that the policy answers with zeros are removed
-from their bags here, so that no kernel ever sees a row that does not exist; ``mean_divide`` still counts them.
+They follow the mode of ``hash_ids``: training finds or inserts, eval only finds. Ids that the policy answers with zeros
+are removed from their bags, so that no kernel ever sees a row that does not exist; ``mean_divide`` still counts them.
+
+``hash_lookup`` is ``hash_ids`` and the ``lookup`` after it in one kernel, which finds rows while it pools them.
+``snapshot_indexes`` and ``find_ids`` may run before the batch's step, on another thread, because they only read.
+Insertions in the meantime do not make their result wrong; ``insert_ids`` does the rest in batch order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -116,19 +120,15 @@ class HashLookup(NodeModule):
             The errors of ``HashIds.forward`` and ``Lookup.forward``.
         """
         indexes, training = self.hash_ids.indexes, self.hash_ids.training
-        if self._must_hash_first(training):
+        # More must be done than to find rows if ids are counted, or rows must be kept for a backward.
+        counts = indexes.counts_every_id or is_replay() if training else indexes.evicts and torch.is_grad_enabled()
+        if counts:
             hashed = self.hash_ids(features)
             return self.lookup(*(hashed if indexes.evicts else (hashed,)))
         if not indexes.begin(features, training):
             return self.lookup(features)
         pooled = self.lookup.pool_ids(features, _RowsOfBatch(indexes, features, training))
         return self.lookup(*hash_batch(indexes, features, training)) if pooled is None else pooled
-
-    def _must_hash_first(self, training: bool) -> bool:
-        """Whether more than finding rows must be done: ids are counted, or rows must be kept for a backward."""
-        if training:
-            return self.hash_ids.indexes.counts_every_id or is_replay()
-        return self.hash_ids.indexes.evicts and torch.is_grad_enabled()
 
 
 class _RowsOfBatch:
@@ -204,14 +204,15 @@ def _stamp(index: HashIndex) -> tuple[Any, ...]:
     return index.state_number, index.removals, id(row_ids), row_ids._version, row_state._version
 
 
-class FoundRows:
+class FoundRows(NamedTuple):
     """The rows found for one batch in a snapshot of the indexes.
 
     ``ids`` and ``rows`` are int64 ``[n]``, on the indexes' device; -1 stands for an id that the index does not hold.
     """
 
-    def __init__(self, ids: torch.Tensor, rows: torch.Tensor, snapshot: IndexSnapshot) -> None:
-        self.ids, self.rows, self.snapshot = ids, rows, snapshot
+    ids: torch.Tensor
+    rows: torch.Tensor
+    snapshot: IndexSnapshot
 
 
 class FindIds(_StepOfHashing):

@@ -1,4 +1,4 @@
-"""Batches in flight: hashed, but their gradients have not reached the tables yet, so their rows must keep their ids.
+"""When a batch may train, and how long it is in flight: hashed, but its gradients have not reached the tables yet.
 
 Which rows an eviction may take follows from the calls that all ranks make, and from nothing else: a batch keeps its
 rows until its backward has run, or for ``batches_in_flight`` later forwards of its collection. A graph that somebody

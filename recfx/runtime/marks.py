@@ -1,9 +1,14 @@
-"""Marks: what each rank tells all others about a call, in the message that says how many ids follow.
+"""How ranks stay in step: marks, and what becomes of a rank that fails in the middle of a call.
 
-Collectives are matched only by their order, so ranks would not notice if one of them sent the ids of a different call,
-or had none to send. The mark travels with the sizes, before any ids, and says which call this is, in which mode it is
-made, whether the rank has ids for it, and which backwards have run since the call before it (see ``Backwards``). All
-ranks read the same marks, so all of them reach the same verdict about the call and stay in step.
+A mark is what each rank tells all others about a call, in the message that says how many ids follow. Collectives are
+matched only by their order, so ranks would not notice if one of them sent the ids of a different call, or had none to
+send. The mark says which call this is, in which mode it is made, whether the rank has ids for it, and which backwards
+have run since the call before it (see ``Backwards``). All ranks read the same marks, reach the same verdict about the
+call, and stay in step.
+
+After ids are sent, a rank that fails is alone: if it started its next batch, its ids would arrive where peers wait for
+other messages. So it sends nothing more in that process group, and the peers' collectives fail, at the latest when the
+group's timeout expires.
 """
 
 from __future__ import annotations
