@@ -140,10 +140,11 @@ class Exchange:
                 call.context.output_splits, call.context.batch_size_per_rank = [call.mark], [call.sent.stride()]
             self._ids = [call.sent for call in calls]
             return
+        self._are_weighted = [call.sent.weights_or_none() is not None for call in calls]
         with torch.no_grad():
             splits = [call.sent.dist_splits(call.splits) for call in calls]  # of lengths, ids and weights
             self._messages = [_numbers(calls, splits)]
-            if any(self._are_weighted()):
+            if any(self._are_weighted):
                 self._messages.append(_weights(calls, splits))
             if len(calls) == 1:
                 lengths, ids, *weights = splits[0]
@@ -204,9 +205,6 @@ class Exchange:
             self._ids = self._taken_apart(numbers, weights)
         return self._ids
 
-    def _are_weighted(self) -> list[bool]:
-        return [call.sent.weights_or_none() is not None for call in self._calls]
-
     def _taken_apart(
         self, numbers: tuple[torch.Tensor, ...], weights: list[tuple[torch.Tensor, ...]]
     ) -> list[KeyedJaggedTensor]:
@@ -230,7 +228,7 @@ class Exchange:
             )
             for of_rank, (strides, counts) in zip(numbers, said, strict=True)
         ]
-        weighted = [position for position, is_weighted in enumerate(self._are_weighted()) if is_weighted]
+        weighted = [position for position, is_weighted in enumerate(self._are_weighted) if is_weighted]
         of_weighted = [
             of_rank.split([counts[position] for position in weighted])
             for of_ranks in weights

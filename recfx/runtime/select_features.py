@@ -153,7 +153,8 @@ class BatchChecks:
             self.refuse("bad_weights", problem)
         if not self.is_weighted:
             return None
-        self._check_device("weights", weights, values)
+        if weights.device != values.device:
+            self._refuse_device("weights", weights, values)
         return as_stored(weights)
 
     def _bags(self, features: KeyedJaggedTensor, values: torch.Tensor) -> tuple[torch.Tensor, bool]:
@@ -163,10 +164,10 @@ class BatchChecks:
             bags, are_offsets, subject = features.offsets_or_none(), True, "offsets"
         if bags is None:
             self.refuse("bad_lengths", "lengths are missing, and so are offsets, but one must be a dense tensor.")
-        if not _is_dense(bags):
+        if not (isinstance(bags, torch.Tensor) and bags.layout == torch.strided):
             self.refuse("bad_lengths", f"{subject} are {_form(bags)}, but must be a dense tensor.")
-        if not values.is_meta:
-            self._check_device(subject, bags, values)
+        if bags.device != values.device and not values.is_meta:
+            self._refuse_device(subject, bags, values)
         if bags.dtype not in _LENGTHS:
             if bags.dtype not in _SMALL_LENGTHS and bags.numel() > 0:
                 self.refuse("bad_lengths", f"lengths are {bags.dtype}, but must be integers.")
@@ -249,9 +250,8 @@ class BatchChecks:
             problem = f"a bag has length {lengths[negative]}"
         self.refuse("bad_lengths", f"{problem}, and there are {values.numel()} ids.")
 
-    def _check_device(self, subject: str, tensor: torch.Tensor, values: torch.Tensor) -> None:
-        if tensor.device != values.device:
-            self.refuse("several_devices", f"{subject} are on device {tensor.device}, but ids on {values.device}.")
+    def _refuse_device(self, subject: str, tensor: torch.Tensor, values: torch.Tensor) -> NoReturn:
+        self.refuse("several_devices", f"{subject} are on device {tensor.device}, but ids on {values.device}.")
 
     def inverse_indices(
         self,
