@@ -17,7 +17,7 @@ from recfx.commandline import UsageError
 from recfx.commandline.factory import Made, make
 from recfx.doctor.examine import device_here, examine
 from recfx.inspect.drawing.draw import write_text
-from recfx.inspect.wording import name_of
+from recfx.inspect.report_data import name_of
 from recfx.planner.plan_file import plain_plan, read_plan
 from recfx.planner.priced_plan import price_of
 from recfx.planner.pricing.hardware import NAMED

@@ -118,9 +118,10 @@ def priced_with_graphs(
     model = unwrap(model_or_graph)
     if isinstance(model, WholeGraph):
         model = model.graph_module
-    collections = list(converted_collections(model).values())
+    collections: list[Any] = list(converted_collections(model).values())
     is_graph, is_sharded = isinstance(model, fx.GraphModule), any(collection.is_sharded for collection in collections)
-    ranks = topology.world_size if isinstance(topology, (Topology, NpuTopology)) else 1
+    ranks, again = topology.world_size if isinstance(topology, (Topology, NpuTopology)) else 1, None
+    converted: Mapping[str, UnshardedCollection] = {}
     if is_graph or is_sharded:
         if plan is not None:
             raise ConversionError(
@@ -135,26 +136,46 @@ def priced_with_graphs(
                 what_to_do="pass the model instead of its graph; or a topology of one rank, or one of "
                 "recfx.planner.pricing.hardware, for the times of the graph as it is.",
             )
-        return _as_it_is(model, collections, topology), {}
-    converted = as_converted(model)
-    if not converted:
-        raise _no_collection()
-    if plan is not None:
-        check_plan(plan)
-        if isinstance(topology, (Topology, NpuTopology)):
-            world_size = world_size_of(plan, topology.world_size if world_size is None else world_size)
-        else:
-            world_size = world_size_of(plan, world_size)
-        topology = topology_of(plan) if topology is None else topology
-    again = None if isinstance(topology, Hardware) else _again(model_or_graph, topology, sample)
-    if plan is None and ranks > 1:
-        plan, world_size = make_plan(model, topology), ranks
+    else:
+        converted = as_converted(model)
+        if not converted:
+            raise _no_collection()
+        if plan is not None:
+            check_plan(plan)
+            is_for_ranks = world_size is None and isinstance(topology, (Topology, NpuTopology))
+            world_size = world_size_of(plan, ranks if is_for_ranks else world_size)
+            topology = topology_of(plan) if topology is None else topology
+        again = None if isinstance(topology, Hardware) else _again(model_or_graph, topology, sample)
+        if plan is None and ranks > 1:
+            plan, world_size = make_plan(model, topology), ranks
+        collections = list({id(collection): collection for collection in converted.values()}.values())
+    prices, graphs, rank = ModelPrices(model.training), dict[str, Rewriting](), 0
+    device = _device_of(topology, model)
     if plan is None or world_size is None:
-        distinct = {id(collection): collection for collection in converted.values()}
-        for collection in distinct.values():
-            collection.fused_optimizers()  # makes the graph for what the tables are now
-        return _as_it_is(model, list(distinct.values()), topology, again), {}
-    return _as_planned(model, converted, plan, world_size, topology, again)
+        nodes, device = _as_it_is(prices, model, collections, topology, device)
+        planned = tuple(planned_as_sharded(collection, device) for collection in collections if collection.is_sharded)
+        rank, world_size = _ranks([model, *(collection.graph_module for collection in collections)])
+        nodes += prices.dense_all_reduce(model, collections) if world_size > 1 else []
+    else:
+        planned = _as_planned(converted, plan, world_size, topology, device)
+        graphs = {part.name: part.rewriting(rank=0) for part in planned}
+        nodes = [node for part in planned for node in price_graph(graphs[part.name].graph, model.training, part.calls)]
+        for collection in collections:
+            prices.residents.of_dense(collection)  # counted above
+        nodes += prices.rest(model, collections, world_size)
+    priced = Cost(
+        version=COST_VERSION,
+        nodes=tuple(nodes),
+        features=features_of(nodes, planned),
+        world_size=world_size,
+        rank=rank,
+        trains=model.training,
+        device=device,
+        hardware=_hardware(topology, model),
+        planned=planned,
+        again=again,
+    )
+    return priced, graphs
 
 
 def refuse_ranks_without_plan(world_size: int | None, plan: ShardingPlan | None, topology: object) -> None:
@@ -168,86 +189,46 @@ def refuse_ranks_without_plan(world_size: int | None, plan: ShardingPlan | None,
 
 
 def _as_it_is(
-    model: nn.Module,
-    collections: list[Any],
-    topology: AnyTopology | Hardware | None,
-    again: Callable[[int], Cost] | None = None,
-) -> Cost:
-    """The cost of a graph as it is, or of a model with converted collections, on one device of ``topology``."""
-    prices, device = ModelPrices(model.training), device_of_tables(model)
+    prices: ModelPrices, model: nn.Module, parts: Sequence[Any], topology: AnyTopology | Hardware | None, target: str
+) -> tuple[list[NodeCost], str]:
+    """The nodes of a graph as it is, or of a model with converted collections, on one device; and its type."""
+    device, nodes = device_of_tables(model), list[NodeCost]()
     if isinstance(model, fx.GraphModule):
         nodes = prices.nodes_of(model)
     else:
-        target = _device_of(topology, model)
-        is_elsewhere = target not in (device, "cpu") and not any(part.is_sharded for part in collections)
+        is_elsewhere = target not in (device, "cpu") and not any(part.is_sharded for part in parts)
         device, chip = target if is_elsewhere else device, chip_of(topology, target)
-        nodes = []
-        for part in collections:
+        for part in parts:
+            if not part.is_sharded:
+                part.fused_optimizers()  # makes the graph for what the tables are now
             calls = max(part.calls, 1)
             if is_elsewhere:
                 nodes += prices.nodes_of_graph(graph_on(part, target, chip).graph, calls, part.store)
             else:
                 nodes += prices.nodes_of(part.graph_module, calls)
-        nodes += prices.rest(model, collections, world_size=1)
+        nodes += prices.rest(model, parts, world_size=1)
     if all(node.kind == "dense" for node in nodes):
         raise _no_collection()
-    rank, world_size = _ranks([model, *(collection.graph_module for collection in collections)])
-    if world_size > 1:
-        nodes += prices.dense_all_reduce(model, collections)
-    planned = tuple(planned_as_sharded(collection, device) for collection in collections if collection.is_sharded)
-    return _cost(nodes, model, topology, device, planned, rank, world_size, again)
+    return nodes, device
 
 
 def _as_planned(
-    model: nn.Module,
     converted: Mapping[str, UnshardedCollection],
     plan: ShardingPlan,
     world_size: int,
     topology: AnyTopology | Hardware | None,
-    again: Callable[[int], Cost] | None,
-) -> tuple[Cost, dict[str, Rewriting]]:
-    """``converted`` has the collections of the model by every path."""
-    prices, trains, device = ModelPrices(model.training), model.training, _device_of(topology, model)
+    device: str,
+) -> tuple[PlannedCollection, ...]:
+    """The collections as ``plan`` shards them; ``converted`` has those of the model by every path."""
     refuse_unknown_collections(plan, converted)
     aliases: dict[int, list[str]] = {}
     for path, collection in converted.items():
         aliases.setdefault(id(collection), []).append(path)
         check_optimizers(collection)
     chip = chip_of(topology, device)
-    planned = tuple(
+    return tuple(
         planned_by(converted[paths[0]], plan_of_collection(plan, paths), world_size, device, paths[0], chip)
         for paths in aliases.values()
-    )
-    graphs = {part.name: part.rewriting(rank=0) for part in planned}
-    nodes = [node for part in planned for node in price_graph(graphs[part.name].graph, trains, part.calls)]
-    collections = list(converted.values())
-    for collection in collections:
-        prices.residents.of_dense(collection)  # counted above
-    nodes += prices.rest(model, collections, world_size)
-    return _cost(nodes, model, topology, device, planned, 0, world_size, again), graphs
-
-
-def _cost(
-    nodes: list[NodeCost],
-    model: nn.Module,
-    topology: AnyTopology | Hardware | None,
-    device: str,
-    planned: tuple[PlannedCollection, ...],
-    rank: int,
-    world_size: int,
-    again: Callable[[int], Cost] | None,
-) -> Cost:
-    return Cost(
-        version=COST_VERSION,
-        nodes=tuple(nodes),
-        features=features_of(nodes, planned),
-        world_size=world_size,
-        rank=rank,
-        trains=model.training,
-        device=device,
-        hardware=_hardware(topology, model),
-        planned=planned,
-        again=again,
     )
 
 
@@ -339,20 +320,17 @@ def compare_plans(
         ConversionError: as ``recfx.cost`` does; ``invalid_argument`` without plans.
         InputError: ``invalid_argument``, ``unknown_feature``.
     """
-    named = dict(enumerate(plans)) if isinstance(plans, (list, tuple)) else plans
-    if (
-        not isinstance(named, Mapping)
-        or not named
-        or not all(isinstance(plan, ShardingPlan) for plan in named.values())
-    ):
+    named: Any = dict(enumerate(plans)) if isinstance(plans, (list, tuple)) else plans
+    is_mapping = isinstance(named, Mapping) and named
+    if not is_mapping or not all(isinstance(plan, ShardingPlan) for plan in named.values()):
         raise ConversionError(
             f"plans are {plans!r}.",
             reason="invalid_argument",
             what_to_do="pass a list of plans, such as those of recfx.plan, or a mapping from names to plans.",
         )
-    named = {f"plan {name}" if isinstance(name, int) else str(name): plan for name, plan in named.items()}
     rows = []
-    for name, plan in named.items():
+    for key, plan in named.items():
+        name = f"plan {key}" if isinstance(key, int) else str(key)
         try:
             priced = cost(model, topology, plan=plan, world_size=world_size, sample=sample).at(B, L=L)
         except ConversionError as error:

@@ -6,7 +6,6 @@ few numbers per table, and one window of the slots of one table.
 
 from __future__ import annotations
 
-import re
 from functools import partial
 from typing import Any, Protocol
 
@@ -23,8 +22,6 @@ from recfx.collections.wrappers import users_path
 from recfx.errors import ConversionError, RecfxError, plural, type_of
 from recfx.hashing import HashIndex
 from recfx.inspect.index_health import IndexHealth, Numbers, end_intervals, joined, scalars_of
-
-_NOT_IN_TAGS = re.compile(r"^/+|[^-/\w.]")  # what writers such as tensorboardX replace
 
 
 class ScalarWriter(Protocol):
@@ -78,7 +75,7 @@ def monitor(model: nn.Module) -> Monitor:
             reason="no_index",
             what_to_do="convert with hashing=HashConfig.raw_ids() for raw ids, or do without a monitor.",
         )
-    return Monitor(dict(zip(_tags([users_path(model, path) for path in tables]), tables.values(), strict=True)))
+    return Monitor({users_path(model, path): parts for path, parts in tables.items()})
 
 
 class Monitor:
@@ -102,8 +99,6 @@ class Monitor:
     @property
     def tables(self) -> tuple[str, ...]:
         """The fully qualified names of all tables that have an index, also of those on other ranks.
-
-        Characters that some writers for TensorBoard do not take are replaced by ``_``.
 
         Example:
             >>> recfx.monitor(recfx.convert(Model(), hashing=recfx.HashConfig.raw_ids())).tables
@@ -209,18 +204,6 @@ class Monitor:
         elif parts and parts[self._turn % len(parts)].probe():  # its last window: the next call reads another table
             self._turn += 1
         return {name: joined([part.numbers() for part in slices]) for name, slices in self._tables.items()}
-
-
-def _tags(names: list[str]) -> list[str]:
-    """The names as every writer for TensorBoard takes them; they stay distinct."""
-    tags: dict[str, str] = {}
-    for name in names:
-        tag = plain = _NOT_IN_TAGS.sub("_", name)
-        number = 2
-        while tag in tags or (tag != name and tag in names):
-            tag, number = f"{plain}_{number}", number + 1
-        tags[tag] = name
-    return list(tags)
 
 
 def _indexes(collection: ConvertedCollection) -> dict[str, list[HashIndex]]:

@@ -1,7 +1,4 @@
-"""What is worth saying about a table of a converted collection.
-
-What its index has counted is in ``capacity_reasons.py``.
-"""
+"""What is worth saying about a table of a converted collection."""
 
 from __future__ import annotations
 
@@ -12,7 +9,6 @@ from torchrec.modules.embedding_configs import data_type_to_dtype
 
 from recfx.errors import Diagnostic, Severity
 from recfx.hashing import HashConfig
-from recfx.inspect.capacity_reasons import index_reasons
 from recfx.inspect.facts import ConvertedTable
 from recfx.inspect.report_data import type_name
 from recfx.kernels.build import library
@@ -20,11 +16,15 @@ from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.fused_params import weight_decay_left_out
 
 _DEFAULT, _SETTINGS = HashConfig(), [field.name for field in fields(HashConfig)]
+NEARLY_FULL = 0.8  # share of the rows of the fullest bucket
+CHURN = 0.1  # share of sightings that took over another id's row
+FORGOTTEN = 0.5  # share of the ids that got a row and have lost it again
+MUCH_SHARED = 0.01  # of the sightings in training
 
 
 def table_reasons(table: ConvertedTable) -> tuple[Diagnostic, ...]:
     """Everything that is worth saying about one table."""
-    parts = (_kernel_reasons, _optimizer_reasons, _hashing_reasons, _config_reasons, index_reasons)
+    parts = (_kernel_reasons, _optimizer_reasons, _hashing_reasons, _config_reasons, _index_reasons)
     return tuple(replace(reason, path=table.module_path) for part in parts for reason in part(table))
 
 
@@ -109,3 +109,52 @@ def _config_reasons(table: ConvertedTable) -> Iterator[Diagnostic]:
         advice = "use HashConfig.raw_ids() with on_full='evict' and evict='ttl' (in batches) or 'lfu', or admit_after=."
         severity = Severity.INFO if is_raw else Severity.WARNING
         yield Diagnostic("virtual_table_not_followed", "", message, advice, severity)
+
+
+def _index_reasons(table: ConvertedTable) -> Iterator[Diagnostic]:
+    """Whether an index that holds data has enough rows, judged by what it has counted: all training since it was built;
+    a loaded state brings the counts that were saved with it. A rank with a slice of a table speaks of its own slice.
+    """
+    index = table.hashing
+    if index.ids_held is None:
+        return
+    seen, shared, is_full = index.trained["ids_seen"], index.trained["shared_answers"], index.full_bucket is not None
+    nearly_full = (index.worst_bucket_occupancy or 0.0) >= NEARLY_FULL
+    again = f"{'convert the model' if table.existed else 'build the table'} anew with"
+    rows = 2 * (index.rows or table.spec.num_embeddings)
+    more_rows = f"save a checkpoint, {again} HashConfig(rows={rows}) or more, and load it: rows move with their ids."
+    if is_full:  # no batch has been trained since
+        message = (
+            f"training has stopped: the last batch had more new ids for bucket {index.full_bucket} than free rows; "
+            f"{index.ids_held:,} of {index.index_rows:,} rows of the table are taken."
+        )
+        yield Diagnostic("table_full", "", message, more_rows, Severity.ERROR)
+    if nearly_full and not (index.evict or shared or is_full):  # otherwise, other reasons say so
+        message = (
+            f"{index.ids_held:,} of {index.index_rows:,} rows are taken, {index.worst_bucket_occupancy:.1%} of the "
+            f"fullest bucket; when it is full, {'training stops' if index.on_full == 'error' else 'ids share rows'}."
+        )
+        yield Diagnostic("index_nearly_full", "", message, more_rows, Severity.WARNING)
+    if shared:
+        message = f"{_part(shared, seen)} ids seen in training found their bucket full and read a row that others use."
+        severity = Severity.WARNING if shared >= MUCH_SHARED * seen else Severity.INFO
+        yield Diagnostic("shared_answers", "", message, more_rows, severity)
+    inserted, evicted = index.trained["inserted"], index.trained["evicted"]
+    # Where ids expire, they are meant to lose their rows, unless most rows are taken.
+    if evicted and evicted >= FORGOTTEN * inserted and (nearly_full or not index.ttl_batches):
+        message = f"{_part(evicted, inserted)} ids that got a row took it from another id, which will start anew."
+        advice = f"{more_rows[:-1]}; or keep rare ids out with admit_after={2 * (index.admit_after or 1)}."
+        severity = Severity.WARNING if evicted >= CHURN * seen else Severity.INFO
+        yield Diagnostic("eviction_churn", "", message, advice, severity)
+    if unseen := index.evaluated["unseen_answers"]:
+        read, other = ("another id's row", "zeros") if index.unseen == "share" else ("zeros", "share")
+        message = f"{_part(unseen, index.evaluated['ids_seen'])} ids seen in eval mode had no row and read {read}."
+        yield Diagnostic("unseen_answers", "", message, f"train on them, or use unseen={other!r}.")
+    if index.forgets_candidates:
+        message = f"{index.candidates:,} ids wait to be admitted, and in a full bucket each new one ousts the oldest."
+        advice = "nothing if rarer ids may stay out; otherwise a lower admit_after, or more rows."
+        yield Diagnostic("candidates_dropped", "", message, advice)
+
+
+def _part(count: int, total: int) -> str:
+    return f"{count:,} of {total:,} ({100 * count / max(total, 1):.1f}%)"

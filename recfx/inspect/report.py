@@ -12,7 +12,7 @@ from rich.text import Text
 
 from recfx.errors import Diagnostic, Severity, printable
 from recfx.inspect.report_data import CollectionReport, Verification
-from recfx.inspect.sections import ReasonRow, declined, headline, holds_for, reason_grid, reason_rows, sections
+from recfx.inspect.sections import ReasonRow, headline, holds_for, reason_grid, reason_rows, sections
 from recfx.planner.pricing.cost_text import plain
 from recfx.printing.grid import Grid, groups_of
 from recfx.printing.page import escape, fragment, heading, page, pre, table
@@ -93,9 +93,7 @@ class Report:
                 names of collections, tables and nodes are links to their places there.
         """
         about = f"<p>{escape(self._versions)}, report version {escape(self.version)}</p>"
-        more = declined(self.collections)
-        folded = [_folded(f"Declined: {len(more.rows):,}", table(more))] if more.rows else []
-        parts = [about, *self._reasons(), *self._grids(sections(self.collections), picture), *folded]
+        parts = [about, *self._reasons(), *self._grids(sections(self.collections), picture)]
         return page(self._headline, "ok" if self.ok else "error", parts, has_filter=True)
 
     def _repr_html_(self) -> str:

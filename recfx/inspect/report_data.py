@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import sympy
 import torch
 
-from recfx.errors import Diagnostic, plural
+from recfx.errors import Diagnostic, below_current, plural, printable
 from recfx.hashing import HashIndex, ResolvedHashConfig
 from recfx.hashing.storage import EVAL_COUNTERS
 from recfx.ir.meta import NodeMeta
 from recfx.ir.shards import CollectionSharding, ShardedTable
 from recfx.kernels.index.buckets import bucket_begins
 from recfx.kernels.index.index_buffers import COUNTERS
+from recfx.planner.pricing.cost_text import expression
 from recfx.replacement.conversion_record import Conversion
 
 DENSE = "none: gradients to weight.grad"
@@ -272,3 +274,21 @@ class Verification:
 def type_name(dtype: object) -> str:
     """``float32`` for ``torch.float32``."""
     return str(dtype).removeprefix("torch.")
+
+
+def name_of(path: str) -> str:
+    """A fully qualified name, or a word for the root, whose name is empty."""
+    return printable(path) or "(root)"
+
+
+def place_of(name: str, line: int) -> str:
+    """``file:line``, without well-known folders."""
+    file = Path(name)
+    if "site-packages" in file.parts:
+        file = Path(*file.parts[file.parts.index("site-packages") + 1 :])
+    return f"{below_current(file)}:{line}"
+
+
+def shape_text(sizes: tuple[sympy.Expr, ...]) -> str:
+    """``[B, 16]``."""
+    return f"[{', '.join(expression(value) for value in sizes)}]"

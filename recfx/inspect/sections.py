@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from recfx.collections.kinds import table_in
 from recfx.errors import Diagnostic, few, plural
-from recfx.inspect import wording
 from recfx.inspect.report_data import (
     CollectionReport,
     HashingReport,
@@ -16,6 +15,9 @@ from recfx.inspect.report_data import (
     ShardingReport,
     ShardReport,
     TableReport,
+    name_of,
+    place_of,
+    shape_text,
 )
 from recfx.planner.pricing.cost_text import expression
 from recfx.printing.grid import Grid, groups_of, size
@@ -59,11 +61,11 @@ def reason_rows(reasons: Sequence[Diagnostic]) -> list[ReasonRow]:
 def holds_for(paths: Sequence[str]) -> str:
     """``ebc.embedding_bags.t``, or ``26 tables of sparse_arch.ebc: table_0..25``."""
     if len(paths) == 1:
-        return wording.name_of(paths[0])
+        return name_of(paths[0])
     owners, tables = zip(*map(table_in, paths), strict=True)
     if not all(tables) or len(set(owners)) > 1:
-        return f"{len(paths):,} modules: {few(list(map(wording.name_of, paths)), 4)}"
-    return f"{len(paths):,} tables of {wording.name_of(owners[0])}: {few(tables, 4)}"
+        return f"{len(paths):,} modules: {few(list(map(name_of, paths)), 4)}"
+    return f"{len(paths):,} tables of {name_of(owners[0])}: {few(tables, 4)}"
 
 
 def reason_grid(rows: Sequence[ReasonRow]) -> Grid:
@@ -110,17 +112,6 @@ def sections(collections: Sequence[CollectionReport]) -> list[Grid]:
     return [grid for grid in grids if grid.rows]
 
 
-def declined(collections: Sequence[CollectionReport]) -> Grid:
-    """What passes and kernel targets did not do, and why."""
-    columns: dict[str, Callable[[Diagnostic], str]] = {
-        "by": lambda refusal: refusal.by,
-        "reason": lambda refusal: refusal.code,
-        "message": lambda refusal: refusal.message,
-        "node": lambda refusal: refusal.node,
-    }
-    return Grid.of("Declined", [why for collection in collections for why in collection.declined], columns)
-
-
 def _hashing(table: TableReport) -> str:
     """``index, evict lru, admit after 3, unseen share``: the mode, and what differs from the defaults."""
     report = table.hashing
@@ -162,7 +153,7 @@ def _counted(counter: str) -> Callable[[_Table], str]:
 
 _INDEXES: dict[str, Callable[[_Table], str]] = {
     "table": lambda item: item.table.name,
-    "collection": lambda item: wording.name_of(item.collection.path),
+    "collection": lambda item: name_of(item.collection.path),
     "ids held": lambda item: _number(item.hashing.ids_held),
     "full": lambda item: f"{item.hashing.occupancy or 0:.1%}",
     "worst bucket": lambda item: f"{item.hashing.worst_bucket_occupancy or 0:.1%}",
@@ -175,17 +166,17 @@ _INDEXES: dict[str, Callable[[_Table], str]] = {
     "bytes/row": lambda item: f"{(item.hashing.index_bytes or 0) / (item.hashing.rows_here or 1):.1f}",
 }
 _COLLECTIONS: dict[str, Callable[[CollectionReport], str]] = {
-    "collection": lambda collection: " = ".join(map(wording.name_of, collection.paths)),
+    "collection": lambda collection: " = ".join(map(name_of, collection.paths)),
     "class": lambda collection: collection.kind,
     "status": lambda collection: ": ".join(filter(None, (collection.status, collection.reason))),
     "found": lambda collection: collection.found,
     "tables": lambda collection: f"{len(collection.tables):,}",
     "size": lambda collection: size(sum(table.bytes for table in collection.tables)),
-    "where": lambda collection: wording.place_of(collection.file, collection.line) if collection.file else "",
+    "where": lambda collection: place_of(collection.file, collection.line) if collection.file else "",
 }
 _TABLES: dict[str, Callable[[_Table], str]] = {
     "table": lambda item: item.table.name,
-    "collection": lambda item: wording.name_of(item.collection.path),
+    "collection": lambda item: name_of(item.collection.path),
     "features": lambda item: few(item.table.features, 2),
     "rows": lambda item: f"{item.table.rows:,}",
     "dim": lambda item: str(item.table.dim),
@@ -208,7 +199,7 @@ _SHARDING: dict[str, Callable[[_Table], str]] = {
 }
 _NODES: dict[str, Callable[[NodeReport], str]] = {
     "node": lambda node: node.name,
-    "shape": lambda node: wording.shape(node.shape),
+    "shape": lambda node: shape_text(node.shape),
     "bytes": lambda node: expression(node.bytes),
     "type": lambda node: node.dtype,
     "device": lambda node: node.device,

@@ -323,13 +323,10 @@ def test_zoom(page: Page, tmp_path: Path) -> None:
     before = page.run(width)
     page.click("#zoom-in")
     assert page.run(width) == pytest.approx(1.25 * before, rel=1e-3)
-    assert page.run("byId('map').hidden") is False
-    assert page.run("document.querySelectorAll('#map i').length") == len(boxes(page))
     for key in "++-":
         page.run(f"document.body.dispatchEvent(new KeyboardEvent('keydown', {{ key: '{key}', bubbles: true }}))")
     assert page.run(width) == pytest.approx(1.25**2 * before, rel=1e-3)
     page.click("#zoom-fit")
-    assert page.run("byId('map').hidden") is True
     canvas = "document.getElementById('after')"
     assert page.run(f"{canvas}.scrollHeight <= {canvas}.clientHeight && {canvas}.scrollWidth <= {canvas}.clientWidth")
 

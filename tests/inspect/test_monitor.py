@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from torchrec import KeyedJaggedTensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 import recfx
@@ -254,17 +254,6 @@ def test_reports_and_monitors_use_the_names_of_the_user(hashing: recfx.HashConfi
         <= {"module.ebc", *names}
     )
     assert "wrapped" not in report.to_json()
-
-
-def test_names_are_ones_that_every_writer_takes() -> None:
-    named = ["ad type", "ad_type", "ad:type", "größe", "a/b"]
-    tables = [
-        EmbeddingBagConfig(name=name, num_embeddings=10, embedding_dim=4, feature_names=[f"f{number}"])
-        for number, name in enumerate(named)
-    ]
-    model = recfx.convert(EmbeddingBagCollection(tables=tables), hashing=recfx.HashConfig(dense_rows=0))
-    names = ["ad_type_2", "ad_type", "ad_type_3", "größe", "a/b"]
-    assert recfx.monitor(model).tables == tuple(f"embedding_bags.{name}" for name in names)
 
 
 def test_nothing_of_the_model_changes_and_nothing_is_hooked() -> None:

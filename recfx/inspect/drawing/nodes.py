@@ -8,10 +8,9 @@ from typing import Any
 
 import sympy
 
-from recfx.inspect import wording
 from recfx.inspect.drawing.costs import DrawnCosts
 from recfx.inspect.facts import Kernel
-from recfx.inspect.report_data import NodeReport, TableReport
+from recfx.inspect.report_data import NodeReport, TableReport, place_of, shape_text
 from recfx.ir.meta import BATCH, SourceLocation, mean_length
 from recfx.ir.node_kinds import NODE_KINDS, NOT_COMBINED, Stage
 from recfx.ir.operator_graph import node_name
@@ -181,7 +180,7 @@ def drawn_collection(
 
 def source_text(source: SourceLocation) -> str:
     """``file:line``, and from where that is called, if it is not the user's own line."""
-    place = wording.place_of(source.file, source.line)
+    place = place_of(source.file, source.line)
     return place if source.called_from is None else f"{place}, called from {source_text(source.called_from)}"
 
 
@@ -197,5 +196,5 @@ def _output_shape(tables: Sequence[TableReport], is_pooled: bool) -> str:
 
 
 # The nodes of a collection have few different sizes.
-_shape = functools.lru_cache(maxsize=4096)(wording.shape)
+_shape = functools.lru_cache(maxsize=4096)(shape_text)
 _expression = functools.lru_cache(maxsize=4096)(expression)

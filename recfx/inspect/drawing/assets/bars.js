@@ -7,10 +7,10 @@ const MEASURES = {
   kept: { name: "bytes in memory", amounts: ["bytes that stay in memory"] },
 };
 
-const sumOf = (measure, costs) => {
+function sumOf(measure, costs) {
   const found = totals(costs);
   return MEASURES[measure].amounts.reduce((sum, name) => sum + (found.get(name) ?? 0), 0);
-};
+}
 
 const measured = (measure, value, like = value) => inUnits(value, MEASURES[measure].amounts[0], like);
 
@@ -29,28 +29,22 @@ function costsOfBox(box) {
 function fillColours() {
   const options = [[STAGE_COLOURS, "by stage"], ...knownMeasures().map((each) => [each, `by ${MEASURES[each].name}`])];
   byId("colour").append(...options.map(([value, text]) => element("option", { value }, text)));
-  byId("colour").addEventListener("change", () => {
+  on("colour", "change", () => {
     state.colour = byId("colour").value;
     paint();
   });
 }
 
 /** Each box that has a cost gets a bar; only the last graph has costs. */
-function addBars(view, svg) {
+function addBars(view) {
   view.costs = new Map();
-  if (view.step !== data.steps.length - 1) return;
-  for (const [key, shape] of view.elements) {
+  for (const [key, shape] of view.step === data.steps.length - 1 ? view.elements : []) {
     const costs = costsOfBox(view.boxes.get(key));
     if (!costs.length) continue;
     view.costs.set(key, costs);
     const { x, y, width, height } = shape.querySelector("path, polygon").getBBox();
-    const bar = (name) => {
-      const made = document.createElementNS("http://www.w3.org/2000/svg", "rect");
-      const place = { class: name, x: x + 8, y: y + height - 6, width: width - 16, height: 3, rx: 1.5 };
-      for (const [attribute, value] of Object.entries(place)) made.setAttribute(attribute, value);
-      return made;
-    };
-    shape.append(document.createElementNS("http://www.w3.org/2000/svg", "title"), bar("bar"), bar("bar filled"));
+    const place = { x: x + 8, y: y + height - 6, width: width - 16, height: 3, rx: 1.5 };
+    shape.append(svgElement("title"), svgElement("rect", { class: "bar", ...place }), svgElement("rect", { class: "bar filled", ...place }));
   }
 }
 
@@ -79,15 +73,13 @@ function paint() {
   drawHeat();
 }
 
-const legendView = () => views.after ?? views.before;
-
-const isMeasured = () => byId(legendView().side).querySelector("svg.measured") !== null;
+const isMeasured = () => byId(lastView().side).querySelector("svg.measured") !== null;
 
 /** The legend has the stages and marks that are seen in its graph. */
 function showStages() {
   for (const item of byId("legend").querySelectorAll("[data-seen]")) {
     const isMark = item.matches(".touched, .swatch-kept");
-    item.hidden = byId(legendView().side).querySelector(item.dataset.seen) === null || (isMeasured() && !isMark);
+    item.hidden = byId(lastView().side).querySelector(item.dataset.seen) === null || (isMeasured() && !isMark);
   }
 }
 
@@ -102,13 +94,8 @@ function showLegend(measure, largest) {
 
 /** What is shown at first: the box that costs most, or else the first collection. */
 function openCostliest() {
-  const view = views.after ?? views.before;
-  const measure = shownMeasure();
-  let [key] = [...view.boxes].find(([, { call }]) => call) ?? [];
-  let most = 0;
-  for (const [each, costs] of view.costs) {
-    const value = sumOf(measure, costs);
-    if (value > most) [key, most] = [each, value];
-  }
+  const view = lastView();
+  const costs = [...view.costs].map(([key, of]) => [key, sumOf(shownMeasure(), of)]).sort((one, other) => other[1] - one[1]);
+  const [key] = costs.find(([, value]) => value > 0) ?? [...view.boxes].find(([, { call }]) => call) ?? [];
   if (key !== undefined) select(view.side, key);
 }

@@ -34,20 +34,16 @@ function totals(nodes) {
 /** A number in a unit that fits it, or `like`, as recfx.cost prints it. */
 function inUnits(value, name, like = value) {
   if (value === null) return "?";
-  if (name === TIME) {
-    if (like >= 1) return `${value.toFixed(2)} s`;
-    return like >= 1e-3 ? `${(1e3 * value).toFixed(2)} ms` : `${(1e6 * value).toFixed(1)} µs`;
-  }
   const bytes = name.startsWith("bytes");
-  const [step, units] = bytes ? [1024, ["KiB", "MiB", "GiB", "TiB"]] : [1000, ["K", "M", "G", "T"]];
-  let unit = bytes ? "B" : "";
-  for (const larger of units) {
-    if (like < step) break;
-    [value, like] = [value / step, like / step];
-    unit = larger;
-  }
-  if (bytes) return `${value.toFixed(unit === "B" ? 0 : 1)} ${unit}`;
-  return unit ? `${value.toFixed(2)} ${unit}` : String(Math.round(value * 100) / 100);
+  const scales = {
+    [TIME]: [[1, " s", 2], [1e-3, " ms", 2], [0, " µs", 1]],
+    bytes: [[2 ** 40, " TiB", 1], [2 ** 30, " GiB", 1], [2 ** 20, " MiB", 1], [2 ** 10, " KiB", 1], [0, " B", 0]],
+    count: [[1e12, " T", 2], [1e9, " G", 2], [1e6, " M", 2], [1e3, " K", 2]],
+  };
+  const found = scales[name === TIME ? TIME : bytes ? "bytes" : "count"].find(([least]) => like >= least);
+  if (!found) return String(Math.round(value * 100) / 100);
+  const [least, unit, places] = found;
+  return `${(value / (least || (bytes ? 1 : 1e-6))).toFixed(places)}${unit}`;
 }
 
 const exactly = (value) => (value === null ? "" : value.toLocaleString("en", { maximumFractionDigits: 6 }));
@@ -55,60 +51,49 @@ const exactly = (value) => (value === null ? "" : value.toLocaleString("en", { m
 /** A table of amounts; `texts` has the expressions, for a single node. */
 function costTable(amounts, texts = new Map()) {
   if (amounts.size === 0) return [];
-  const columns = ["per step", "number", ...(texts.size ? ["expression"] : [])];
-  const rows = [...amounts].map(([name, value]) =>
-    element("tr", {},
-      element("th", { scope: "row" }, name),
-      element("td", { class: "number", title: exactly(value) }, inUnits(value, name)),
-      texts.size ? element("td", {}, code(texts.get(name))) : null));
-  const head = element("tr", {}, ...columns.map((name) => element("th", { scope: "col" }, name)));
-  return [element("table", { class: "cost" }, element("thead", {}, head), element("tbody", {}, ...rows))];
+  const rows = [...amounts].map(([name, value]) => [
+    element("th", { scope: "row" }, name),
+    numberCell(inUnits(value, name), exactly(value)),
+    ...(texts.size ? [code(texts.get(name))] : []),
+  ]);
+  return [table("Cost", ["per step", "number", ...(texts.size ? ["expression"] : [])], rows, { class: "cost" })];
 }
 
 const costsOf = (nodes) => nodes.filter((node) => node.cost !== undefined).map((node) => data.costs.nodes[node.cost]);
 
 /** "2", or "1, watched=50": the mean length of each feature; or what is wrong. */
 function readLengths(text) {
-  const { features } = data.costs;
-  const parts = text.split(",").map((part) => part.trim()).filter(Boolean);
-  let rest = data.costs.L;
-  const named = new Map();
-  for (const part of parts) {
-    const at = part.lastIndexOf("=");
-    const feature = part.slice(0, Math.max(at, 0)).trim();
-    const number = part.slice(at + 1).trim();
+  const { features, L } = data.costs;
+  const named = new Map([["", L]]); // "" stands for all others
+  for (const part of text.split(",").map((each) => each.trim()).filter(Boolean)) {
+    const [, feature, number] = /^(?:([^]*)=)?([^=]*)$/.exec(part).map((each) => (each ?? "").trim());
     const value = Number(number);
     if (!number || !Number.isFinite(value) || value < 0) return [null, `“${part}” has no number that is at least 0`];
-    if (at < 0) rest = value;
-    else if (features.includes(feature)) named.set(feature, value);
-    else return [null, `there is no feature “${feature}”`];
+    if (feature && !features.includes(feature)) return [null, `there is no feature “${feature}”`];
+    named.set(feature, value);
   }
-  return [features.map((feature) => named.get(feature) ?? rest), ""];
+  return [features.map((feature) => named.get(feature) ?? named.get("")), ""];
 }
 
 function priceAgain() {
   const batch = Number(byId("batch").value);
-  const [lengths, wrong] = readLengths(byId("length").value);
-  const complaints = [];
-  if (!Number.isInteger(batch) || batch < 1) complaints.push("B is a whole number above 0");
-  if (wrong) complaints.push(wrong);
-  byId("batch").setAttribute("aria-invalid", String(!Number.isInteger(batch) || batch < 1));
-  byId("length").setAttribute("aria-invalid", String(Boolean(wrong)));
-  if (complaints.length) {
-    byId("cost-total").textContent = `${complaints.join("; ")}.`;
+  const wrongBatch = Number.isInteger(batch) && batch >= 1 ? "" : "B is a whole number above 0";
+  const [lengths, wrongLength] = readLengths(byId("length").value);
+  byId("batch").setAttribute("aria-invalid", String(Boolean(wrongBatch)));
+  byId("length").setAttribute("aria-invalid", String(Boolean(wrongLength)));
+  if (wrongBatch || wrongLength) {
+    byId("cost-total").textContent = `${[wrongBatch, wrongLength].filter(Boolean).join("; ")}.`;
     return;
   }
   [given.batch, given.lengths] = [batch, lengths];
-  const { hardware, note, W } = data.costs;
+  const { hardware, note, W, trains, nodes } = data.costs;
   const what = (name) => (name === TIME ? ` predicted for ${hardware}` : name.replace(/^bytes/, ""));
-  const found = [...totals(data.costs.nodes)].map(([name, value]) => inUnits(value, name) + what(name));
-  const step = data.costs.trains ? "training step" : "step in eval mode";
+  const found = [...totals(nodes)].map(([name, value]) => inUnits(value, name) + what(name));
   const { value } = byId("length");
   const numbers = `B=${batch}${W > 1 ? " per rank" : ""}, L: ${value.length > 60 ? `${value.slice(0, 60)}…` : value}`;
   const onRank = W > 1 ? `, on this rank${hardware ? ", without waiting for others" : ""}` : "";
-  byId("cost-total").textContent =
-    `One ${step} of the whole model, ${numbers}${onRank}: ${found.join(", ")}. ${note}`.trim();
+  const step = `One ${trains ? "training step" : "step in eval mode"} of the whole model, ${numbers}${onRank}`;
+  byId("cost-total").textContent = `${step}: ${found.join(", ")}. ${note}`.trim();
   paint();
   reshow();
 }
-

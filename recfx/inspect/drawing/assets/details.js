@@ -8,13 +8,12 @@ function select(side, key, table = null) {
   origin = { side, key };
   markFound();
   const box = views[side].boxes.get(key);
-  const body = byId("details-body");
-  if (box.nodes.length === 0) show(box.lines[0], []);
+  const [node] = box.nodes;
+  if (!node) show(box.lines[0], []);
   else if (box.nodes.length > 1) showStack(box);
-  else if (box.nodes[0].kind === "call") showCollection(box.nodes[0], box);
-  else showNode(box.nodes[0], box.call);
+  else if (node.kind === "call") showCollection(node);
+  else showNode(node, box.call);
   byId("details").scrollTop = 0;
-  return body;
 }
 
 /** Show something that is called `title`; `link` leads to it, and `call` calls the collection around it. */
@@ -41,13 +40,22 @@ function facts(pairs, attributes = {}) {
   const list = element("dl", attributes);
   for (const [name, value] of pairs) {
     if (value === "" || value === undefined || value === null || value.length === 0) continue;
-    const shown = Array.isArray(value) ? element("ul", {}, ...value.map((each) => element("li", {}, each))) : value;
-    list.append(element("dt", {}, name), element("dd", {}, shown));
+    list.append(element("dt", {}, name), element("dd", {}, Array.isArray(value) ? listOf(value) : value));
   }
   return list;
 }
 
+const listOf = (items) => element("ul", {}, ...items.map((each) => element("li", {}, each)));
+
 const code = (text) => (text ? element("code", {}, text) : "");
+
+/** What nodes of one kind have in common. */
+const factsOfKind = (node, collection) => [
+  ["kind", node.kind],
+  ["stage", STAGES[node.stage]],
+  ["source", code(node.source || collection?.sources[0])],
+  ["collection", collection ? code(labelOf(collection)) : ""],
+];
 
 function showNode(node, call) {
   reshow = () => showNode(node, call);
@@ -57,10 +65,7 @@ function showNode(node, call) {
     ...askedFor(tables),
     ...costTable(totals(costsOf([node])), new Map(costsOf([node]).flatMap((cost) => cost.amounts))),
     facts([
-      ["kind", node.kind],
-      ["stage", STAGES[node.stage]],
-      ["source", code(node.source || collection?.sources[0])],
-      ["collection", collection ? code(labelOf(collection)) : ""],
+      ...factsOfKind(node, collection),
       ["touched by", (node.passes ?? []).join(" → ")],
       ["shape", code(node.shape)],
       ["bytes", code(node.bytes)],
@@ -69,8 +74,6 @@ function showNode(node, call) {
       ["kernel", node.kernel],
       ["why", node.why],
       ["sends", node.collectives],
-    ]),
-    facts([
       ["text", code(node.line)],
       ["inputs", (node.inputs ?? []).slice(0, 12).map(code)],
     ]),
@@ -79,39 +82,27 @@ function showNode(node, call) {
   ], linkTo("node", node.name), call);
 }
 
-function showStack(box) {
-  reshow = () => showStack(box);
-  const [first] = box.nodes;
-  const group = box.key;
-  const collection = box.call ? collectionOf(box.call) : null;
-  show(`${counted(box.nodes.length, "node")}: ${collection ? first.kind : shortLine(first)}`, [
-    ...costTable(totals(costsOf(box.nodes))),
-    facts([
-      ["kind", first.kind],
-      ["stage", STAGES[first.stage]],
-      ["source", code(first.source || collection?.sources[0])],
-      ["collection", collection ? code(labelOf(collection)) : ""],
-      ["kernel", first.kernel],
-    ]),
+function showStack({ nodes, key, call }) {
+  reshow = () => showStack({ nodes, key, call });
+  const [first] = nodes;
+  const shown = nodes.slice(0, MOST_TABLES).map((node) => button(node.name, () => showNode(node, call)));
+  if (nodes.length > MOST_TABLES) shown.push(`and ${counted(nodes.length - MOST_TABLES, "more", "more")}`);
+  show(`${counted(nodes.length, "node")}: ${call ? first.kind : shortLine(first)}`, [
+    ...costTable(totals(costsOf(nodes))),
+    facts([...factsOfKind(first, call ? collectionOf(call) : null), ["kernel", first.kernel]]),
     button("Draw them one by one", () => {
-      state.unstacked.add(group);
+      state.unstacked.add(key);
       redraw();
     }),
-    ...(collection ? [button("Collapse their collection", () => toggleCall(box.call, false))] : []),
-    element(
-      "ul",
-      {},
-      ...box.nodes.slice(0, MOST_TABLES).map((node) => element("li", {}, button(node.name, () => showNode(node, box.call)))),
-      box.nodes.length > MOST_TABLES ? element("li", {}, `and ${counted(box.nodes.length - MOST_TABLES, "more")}`) : null,
-    ),
-  ], "", box.call);
+    ...(call ? [button("Collapse their collection", () => toggleCall(call, false))] : []),
+    listOf(shown),
+  ], "", call);
 }
 
-function showCollection(call, box) {
-  reshow = () => showCollection(call, box);
+function showCollection(call) {
+  reshow = () => showCollection(call);
   const collection = collectionOf(call);
   const opened = state.open.has(call.name);
-  const found = stepOf(collection, state.step);
   show(labelOf(collection), [
     ...askedFor(collection.tables),
     ...costTable(totals(data.costs.nodes.filter((node) => node.collection === call.collection))),
@@ -126,7 +117,7 @@ function showCollection(call, box) {
       ["gives", code(collection.shape)],
       ["tables", collection.tables.length.toLocaleString("en")],
       ["passes", collection.steps.filter((step) => step.modified).map((step) => step.name).join(" → ")],
-      ["declined", found === null ? "" : [...new Set(found.declined)].slice(0, 20)],
+      ["declined", [...new Set(stepOf(collection, state.step)?.declined ?? [])].slice(0, 20)],
     ]),
     ...(collection.steps.length ? [button(opened ? "Collapse" : "Expand", () => toggleCall(call, !opened))] : []),
     ...tableList(collection.tables),
@@ -147,24 +138,15 @@ function askedFor(tables) {
 
 function tableList(tables, limit = MOST_TABLES) {
   if (tables.length === 0) return [];
-  const wanted = byId("search").value.trim().toLowerCase();
-  const isFound = ([name, features]) => wanted && [name, ...features].some((each) => each.toLowerCase().includes(wanted));
-  const hit = (table) => table === state.table || isFound(table);
-  const shown = [...tables.filter(hit), ...tables.filter((table) => !hit(table))].slice(0, limit);
-  const rows = shown.map((table) =>
-    element("tr", { class: hit(table) ? "found" : false }, ...inWords(table).map((cell) => element("td", {}, cell))));
-  const head = element("tr", {}, ...TABLE_FACTS.map((name) => element("th", { scope: "col" }, name)));
-  const parts = [
-    element("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "Tables" },
-      element("table", {}, element("thead", {}, head), element("tbody", {}, ...rows))),
-  ];
-  if (tables.length > limit) {
-    const more = button(`Show all ${tables.length.toLocaleString("en")} tables`, () => {
-      parts.forEach((part) => part !== more && part.remove());
-      more.replaceWith(...tableList(tables, Infinity));
-    });
-    parts.push(more);
-  }
-  return parts;
+  const text = searched();
+  const isNamed = ([name, features]) => text && [name, ...features].some((each) => each.toLowerCase().includes(text));
+  const isHit = (one) => one === state.table || isNamed(one);
+  const shown = [...tables.filter(isHit), ...tables.filter((one) => !isHit(one))].slice(0, limit);
+  const list = table("Tables", TABLE_FACTS, shown.map(inWords), { isFound: (place) => isHit(shown[place]) });
+  if (tables.length <= limit) return [list];
+  const more = button(`Show all ${tables.length.toLocaleString("en")} tables`, () => {
+    list.remove();
+    more.replaceWith(...tableList(tables, Infinity));
+  });
+  return [list, more];
 }
-

@@ -11,11 +11,11 @@ function describe(box) {
   return parts.join(", ");
 }
 
+/** Draw the graphs of a step on one side. */
 function draw(side, step) {
-  const view = new View(step, (call) => !state.open.has(call.name));
-  views[side] = view;
-  const canvas = byId(side);
+  const [view, canvas] = [new View(step, (call) => !state.open.has(call.name)), byId(side)];
   const svg = viz.renderSVGElement(view.input(canvas.clientWidth / canvas.clientHeight || 1));
+  views[side] = view;
   for (const title of svg.querySelectorAll("title")) {
     title.parentNode.dataset.title = title.textContent;
     title.remove();
@@ -25,31 +25,27 @@ function draw(side, step) {
   svg.removeAttribute("xmlns:xlink");
   svg.setAttribute("aria-hidden", "false");
   svg.setAttribute("role", "presentation");
-  view.width = parseFloat(svg.getAttribute("width")) * (4 / 3);
-  view.height = parseFloat(svg.getAttribute("height")) * (4 / 3);
-  view.elements = new Map();
-  view.side = side;
-  let first = true;
+  const inPixels = (name) => parseFloat(svg.getAttribute(name)) * (4 / 3);
+  Object.assign(view, { side, width: inPixels("width"), height: inPixels("height"), elements: new Map() });
   for (const shape of svg.querySelectorAll("g.node")) {
     const box = view.boxes.get(view.order[Number(shape.dataset.title.slice("box".length))]);
-    view.elements.set(box.key, shape);
     shape.setAttribute("role", "button");
     shape.setAttribute("aria-label", describe(box));
-    shape.setAttribute("tabindex", first ? "0" : "-1");
-    first = false;
-    shape.classList.toggle("touched", box.nodes.some((node) => step > BEFORE && lastPass(node) === data.steps[step]));
+    shape.setAttribute("tabindex", view.elements.size ? "-1" : "0");
+    shape.classList.toggle("touched", box.nodes.some((node) => step > BEFORE && node.passes?.at(-1) === data.steps[step]));
     shape.addEventListener("click", () => select(side, box.key));
     shape.addEventListener("dblclick", () => toggle(box));
     shape.addEventListener("keydown", (event) => onKey(event, view, box));
+    view.elements.set(box.key, shape);
   }
   for (const shape of svg.querySelectorAll("g.cluster, g.edge, g.graph > text, g.graph > polygon")) shape.setAttribute("aria-hidden", "true");
   canvas.replaceChildren(svg);
-  addBars(view, svg);
+  addBars(view);
   mark();
   state.isFitted ? fit() : resize(side);
 }
 
-const lastPass = (node) => (node.passes ?? []).at(-1);
+const lastView = () => views.after ?? views.before;
 
 function mark() {
   for (const view of Object.values(views)) {
@@ -63,27 +59,26 @@ function mark() {
 }
 
 function redraw() {
-  const name = data.steps[state.step];
   draw("before", BEFORE);
   if (data.steps.length > 1) {
+    const [name, last] = [data.steps[state.step], data.steps.length - 1];
     draw("after", state.step);
-    const last = state.step === data.steps.length - 1;
-    const title = state.step === BEFORE ? "Before the first pass" : `After ${name}${last ? ", the last pass" : ""}`;
-    byId("after-caption").textContent = title;
+    byId("after-caption").textContent =
+      state.step === BEFORE ? "Before the first pass" : `After ${name}${state.step === last ? ", the last pass" : ""}`;
     byId("step").value = state.step;
-    byId("step").setAttribute("aria-valuetext", `${name}, step ${state.step} of ${data.steps.length - 1}`);
-    byId("step-name").textContent = `${name} (${state.step} of ${data.steps.length - 1})`;
+    byId("step").setAttribute("aria-valuetext", `${name}, step ${state.step} of ${last}`);
+    byId("step-name").textContent = `${name} (${state.step} of ${last})`;
     byId("step-back").disabled = state.step === 0;
-    byId("step-on").disabled = last;
+    byId("step-on").disabled = state.step === last;
   }
   paint();
   listNodes();
+  markFound();
 }
 
 function goTo(step) {
   state.step = Math.min(Math.max(step, 0), data.steps.length - 1);
   redraw();
-  markFound();
   const modified = data.collections.filter((one) => one.steps.some((each) => each.name === data.steps[state.step] && each.modified));
   byId("status").textContent =
     state.step === BEFORE ? "" : `${data.steps[state.step]} changed ${counted(modified.length, "collection")}.`;
@@ -95,8 +90,7 @@ function toggleCall(call, open) {
   if (open) state.open.add(call.name);
   else state.open.delete(call.name);
   redraw();
-  markFound();
-  const view = views.after?.boxes ? views.after : views.before;
+  const view = lastView();
   const key = view.boxes.has(call.name) ? call.name : [...view.boxes.values()].find((box) => box.call === call)?.key;
   if (key !== undefined) {
     focusBox(view, key);
@@ -111,6 +105,5 @@ function toggle(box) {
 function openAll(open) {
   state.open = new Set(open ? calls.map((call) => call.name) : []);
   redraw();
-  markFound();
 }
 

@@ -50,13 +50,30 @@ function element(tag, attributes = {}, ...children) {
   return made;
 }
 
-function button(text, action, attributes = {}) {
-  return element("button", { type: "button", onclick: action, ...attributes }, text);
+/** An element of a drawing. */
+function svgElement(tag, attributes = {}) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  return made;
 }
 
-function counted(number, word) {
-  return `${number.toLocaleString("en")} ${word}${number === 1 ? "" : "s"}`;
+const button = (text, action, attributes = {}) =>
+  element("button", { type: "button", onclick: action, ...attributes }, text);
+
+/** A table that scrolls by itself; a cell is a text, an element inside a cell, or a cell. */
+function table(name, columns, rows, { isFound = () => false, ...attributes } = {}) {
+  const cell = (each) => (each instanceof HTMLTableCellElement ? each : element("td", {}, each ?? ""));
+  const head = element("tr", {}, ...columns.map((column) => element("th", { scope: "col" }, column)));
+  const lines = rows.map((cells, place) => element("tr", { class: isFound(place) && "found" }, ...cells.map(cell)));
+  return element("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": name },
+    element("table", attributes, element("thead", {}, head), element("tbody", {}, ...lines)));
 }
+
+const numberCell = (text, title = "") => element("td", { class: "number", title }, text);
+
+const on = (id, event, act) => byId(id).addEventListener(event, act);
+
+const counted = (number, word, words = `${word}s`) => `${number.toLocaleString("en")} ${number === 1 ? word : words}`;
 
 // --- facts
 
@@ -82,9 +99,10 @@ function stepOf(collection, step) {
   return collection.steps.filter((each) => done.has(each.name)).at(-1) ?? null;
 }
 
-function innerNodes(found) {
-  return found.nodes.map((place) => data.nodes[place]);
-}
+const innerNodes = (found) => (found === null ? [] : found.nodes.map((place) => data.nodes[place]));
+
+/** The nodes that are drawn as boxes: items of what others return are arrows. */
+const boxNodes = (found) => innerNodes(found).filter((node) => node.kind !== "item");
 
 const isLone = (call) => !call.inputs && !outer.some((node) => (node.inputs ?? []).includes(call.name));
 
@@ -95,16 +113,10 @@ function shortLine(node) {
   return called.replace(/^call_\w+\[(.*)\]$/, "$1") || node.name;
 }
 
-function itemLabel(item, collection) {
-  const prefix = collection.prefix;
-  return item.name.startsWith(prefix) ? item.name.slice(prefix.length) : item.name;
-}
-
 /** Nodes of the model that do alike things with the same inputs, such as to take out one feature each, by stack. */
 function outerStacks() {
   const groups = new Map();
-  for (const node of outer) {
-    if (node.kind !== "dense") continue;
+  for (const node of outer.filter(({ kind }) => kind === "dense")) {
     const key = [shortLine(node).replace(/'[^']*'|\d+/g, ""), ...(node.inputs ?? [])].join(" ");
     groups.set(key, [...(groups.get(key) ?? []), node]);
   }

@@ -11,8 +11,7 @@ function linked(kind, name) {
     if (kind === "collection" && collection.paths.some((path) => path === name)) return { call };
     const table = collection.tables.findIndex((each) => each[0] === name);
     if (kind === "table" && table >= 0) return { call, table };
-    const step = stepOf(collection, state.step);
-    const node = kind === "node" && step !== null ? innerNodes(step).find(isIt) : undefined;
+    const node = kind === "node" ? innerNodes(stepOf(collection, state.step)).find(isIt) : undefined;
     if (node) return { call, node };
   }
   const node = kind === "node" ? outer.find(isIt) : undefined;

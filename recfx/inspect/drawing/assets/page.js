@@ -10,24 +10,23 @@ async function start() {
   const system = matchMedia("(prefers-color-scheme: dark)");
   setTheme(system.matches);
   system.addEventListener("change", (event) => setTheme(event.matches));
-  byId("theme").addEventListener("click", () => setTheme(document.documentElement.dataset.theme !== "dark"));
+  on("theme", "click", () => setTheme(document.documentElement.dataset.theme !== "dark"));
   const stages = Object.entries(STAGES).map(([stage, text]) =>
     element("li", { class: `swatch-${stage}`, title: text, "data-seen": `.stage-${stage}`, hidden: true }, text.split(":")[0]));
   const touched = element("li", { class: "touched", "data-seen": ".touched:not(.selected, .found)", hidden: true }, "touched by this pass");
   byId("legend").append(...stages, touched, ...["scale", "bar-key"].map((id) => element("li", { id, hidden: true })));
   [viz] = await Promise.all([Viz.instance(), load()]);
   if (data.steps.length === 1) byId("before-caption").after(byId("legend"));
-  document.querySelector("main").classList.toggle("only-before", data.steps.length === 1);
   document.body.classList.toggle("only-before", data.steps.length === 1);
   const all = new View(data.steps.length - 1, () => false);
-  if (all.boxes.size <= data.expandedUpTo) openCalls();
+  if (all.boxes.size <= data.expandedUpTo) state.open = new Set(calls.map((call) => call.name));
   byId("step").max = data.steps.length - 1;
-  byId("step").addEventListener("input", () => goTo(Number(byId("step").value)));
-  byId("step-back").addEventListener("click", () => goTo(state.step - 1));
-  byId("step-on").addEventListener("click", () => goTo(state.step + 1));
-  byId("search").addEventListener("input", search);
-  byId("expand-all").addEventListener("click", () => openAll(true));
-  byId("collapse-all").addEventListener("click", () => openAll(false));
+  on("step", "input", () => goTo(Number(byId("step").value)));
+  on("step-back", "click", () => goTo(state.step - 1));
+  on("step-on", "click", () => goTo(state.step + 1));
+  on("search", "input", search);
+  on("expand-all", "click", () => openAll(true));
+  on("collapse-all", "click", () => openAll(false));
   document.addEventListener("keydown", onAnyKey);
   document.body.classList.toggle("no-cost", data.costs.nodes.length === 0);
   [given.batch, given.lengths] = [data.costs.B, readLengths(data.costs.lengths)[0]];
@@ -35,7 +34,7 @@ async function start() {
   byId("length").value = data.costs.lengths;
   byId("length-example").textContent = `${data.costs.L}, ${data.costs.features.at(-1)}=50`;
   byId("ranks").textContent = data.costs.W > 1 ? `W = ${data.costs.W} ranks` : "";
-  for (const name of ["batch", "length"]) byId(name).addEventListener("input", priceAgain);
+  for (const name of ["batch", "length"]) on(name, "input", priceAgain);
   fillColours();
   startRanks();
   redraw();
@@ -46,10 +45,6 @@ async function start() {
   if (!follow()) openCostliest();
   addEventListener("hashchange", follow);
   document.documentElement.dataset.ready = "true";
-}
-
-function openCalls() {
-  state.open = new Set(calls.map((call) => call.name));
 }
 
 start().catch((error) => {

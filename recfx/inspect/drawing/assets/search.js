@@ -12,9 +12,8 @@ function matches(text) {
       if (name.toLowerCase().includes(text)) found.push({ label: `table ${name} in ${where}`, call, table: place });
       else if (feature) found.push({ label: `feature ${feature}: table ${name} in ${where}`, call, table: place });
     });
-    const step = stepOf(collection, state.step);
-    for (const node of step === null ? [] : innerNodes(step)) {
-      if (node.kind !== "item" && node.name.toLowerCase().includes(text)) found.push({ label: `node ${node.name}`, call, node });
+    for (const node of boxNodes(stepOf(collection, state.step))) {
+      if (node.name.toLowerCase().includes(text)) found.push({ label: `node ${node.name}`, call, node });
     }
   }
   for (const node of outer) {
@@ -23,11 +22,13 @@ function matches(text) {
   return found;
 }
 
+const searched = () => byId("search").value.trim().toLowerCase();
+
 function search() {
-  const text = byId("search").value.trim().toLowerCase();
-  const found = text ? matches(text) : [];
+  const found = searched() ? matches(searched()) : [];
   const more = found.length - MOST_RESULTS;
-  byId("search-count").textContent = !text ? "" : found.length ? `${counted(found.length, "match").replace(/matchs$/, "matches")}` : "Nothing found";
+  const count = found.length ? counted(found.length, "match", "matches") : "Nothing found";
+  byId("search-count").textContent = searched() ? count : "";
   byId("results").replaceChildren(
     ...found.slice(0, MOST_RESULTS).map((each) => element("li", {}, button(each.label, () => reveal(each)))),
     ...(more > 0 ? [element("li", { class: "quiet" }, `and ${more.toLocaleString("en")} more`)] : []),
@@ -36,9 +37,8 @@ function search() {
 }
 
 function markFound() {
-  const text = byId("search").value.trim().toLowerCase();
-  const found = text ? matches(text).slice(0, 1000) : state.ofRank;
-  state.found = new Set(found.flatMap((each) => keysOf(views.after ?? views.before, each)));
+  const found = searched() ? matches(searched()).slice(0, 1000) : state.ofRank;
+  state.found = new Set(found.flatMap((each) => keysOf(lastView(), each)));
   mark();
 }
 
@@ -60,9 +60,8 @@ function reveal(match) {
   if (call && collectionOf(call).steps.length && state.step > BEFORE && !state.open.has(call.name)) {
     state.open.add(call.name);
     redraw();
-    markFound();
   }
-  const view = views.after ?? views.before;
+  const view = lastView();
   const [key] = keysOf(view, match);
   const asked = table === undefined ? null : collectionOf(call).tables[table];
   if (key === undefined) {

@@ -1,4 +1,4 @@
-// --- sizes: whole graphs fill their places, until the user zooms; then a small map shows which part is seen
+// --- sizes: whole graphs fill their places, until the user zooms
 
 const shownViews = () => Object.values(views).filter((view) => view !== null);
 
@@ -6,7 +6,6 @@ function resize(side) {
   const svg = byId(side).querySelector("svg");
   svg.setAttribute("width", views[side].width * state.zoom[side]);
   svg.setAttribute("height", views[side].height * state.zoom[side]);
-  if (side === "after") showMap();
 }
 
 /** Zoom both graphs; what is in the middle stays there. */
@@ -33,35 +32,6 @@ function fit() {
   }
 }
 
-/** The map: a mark for each box, and a frame around what is seen; hidden if all is seen. */
-function showMap() {
-  const canvas = byId("after");
-  const isPart = canvas.scrollWidth > canvas.clientWidth || canvas.scrollHeight > canvas.clientHeight;
-  byId("map").hidden = !isPart || state.isFitted;
-  if (byId("map").hidden) return;
-  const [view, svg] = [views.after, canvas.querySelector("svg")];
-  const across = Math.min(160, (160 * view.width) / view.height);
-  const scale = across / svg.clientWidth;
-  byId("map").style.width = `${across}px`;
-  byId("map").style.height = `${svg.clientHeight * scale}px`;
-  if (view.marks === undefined) {
-    const frame = svg.getBoundingClientRect();
-    view.marks = [...view.elements.values()].map((shape) => {
-      const { left, top, width, height } = shape.getBoundingClientRect();
-      const of = (part, whole) => `${(100 * part) / whole}%`;
-      const [x, y] = [of(left - frame.left, frame.width), of(top - frame.top, frame.height)];
-      const mark = element("i");
-      Object.assign(mark.style, { left: x, top: y, width: of(width, frame.width), height: of(height, frame.height) });
-      return mark;
-    });
-  }
-  const seen = element("b");
-  const [left, top] = [canvas.scrollLeft * scale, canvas.scrollTop * scale];
-  const [width, height] = [canvas.clientWidth * scale, canvas.clientHeight * scale];
-  Object.assign(seen.style, { left: `${left}px`, top: `${top}px`, width: `${width}px`, height: `${height}px` });
-  byId("map").replaceChildren(...view.marks, seen);
-}
-
 function startSizes() {
   const observer = new ResizeObserver(() => state.isFitted && fit());
   for (const { side } of shownViews()) {
@@ -76,16 +46,7 @@ function startSizes() {
       if (event.buttons === 1 && event.pointerType === "mouse") canvas.scrollBy(-event.movementX, -event.movementY);
     });
   }
-  byId("after").addEventListener("scroll", showMap);
-  const go = ({ offsetX, offsetY, buttons, target }) => {
-    if (buttons !== 1 || target !== byId("map")) return;
-    const canvas = byId("after");
-    const scale = canvas.querySelector("svg").clientWidth / byId("map").clientWidth;
-    canvas.scrollTo(offsetX * scale - canvas.clientWidth / 2, offsetY * scale - canvas.clientHeight / 2);
-  };
-  byId("map").addEventListener("pointerdown", go);
-  byId("map").addEventListener("pointermove", go);
-  byId("zoom-in").addEventListener("click", () => zoomBy(1.25));
-  byId("zoom-out").addEventListener("click", () => zoomBy(0.8));
-  byId("zoom-fit").addEventListener("click", fit);
+  on("zoom-in", "click", () => zoomBy(1.25));
+  on("zoom-out", "click", () => zoomBy(0.8));
+  on("zoom-fit", "click", fit);
 }

@@ -52,7 +52,7 @@ class View {
       const isKept = found === null && this.step !== BEFORE;
       if (found === null) lines.unshift(collection.was);
       if (isKept) lines.push("kept as it is");
-      if (found !== null) lines.push(`▸ ${counted(innerNodes(found).filter((node) => node.kind !== "item").length, "node")}`);
+      if (found !== null) lines.push(`▸ ${counted(boxNodes(found).length, "node")}`);
       this.add({ key: call.name, lines, stage: isKept ? "kept" : "lookup", nodes: [call], call, collapsed: found !== null });
       this.givers.set(call.name, [call.name, collection.shape]);
       return;
@@ -62,7 +62,7 @@ class View {
   }
 
   addNodes(call, collection, found) {
-    const nodes = innerNodes(found).filter((node) => node.kind !== "item");
+    const nodes = boxNodes(found);
     const items = new Map(innerNodes(found).filter((node) => node.kind === "item").map((node) => [node.name, node]));
     const keys = this.stacks(call, nodes);
     for (const node of nodes) {
@@ -90,7 +90,7 @@ class View {
           takers.add(keys.get(node.name));
           if (lone) this.arrow(entry, keys.get(node.name), "");
         } else {
-          this.arrow(keys.get(source), keys.get(node.name), item ? itemLabel(item, collection) : shapes.get(source));
+          this.arrow(keys.get(source), keys.get(node.name), item ? item.name.replace(collection.prefix, "") : shapes.get(source));
         }
       }
     }
