@@ -40,12 +40,11 @@ def sharding_reasons(
 
     ``taken``: what was said when the settings of its optimizer were chosen.
     """
-    return tuple(replace(reason, path=path) for reason in (*_pieces_reasons(table), *_blocks(table, optimizer), *taken))
+    return tuple(replace(reason, path=path) for reason in (*_cuts(table, optimizer), *taken))
 
 
-def _pieces_reasons(table: ShardedTable) -> Iterator[Diagnostic]:
-    """Fewer rows, or buckets of rows, than pieces; and ranks that have far more rows than others."""
-    pieces, config = table.row_pieces, table.table.hashing
+def _cuts(table: ShardedTable, optimizer: FusedOptimizer | None) -> Iterator[Diagnostic]:
+    pieces, config, blocks = table.row_pieces, table.table.hashing, len(table.column_blocks)
     sizes, empty = [shard.num_rows for shard in pieces], [shard.rank for shard in pieces if shard.is_empty]
     if empty and config is not None and table.table.has_index:
         message = f"its {config.buckets} buckets are split over {len(pieces)} ranks: ranks {empty} get no rows."
@@ -55,15 +54,11 @@ def _pieces_reasons(table: ShardedTable) -> Iterator[Diagnostic]:
         message = f"{table.table.num_embeddings:,} rows are split over {len(pieces)} ranks: ranks {empty} get none."
         advice = "table_wise or data_parallel serves so small a table better."
         yield Diagnostic("ranks_without_rows", "", message, advice)
-    if sizes and min(sizes) > 0 and max(sizes) * len(sizes) >= UNEVEN * sum(sizes):
+    elif sizes and max(sizes) * len(sizes) >= UNEVEN * sum(sizes):
         message = f"its rows are split unevenly: ranks hold {min(sizes):,} to {max(sizes):,} of {sum(sizes):,}."
         advice = "nothing if that is intended; an index is cut at borders of buckets, and more buckets make that even."
         yield Diagnostic("uneven_cuts", "", message, advice)
-
-
-def _blocks(table: ShardedTable, optimizer: FusedOptimizer | None) -> Iterator[Diagnostic]:
-    """The optimizer keeps one number per row of each column block."""
-    blocks = len(table.column_blocks)
+    # The optimizer may keep one number per row of each column block.
     changed = None if blocks < 2 or optimizer is None else optimizer.rule.when_columns_are_cut(blocks)
     if changed is not None:
         yield Diagnostic("optimizer_state_per_column_block", "", *changed)

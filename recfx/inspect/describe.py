@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import nn
 from torchrec.distributed.types import ShardingPlan
 from torchrec.modules.embedding_configs import DATA_TYPE_NUM_BITS, BaseEmbeddingConfig
 from torchrec.modules.mc_embedding_modules import BaseManagedCollisionEmbeddingCollection
@@ -37,7 +37,6 @@ from recfx.inspect.report_data import (
     type_name,
 )
 from recfx.ir.meta import node_meta
-from recfx.ir.operator_graph import lowered_from
 from recfx.ir.shards import CollectionSharding
 from recfx.ir.tables import TableSpec
 from recfx.optim.fused_optimizer import FusedOptimizer
@@ -193,16 +192,9 @@ def declared_table(spec: TableSpec, dtype: torch.dtype | None = None) -> TableRe
 
 
 def declared_tables(module: nn.Module) -> tuple[TableReport, ...]:
-    """The tables of a collection, or of the graph of a converted one, without what their indexes show.
-
-    None if it does not say which tables it has.
-    """
+    """The tables of a collection without what their indexes show; none if it does not say which it has."""
     if isinstance(module, ConvertedCollection):
         return tuple(map(declared_table, module.tables))
-    if isinstance(module, fx.GraphModule):
-        operators = filter(None, map(lowered_from, module.graph.nodes))
-        specs = next((operator.graph.collection(operator.node).tables for operator in operators), ())
-        return tuple(map(declared_table, specs))
     return _describe_other(CollectionReport(("",), "", ""), module).tables
 
 

@@ -78,7 +78,8 @@ def _hashing_reasons(table: ConvertedTable) -> Iterator[Diagnostic]:
         yield Diagnostic("index_settings_not_used", "", message, advice, Severity.WARNING)
     if config is not None and spec.never_needs_index and spec.id_range is not None:
         message = (
-            f"its ids are declared to be {spec.id_range}, all below dense_rows={config.dense_rows}, so they are rows."
+            f"its ids are declared to be {spec.id_range}, all below dense_rows={config.dense_rows}, so they are rows, "
+            "and its index is never read."
         )
         advice = "nothing: each batch is checked. HashConfig() without more rows than the table has saves the index."
         yield Diagnostic("index_left_out", "", message, advice)

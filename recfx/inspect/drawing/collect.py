@@ -13,8 +13,7 @@ from torchrec.distributed.types import ShardingPlan
 
 from recfx.collections.collection import UnshardedCollection
 from recfx.collections.converted_collection import ConvertedCollection
-from recfx.collections.hash_collections import CONVERTED_CLASSES
-from recfx.collections.kinds import KINDS, POOLED, kind_of
+from recfx.collections.kinds import kind_of
 from recfx.collections.sharding.collection import SHARDED
 from recfx.collections.whole_graph import WholeGraph
 from recfx.collections.wrappers import unwrap, users_path
@@ -36,8 +35,7 @@ from recfx.planner.pricing.hardware import Hardware
 from recfx.planner.pricing.planned_collection import graph_on
 from recfx.planner.pricing.values import NOTHING_KNOWN, KnownBatch
 from recfx.planner.topology import AnyTopology, chip_of
-from recfx.replacement.conversion_record import Conversion, Found, conversion_of, recorded
-from recfx.replacement.replace_collections import unchanged
+from recfx.replacement.conversion_record import Found, conversion_of
 from recfx.versions import __version__
 
 
@@ -59,25 +57,25 @@ def collect(
     graph_module = model.graph_module if isinstance(model, WholeGraph) else model
     hardware = topology if isinstance(topology, Hardware) else None
     is_planned = plan is not None or world_size is not None or topology is not hardware
-    nodes, outer, findings = Nodes(), list[int](), list[Finding]()
+    nodes, outer = Nodes(), list[int]()
+    inner = model.python_model if isinstance(model, WholeGraph) else model
+    graphs: Mapping[str, Rewriting] = {}  # of collections that are not drawn as they are
     if is_planned:
-        findings, conversion, costs, graphs = _as_planned(model, topology, plan, world_size)
+        _refuse_other_plan(model)
+        cost, graphs = priced_with_graphs(model, topology, plan, world_size)
+        costs, findings = DrawnCosts(cost), discover(model).findings
     else:
-        conversion, costs, graphs = conversion_of(model), costs_of(model, hardware), {}
-    if isinstance(graph_module, fx.GraphModule) and PASSES_KEY in graph_module.meta:
-        collections = [_graph_of_collection(graph_module, costs, nodes, outer)]
-    else:
-        if not is_planned:
-            findings = discover(model.python_model if isinstance(model, WholeGraph) else subject).findings
-        records = {record.paths[0]: record for record in conversion.found}
-        collections = [_collection(one, records.get(one.path), graphs.get(one.path), costs, nodes) for one in findings]
-        if isinstance(graph_module, fx.GraphModule):
-            outer += _graph_of_model(graph_module, findings, costs, nodes)
-        called = {nodes.all[place].get("collection") for place in outer}
-        for position, finding in enumerate(findings):
-            if position not in called:
-                source = next(iter(_sources(finding, records.get(finding.path))), None)
-                outer.append(_lone_call(position, finding.path, source, nodes))
+        costs, findings = costs_of(model, hardware), discover(subject if inner is model else inner).findings
+    records = {record.paths[0]: record for record in conversion_of(model).found}
+    collections = [_collection(one, records.get(one.path), graphs.get(one.path), costs, nodes) for one in findings]
+    if isinstance(graph_module, fx.GraphModule):
+        outer += _graph_of_model(graph_module, findings, costs, nodes)
+    called = {nodes.all[place].get("collection") for place in outer}
+    for position, finding in enumerate(findings):
+        if position not in called:
+            source = next(iter(_sources(finding, records.get(finding.path))), None)
+            name = finding.path.replace(".", "_") or "ebc"
+            outer.append(nodes.place(name, CALL, finding.path, source, collection=position))
     if not collections:
         raise DrawingError(
             "there is no collection in the model, so there is nothing to draw.",
@@ -87,7 +85,6 @@ def collect(
     steps = dict.fromkeys(step["name"] for collection in collections for step in collection["steps"])
     if not steps:
         costs = NO_COSTS  # of what a conversion would make, which is not drawn
-    inner = model.python_model if isinstance(model, WholeGraph) else model
     rank = f", rank 0 of {costs.cost.world_size} as planned" if is_planned else ""
     if not is_planned and dist.is_available() and dist.is_initialized():
         rank = f", rank {dist.get_rank()} of {dist.get_world_size()}"
@@ -104,10 +101,7 @@ def collect(
     }
 
 
-def _as_planned(
-    model: nn.Module, topology: AnyTopology | Hardware | None, plan: ShardingPlan | None, world_size: int | None
-) -> tuple[list[Finding], Conversion, DrawnCosts, Mapping[str, Rewriting]]:
-    """What ``plan``, or else ``recfx.plan``'s for ``topology``, would make of a model on rank 0, by path."""
+def _refuse_other_plan(model: nn.Module) -> None:
     is_sharded = any(isinstance(module, ConvertedCollection) and module.is_sharded for module in model.modules())
     if is_sharded or isinstance(model, (fx.GraphModule, WholeGraph)):
         raise DrawingError(
@@ -115,11 +109,6 @@ def _as_planned(
             reason="already_sharded",
             what_to_do="leave out topology=, plan= and world_size=, or pass the model before it is sharded or a graph.",
         )
-    with unchanged(model):
-        discovery = discover(model)
-    cost, graphs = priced_with_graphs(model, topology, plan, world_size)
-    conversion = recorded(discovery, "keep", before=conversion_of(model))
-    return discovery.findings, conversion, DrawnCosts(cost), graphs
 
 
 def _collection(
@@ -157,25 +146,6 @@ def _sources(finding: Finding, record: Found | None) -> tuple[SourceLocation, ..
     source = own or finding.source
     call_sites = () if record is None else record.call_sites
     return call_sites or (() if source is None else (source,))
-
-
-def _graph_of_collection(
-    graph_module: fx.GraphModule, costs: DrawnCosts, nodes: Nodes, outer: list[int]
-) -> dict[str, Any]:
-    """The graph of one collection by itself, whose call is added to ``outer``."""
-    records = graph_module.meta[PASSES_KEY]
-    metas = [node.meta for node in records[-1].nodes if node.meta is not None]
-    path, device, source = (metas[0].collection, metas[0].device, metas[0].source) if metas else ("", "", None)
-    tables, made = declared_tables(graph_module), {meta.kind for meta in metas}
-    kind = CONVERTED_CLASSES[next((kind for kind in KINDS if kind.assembled_by in made), POOLED)].__name__
-    steps, sources = nodes.steps(records, tables, kernels_of(graph_module), costs), () if source is None else (source,)
-    outer.append(_lone_call(0, path, source, nodes))
-    was = "collection"  # the graph does not know
-    return drawn_collection((path,), kind, tables, steps, sources, was=was, status=CONVERTED, device=device)
-
-
-def _lone_call(position: int, path: str, source: SourceLocation | None, nodes: Nodes) -> int:
-    return nodes.place(path.replace(".", "_") or "ebc", CALL, path, source, collection=position)
 
 
 class _Call(NamedTuple):

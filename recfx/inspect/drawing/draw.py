@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
+import json
 import os
+import re
 from html import escape
 from pathlib import Path
 from typing import Any, overload
@@ -12,13 +16,36 @@ from torchrec.distributed.planner import Topology
 from torchrec.distributed.types import ShardingPlan
 
 from recfx.argument_types import typed
-from recfx.errors import ConversionError, DrawingError
+from recfx.errors import ConversionError, DrawingError, printable
 from recfx.inspect.cost import batch_of, checked_topology
+from recfx.inspect.drawing.assets import read
 from recfx.inspect.drawing.collect import collect
-from recfx.inspect.drawing.html import render_html
 from recfx.kernels.build.private_files import new_file
 from recfx.planner.pricing.hardware import Hardware, HardwareName
 from recfx.planner.topology import NpuTopology
+
+STACK_FROM = 6
+"""From this number on, like nodes of a collection are drawn as one stack."""
+EXPANDED_UP_TO = 60
+"""If there are more boxes than this, collections are drawn as one box each."""
+LONGEST_LABEL = 60
+"""Longer lines of a box, and longer labels, are cut in the middle."""
+_SCRIPTS = [
+    "facts",
+    "costs",
+    "view",
+    "draw",
+    "sizes",
+    "bars",
+    "keys",
+    "details",
+    "ranks",
+    "search",
+    "links",
+    "list",
+    "page",
+]
+"""The parts of the page's script, which is one scope; ``page`` starts it."""
 
 
 def write_text(path: Path, text: str) -> None:
@@ -114,9 +141,9 @@ def draw(
         >>> file = recfx.draw(Model(), "planned.html", npu_topology(8))  # as recfx.plan would shard it over 8 NPUs
 
     Args:
-        model_or_graph: a model, converted or not, also inside DDP and torch.compile wrappers; a graph that
-            ``recfx.trace`` returns, or one of ``convert(..., whole_graph=True)``, with the code around the collections;
-            or the graph of one collection. Each rank of a sharded model draws its own graphs. Without a graph of the
+        model_or_graph: a model, converted or not, also inside DDP and torch.compile wrappers; or a graph that
+            ``recfx.trace`` returns, or one of ``convert(..., whole_graph=True)``, with the code around the collections.
+            Each rank of a sharded model draws its own graphs. Without a graph of the
             whole model, each collection is drawn by itself; one that is not converted is drawn as it is.
         path: the ``.html`` file, which is replaced if it exists: one page that needs no network, with every pass, what
             is known of each node, and a search. Default: no file.
@@ -163,3 +190,39 @@ def draw(
         return Picture(text)
     write_text(target, text)
     return target
+
+
+def render_html(drawing: dict[str, Any], report: str = "") -> str:
+    """The whole page of what ``collect`` returns; ``report`` is the address of the report's page.
+
+    Everything from the model is data, which the page's script shows as text.
+    """
+    limits = {"stackFrom": STACK_FROM, "expandedUpTo": EXPANDED_UP_TO, "longest": LONGEST_LABEL}
+    parts = {
+        "TITLE": escape(printable(drawing["title"])),
+        "SUBTITLE": escape(printable(drawing["subtitle"])),
+        "STYLE": read("page.css"),
+        "DATA": _packed(drawing | limits | {"report": report}),
+        "ENGINE": read("viz-global.js"),
+        "SCRIPT": "\n".join(read(f"{name}.js") for name in (*_SCRIPTS, "page")),
+    }
+    page = read("page.html")
+    for name in parts:
+        assert f"<!--{name}-->" in page, name
+    # One pass over the template: nothing that was filled in is looked at again.
+    return re.sub(r"<!--([A-Z]+)-->", lambda mark: parts[mark[1]], page)
+
+
+def _packed(data: Any) -> str:
+    """Compressed JSON as letters and digits, which may stand inside a script element whatever names the model has."""
+    text = json.dumps(_readable(data), ensure_ascii=False, separators=(",", ":"))
+    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
+
+
+def _readable(data: Any) -> Any:
+    """Replace what cannot be read in each text: Graphviz ends a label at a zero byte, for example."""
+    if isinstance(data, str):
+        return printable(data)
+    if isinstance(data, dict):
+        return {name: _readable(value) for name, value in data.items()}
+    return [_readable(item) for item in data] if isinstance(data, (list, tuple)) else data

@@ -3,7 +3,7 @@
 class View {
   constructor(step, collapse) {
     this.step = step;
-    this.boxes = new Map(); // by key: { key, lines, stage, call, nodes, collection }
+    this.boxes = new Map(); // by key: { key, lines, stage, call, nodes, collapsed }
     this.arrows = new Map();
     this.clusters = new Map();
     this.lone = []; // the first and the last box of each open collection that no arrow reaches
@@ -12,9 +12,14 @@ class View {
     this.collapse = collapse;
     const stacks = outerStacks();
     for (const node of outer) {
-      if (node.kind === "call") this.addCall(node);
-      else if (stacks.has(node)) this.addToStack(stacks.get(node), node);
-      else this.add({ key: node.name, lines: [shortLine(node)], stage: node.stage, nodes: [node] });
+      if (node.kind === "call") {
+        this.addCall(node);
+        continue;
+      }
+      const key = stacks.get(node) ?? node.name;
+      this.givers.set(node.name, [key, ""]);
+      this.takers.set(node.name, [key]);
+      this.add({ key, lines: [shortLine(node)], stage: node.stage, nodes: [node] }, shortLine);
     }
     for (const node of outer) {
       for (const source of node.inputs ?? []) {
@@ -24,8 +29,13 @@ class View {
     }
   }
 
-  add(box) {
-    this.boxes.set(box.key, box);
+  /** A box, or one more node in the box of a stack, whose nodes are called `name`. */
+  add(box, name = ({ kind }) => kind) {
+    const known = this.boxes.get(box.key);
+    if (!known) return this.boxes.set(box.key, box);
+    known.nodes.push(...box.nodes);
+    const [first] = known.nodes;
+    known.lines = [`▸ ${known.nodes.length.toLocaleString("en")} x ${name(first)}`, first.kernel ? `kernel ${first.kernel}` : ""];
   }
 
   arrow(tail, head, label) {
@@ -34,31 +44,21 @@ class View {
     if (!this.arrows.has(key)) this.arrows.set(key, { tail, head, label });
   }
 
-  addToStack(key, node) {
-    this.givers.set(node.name, [key, ""]);
-    this.takers.set(node.name, [key]);
-    const known = this.boxes.get(key);
-    if (known) known.nodes.push(node);
-    else this.add({ key, lines: [""], stage: node.stage, nodes: [node] });
-    const { nodes, lines } = this.boxes.get(key);
-    lines[0] = `▸ ${nodes.length.toLocaleString("en")} x ${shortLine(nodes[0])}`;
-  }
-
   addCall(call) {
     const collection = collectionOf(call);
     const found = stepOf(collection, this.step);
-    if (found === null || found.nodes.length === 0 || this.collapse(call)) {
-      const lines = [labelOf(collection), counted(collection.tables.length, "table")];
-      const isKept = found === null && this.step !== BEFORE;
-      if (found === null) lines.unshift(collection.was);
-      if (isKept) lines.push("kept as it is");
-      if (found !== null) lines.push(`▸ ${counted(boxNodes(found).length, "node")}`);
-      this.add({ key: call.name, lines, stage: isKept ? "kept" : "lookup", nodes: [call], call, collapsed: found !== null });
-      this.givers.set(call.name, [call.name, collection.shape]);
+    if (found !== null && found.nodes.length > 0 && !this.collapse(call)) {
+      this.clusters.set(call.name, `▾ ${labelOf(collection)}`);
+      this.addNodes(call, collection, found);
       return;
     }
-    this.clusters.set(call.name, `▾ ${labelOf(collection)}`);
-    this.addNodes(call, collection, found);
+    const isKept = found === null && this.step !== BEFORE;
+    const lines = [labelOf(collection), counted(collection.tables.length, "table")];
+    if (found === null) lines.unshift(collection.was);
+    if (isKept) lines.push("kept as it is");
+    if (found !== null) lines.push(`▸ ${counted(boxNodes(found).length, "node")}`);
+    this.add({ key: call.name, lines, stage: isKept ? "kept" : "lookup", nodes: [call], call, collapsed: found !== null });
+    this.givers.set(call.name, [call.name, collection.shape]);
   }
 
   addNodes(call, collection, found) {
@@ -66,19 +66,11 @@ class View {
     const items = new Map(innerNodes(found).filter((node) => node.kind === "item").map((node) => [node.name, node]));
     const keys = this.stacks(call, nodes);
     for (const node of nodes) {
-      const key = keys.get(node.name);
-      const known = this.boxes.get(key);
-      if (known) {
-        known.nodes.push(node);
-        known.lines[0] = `▸ ${known.nodes.length.toLocaleString("en")} x ${node.kind}`;
-        known.lines[1] = node.kernel ? `kernel ${node.kernel}` : "";
-        continue;
-      }
       const lines = [node.kind, counted((node.tables ?? []).length, "table"), node.kernel ? `kernel ${node.kernel}` : ""];
-      this.add({ key, lines, stage: node.stage, nodes: [node], call });
+      this.add({ key: keys.get(node.name), lines, stage: node.stage, nodes: [node], call });
     }
     const lone = isLone(call);
-    const entry = `${call.name}/ input`;
+    const [entry, exit] = [`${call.name}/ input`, `${call.name}/ output`];
     if (lone) this.add({ key: entry, lines: ["features"], stage: "io", nodes: [], call });
     const shapes = new Map(nodes.map((node) => [node.name, node.shape ?? ""]));
     const takers = new Set();
@@ -88,7 +80,7 @@ class View {
         const source = item ? item.inputs[0] : given;
         if (source === found.input) {
           takers.add(keys.get(node.name));
-          if (lone) this.arrow(entry, keys.get(node.name), "");
+          this.arrow(entry, keys.get(node.name), "");
         } else {
           this.arrow(keys.get(source), keys.get(node.name), item ? item.name.replace(collection.prefix, "") : shapes.get(source));
         }
@@ -99,9 +91,9 @@ class View {
     if (giver === undefined) return;
     this.givers.set(call.name, [giver, shapes.get(found.giver)]);
     if (lone) {
-      this.add({ key: `${call.name}/ output`, lines: [collection.gives], stage: "io", nodes: [], call });
-      this.arrow(giver, `${call.name}/ output`, shapes.get(found.giver));
-      this.lone.push([entry, `${call.name}/ output`]);
+      this.add({ key: exit, lines: [collection.gives], stage: "io", nodes: [], call });
+      this.arrow(giver, exit, shapes.get(found.giver));
+      this.lone.push([entry, exit]);
     }
   }
 
@@ -112,12 +104,9 @@ class View {
       const group = `${call.name}/${node.kind} ${node.kernel ?? ""}`;
       groups.set(group, [...(groups.get(group) ?? []), node.name]);
     }
-    const keys = new Map();
-    for (const [group, names] of groups) {
-      const stacked = names.length >= data.stackFrom && !state.unstacked.has(group);
-      for (const name of names) keys.set(name, stacked ? group : `${call.name}/${name}`);
-    }
-    return keys;
+    const isStack = ([group, names]) => names.length >= data.stackFrom && !state.unstacked.has(group);
+    const keyed = (one) => one[1].map((name) => [name, isStack(one) ? one[0] : `${call.name}/${name}`]);
+    return new Map([...groups].flatMap(keyed));
   }
 
   /** What Graphviz is given; `aspect` is the width of the place for it over its height. */
