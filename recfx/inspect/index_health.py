@@ -5,11 +5,9 @@ Reading must not slow training down: it is done in windows that are too small fo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import islice
+from collections.abc import Sequence
 from math import nan
 
-import torch
 from torch import Tensor
 
 from recfx.hashing import HashIndex
@@ -33,10 +31,10 @@ class IndexHealth:
         self.index = index
         self._bucket_rows = [index.bucket_rows(bucket) for bucket in index.policy.own_buckets]
         self._before, self._adopted = (0,) * len(_COUNTS), index.adopted
-        self._counted = self._before  # between the last two calls of end_intervals, by _COUNTS
+        self._counted = self._before  # between the last two calls of end_interval, by _COUNTS
         self._taken = [0] * len(self._bucket_rows)  # of each bucket, at the last of these calls
         self._longest_probe, self._next_group = 0, 0  # in the windows that were read; 0 before the first
-        end_intervals((self,))
+        self.end_interval()
 
     @property
     def is_allocated(self) -> bool:
@@ -46,12 +44,14 @@ class IndexHealth:
     def _buffer(self, name: str) -> Tensor:
         return buffers_named(name, (self.index,))[0]
 
-    def notice_loads(self) -> None:
-        """Begin the interval with the index's present state, if that was loaded in it.
+    def end_interval(self) -> None:
+        """Begin the next interval. The one that ends began with the last call, or with a load since then.
 
         Raises:
             CheckpointError: the state that was last loaded is not complete, or not valid.
         """
+        if not self.is_allocated:
+            return
         index = self.index
         if not index.is_as_noted():
             index.notice_changes()  # torch.distributed.checkpoint loads in place
@@ -59,13 +59,10 @@ class IndexHealth:
             self._adopted = index.adopted
             self._before = (*index.adopted.counts, *(0,) * len(EVAL_COUNTERS))
             self._longest_probe, self._next_group = 0, 0
-        index.fold_eval_counts()
-
-    def end_interval(self, now: tuple[int, ...], taken: list[int]) -> None:
-        """Begin the next interval, given the counts and the taken rows of each bucket as they are now."""
+        now = (*self._buffer("counts").tolist(), *index.fold_eval_counts().tolist())
         counted = tuple(new - old for new, old in zip(now, self._before, strict=True))
         self._counted = counted if min(counted) >= 0 else (0,) * len(counted)  # someone has written to the counts
-        self._before, self._taken = now, taken
+        self._before, self._taken = now, self._buffer("bucket_taken").tolist()
 
     def probe(self, everything: bool = False) -> bool:
         """Read all groups of slots, or the next window of them; returns whether it was the last one."""
@@ -92,27 +89,6 @@ class IndexHealth:
             "admits": config.admits,
             "shares": config.on_full == "share",
         }
-
-
-def end_intervals(parts: Iterable[IndexHealth]) -> None:
-    """Begin the next interval of all of them. The one that ends began with the last call, or with a load since then.
-
-    The counts of all indexes are read together, because a model may have thousands.
-
-    Raises:
-        CheckpointError: the state that was last loaded into one of them is not complete, or not valid.
-    """
-    parts = [part for part in parts if part.is_allocated]
-    for part in parts:
-        part.notice_loads()
-    indexes = [part.index for part in parts]
-    if not indexes:
-        return
-    buckets = buffers_named("bucket_taken", indexes)
-    counts, of_eval = (torch.stack(buffers_named(name, indexes)).tolist() for name in ("counts", "eval_counts"))
-    taken = iter(torch.cat(buckets).tolist())
-    for part, bucket_taken, in_training, in_eval in zip(parts, buckets, counts, of_eval, strict=True):
-        part.end_interval((*in_training, *in_eval), list(islice(taken, bucket_taken.numel())))
 
 
 def joined(parts: Sequence[Numbers]) -> Numbers:

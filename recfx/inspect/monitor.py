@@ -21,7 +21,7 @@ from recfx.collections.sharding.shard import INDEXES_BEFORE_SHARDING
 from recfx.collections.wrappers import users_path
 from recfx.errors import ConversionError, RecfxError, plural, type_of
 from recfx.hashing import HashIndex
-from recfx.inspect.index_health import IndexHealth, Numbers, end_intervals, joined, scalars_of
+from recfx.inspect.index_health import IndexHealth, Numbers, joined, scalars_of
 
 
 class ScalarWriter(Protocol):
@@ -196,7 +196,8 @@ class Monitor:
                 reason="monitor_before_sharding",
                 what_to_do="call recfx.monitor with the sharded model.",
             )
-        end_intervals(parts)
+        for part in parts:
+            part.end_interval()
         parts = [part for part in parts if part.is_allocated]
         if probe_all:
             for part in parts:

@@ -30,22 +30,6 @@ EXPANDED_UP_TO = 60
 """If there are more boxes than this, collections are drawn as one box each."""
 LONGEST_LABEL = 60
 """Longer lines of a box, and longer labels, are cut in the middle."""
-_SCRIPTS = [
-    "facts",
-    "costs",
-    "view",
-    "draw",
-    "sizes",
-    "bars",
-    "keys",
-    "details",
-    "ranks",
-    "search",
-    "links",
-    "list",
-    "page",
-]
-"""The parts of the page's script, which is one scope; ``page`` starts it."""
 
 
 def write_text(path: Path, text: str) -> None:
@@ -201,16 +185,10 @@ def render_html(drawing: dict[str, Any], report: str = "") -> str:
     parts = {
         "TITLE": escape(printable(drawing["title"])),
         "SUBTITLE": escape(printable(drawing["subtitle"])),
-        "STYLE": read("page.css"),
         "DATA": _packed(drawing | limits | {"report": report}),
-        "ENGINE": read("viz-global.js"),
-        "SCRIPT": "\n".join(read(f"{name}.js") for name in (*_SCRIPTS, "page")),
     }
-    page = read("page.html")
-    for name in parts:
-        assert f"<!--{name}-->" in page, name
-    # One pass over the template: nothing that was filled in is looked at again.
-    return re.sub(r"<!--([A-Z]+)-->", lambda mark: parts[mark[1]], page)
+    # One pass over the template, whose other marks name files: nothing that was filled in is looked at again.
+    return re.sub(r"<!--([\w.-]+)-->", lambda mark: parts.get(mark[1]) or read(mark[1]), read("page.html"))
 
 
 def _packed(data: Any) -> str:
