@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import inspect
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import torch.distributed as dist
@@ -16,7 +17,7 @@ from recfx.collections.converted_collection import ConvertedCollection
 from recfx.collections.sharding.collection import ShardedCollection
 from recfx.collections.sharding.ranks_agree import on_all_ranks
 from recfx.collections.wrappers import users_path
-from recfx.errors import Diagnostic, RecfxWarning, Severity
+from recfx.errors import RecfxWarning, Severity
 from recfx.inspect.collection_reasons import never_called
 from recfx.inspect.describe import reasons_of_sharding
 from recfx.inspect.facts import table_facts
@@ -29,18 +30,17 @@ _PACKAGE = str(Path(__file__).parents[1])
 def warn(converted: nn.Module, collections: Mapping[str, ConvertedCollection]) -> None:
     """Warn at the line that called recfx, on rank 0; if the filter makes errors of warnings, on all ranks alike."""
     conversion = conversion_of(converted)
-    reasons = [
-        *conversion.notes,
-        *(never_called(one.paths[0]) for one in conversion.found if one.found == "never called"),
-    ]
+    reasons = [*conversion.notes]
+    reasons += [never_called(one.paths[0]) for one in conversion.found if one.found == "never called"]
+    sharded = None
     for path, collection in collections.items():
-        reasons += _reasons(collection, path)
-    warned = [
-        replace(reason, path=users_path(converted, reason.path))
-        for reason in reasons
-        if reason.severity == Severity.WARNING
-    ]
-    sharded = next((one for one in collections.values() if isinstance(one, ShardedCollection)), None)
+        for facts in table_facts(collection, path, existed=False, with_indexes=False).values():
+            reasons += table_reasons(facts)
+        if isinstance(collection, ShardedCollection):
+            sharded = sharded or collection
+            reasons += chain.from_iterable(reasons_of_sharding(collection, path).values())
+    reasons = [reason for reason in reasons if reason.severity == Severity.WARNING]
+    warned = [replace(reason, path=users_path(converted, reason.path)) for reason in reasons]
     if sharded is not None:
         of_ranks = on_all_ranks(sharded.process_group, lambda: warned, lambda error: None)
         warned = [reason for of_rank in of_ranks for reason in of_rank or ()]
@@ -50,14 +50,6 @@ def warn(converted: nn.Module, collections: Mapping[str, ConvertedCollection]) -
             conversion.warned.add((reason.code, reason.path))
             with contextlib.nullcontext() if is_first else warnings.catch_warnings(record=True):
                 warnings.warn(RecfxWarning(reason), stacklevel=_frames_of_recfx())
-
-
-def _reasons(collection: ConvertedCollection, path: str) -> Iterator[Diagnostic]:
-    for facts in table_facts(collection, path, existed=False, with_indexes=False).values():
-        yield from table_reasons(facts)
-    if isinstance(collection, ShardedCollection):
-        for reasons in reasons_of_sharding(collection, path).values():
-            yield from reasons
 
 
 def _frames_of_recfx() -> int:

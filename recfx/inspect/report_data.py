@@ -118,18 +118,9 @@ class HashingReport:
             return cls("static")
         if not config.has_index:
             return cls("adopted", rows=config.rows, dense_rows=config.dense_rows)
-        settings = cls(
-            "index",
-            rows=config.rows,
-            dense_rows=config.dense_rows,
-            buckets=config.buckets,
-            on_full=config.on_full,
-            evict=config.evict if config.evicts else "",
-            ttl_batches=config.ttl_batches if config.evicts else None,
-            admit_after=config.admit_after,
-            unseen=config.unseen,
-            seed=config.seed,
-        )
+        names = ["rows", "dense_rows", "buckets", "on_full", "admit_after", "unseen", "seed"]
+        names += ["evict", "ttl_batches"] if config.evicts else []
+        settings = cls("index", **{name: getattr(config, name) for name in names})
         return settings if index is None or index.bucket_taken.is_meta else settings._with(index)
 
     def _with(self, index: HashIndex) -> HashingReport:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingCollection, EmbeddingConfig
 
-from recfx import ConversionError, HashConfig, HashEmbeddingBagCollection, convert, plan
+from recfx import HashConfig, HashEmbeddingBagCollection, convert, plan
 from recfx.errors import Diagnostic
 from recfx.inspect import HashingReport
 from recfx.inspect.explain import explain
@@ -131,13 +131,6 @@ def test_refusals_of_single_tables_are_reported_not_raised() -> None:
     assert (entry.status, entry.reason) == ("refused", "unsupported_bag_option")
 
 
-def test_momentum_is_refused() -> None:
-    model = Wrapped(collection())
-    attach(model, torch.optim.SGD, momentum=0.9)
-    report = explain(model)
-    assert codes(report.reasons) == [("error", "unsupported_optimizer_argument", "inner")]
-
-
 @pytest.mark.parametrize("model", [nn.Linear(2, 2), Wrapped(nn.Identity())])
 def test_no_collection_is_an_error_in_the_report(model: nn.Module) -> None:
     report = explain(model)
@@ -158,12 +151,6 @@ def test_only_collections_that_are_not_pooled() -> None:
         ("lookup", ("B*L_f", "4"), "16*B*L_f"),
         ("jagged_dict", ("B*L_f", "4"), "16*B*L_f"),
     ]
-
-
-def test_a_plan_of_another_kind() -> None:
-    with pytest.raises(ConversionError) as raised:
-        explain(Towers(), plan=object())
-    assert raised.value.reason == "invalid_argument"
 
 
 class Branching(nn.Module):

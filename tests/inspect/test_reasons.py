@@ -40,10 +40,6 @@ def optimized(kind: type, tables: int = 1, **arguments: Any) -> nn.Module:
     return convert(model)
 
 
-def test_plain_conversion_has_nothing_to_say() -> None:
-    assert explain(convert(Wrapped(collection()))).reasons == ()
-
-
 @pytest.mark.parametrize(
     ("kind", "arguments", "text"),
     [
