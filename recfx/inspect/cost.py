@@ -123,18 +123,12 @@ def priced_with_graphs(
     ranks, again = topology.world_size if isinstance(topology, (Topology, NpuTopology)) else 1, None
     converted: Mapping[str, UnshardedCollection] = {}
     if is_graph or is_sharded:
-        if plan is not None:
+        if plan is not None or (ranks > 1 and not is_sharded and _ranks([model])[1] == 1):
             raise ConversionError(
-                f"{'a graph' if is_graph else 'a sharded model'} has its own plan, and cannot be priced with another.",
+                f"{'a graph' if is_graph else 'a sharded model'} has its own ranks, and cannot be priced on others.",
                 reason="already_sharded",
-                what_to_do="leave out plan=, or pass the model before it is sharded.",
-            )
-        if ranks > 1 and not is_sharded and _ranks([model])[1] == 1:
-            raise ConversionError(
-                f"a graph of one rank cannot be priced on {ranks}: only models are planned.",
-                reason="already_sharded",
-                what_to_do="pass the model instead of its graph; or a topology of one rank, or one of "
-                "recfx.planner.pricing.hardware, for the times of the graph as it is.",
+                what_to_do="leave out plan= and topologies of several ranks, or pass the model before it is sharded; "
+                "for the times of a graph as it is, pass one of recfx.planner.pricing.hardware.",
             )
     else:
         converted = as_converted(model)

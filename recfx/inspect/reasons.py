@@ -77,10 +77,8 @@ def _hashing_reasons(table: ConvertedTable) -> Iterator[Diagnostic]:
         message = f"without effect: {settings}; {why}."
         yield Diagnostic("index_settings_not_used", "", message, advice, Severity.WARNING)
     if config is not None and spec.never_needs_index and spec.id_range is not None:
-        message = (
-            f"its ids are declared to be {spec.id_range}, all below dense_rows={config.dense_rows}, so they are rows, "
-            "and its index is never read."
-        )
+        below = f"all below dense_rows={config.dense_rows}"
+        message = f"its ids are declared to be {spec.id_range}, {below}, so they are rows."
         advice = "nothing: each batch is checked. HashConfig() without more rows than the table has saves the index."
         yield Diagnostic("index_left_out", "", message, advice)
     if index is not None and spec.custom_init_fn:

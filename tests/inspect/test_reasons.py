@@ -123,7 +123,7 @@ def test_only_touched_rows(kind: type, arguments: dict[str, Any], differs: bool)
 def test_kernel_fallback_names_who_declined() -> None:
     model = convert(Wrapped(collection(1))).double()
     (reason,) = only(model, "kernel_fallback")
-    assert "fbgemm: a call of FBGEMM's CPU kernels takes tables of float32 or of float16, not of" in reason.message
+    assert "fbgemm: " in reason.message
     (table,) = explain(model).collections[0].tables
     assert table.kernel == "reference"
     assert [(one.by, one.code) for one in table.kernels_passed_over] == [("cpu", "dtype"), ("fbgemm", "dtype")]

@@ -109,7 +109,7 @@ def test_a_graph_is_not_planned(topology: Topology) -> None:
     model, sample = hashed(), batch(4)
     whole = recfx.convert(Model(), sample, hashing=RAW, whole_graph=True)
     for graph in (recfx.trace(model, sample), whole, model.ebc.graph_module):
-        with refused("already_sharded", match="a graph of one rank cannot be priced on"):
+        with refused("already_sharded"):
             recfx.cost(graph, topology)
         assert recfx.cost(graph, npu_topology(1)).at(8).seconds > 0
     assert len(recfx.cost(model, topology).at(8).ranks) == topology.world_size
