@@ -4,7 +4,7 @@
 declined. If the user names a backend, it is used; if it cannot be, that is an error.
 
 A backend answers two questions apart: what it serves, which follows from data alone (``Backend.serves``), and whether
-it is here, on this machine (``Backend.is_here``). ``select_backend`` asks both, ``select_planned`` the first.
+it is here, on this machine (``Backend.is_here``). ``select_backend`` asks both, ``PlannedTargets`` the first.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from recfx.errors import ConversionError, Diagnostic
-from recfx.ir.context import LookupFacts, Served, TableFacts
+from recfx.ir.context import LookupFacts, TableFacts
 from recfx.kernels.build import launch
 
 if TYPE_CHECKING:
@@ -320,7 +320,7 @@ def choose_backend(
             what_to_do=f"use 'auto' or one of {names}.",
         )
     devices = [weight.device for weight in weights] or [torch.device(kind) for kind in sorted(lookup.device_types)]
-    chosen, declined = _first(lookup, backend, lambda candidate: candidate.decline_on(devices, lookup))
+    chosen, declined = first_backend(lookup, backend, lambda candidate: candidate.decline_on(devices, lookup))
     if chosen is not None:
         return chosen, declined
     tables = ", ".join(table.name for table in lookup.tables)
@@ -332,25 +332,7 @@ def choose_backend(
     )
 
 
-def select_planned(lookup: LookupFacts, backend: str, chip: str | None = None) -> Served:
-    """What ``select_backend`` would choose where everything that backends need is installed; nothing is made.
-
-    Args:
-        lookup: the lookup, on devices that need not be here.
-        backend: ``"auto"``, or the name of a backend.
-        chip: as in ``Backend.serves``.
-
-    Returns:
-        The choice; its backend is ``""`` if the one that is named would not serve the lookup.
-    """
-    chosen, declined = _first(lookup, backend, lambda candidate: candidate.serves(lookup, chip))
-    if chosen is None:
-        message = f"backend {backend!r} does not serve the lookup."
-        return Served("", declined, Diagnostic("no_finding_kernel", "", message, by=backend))
-    return Served(chosen.name, declined, chosen.serves_finding(lookup))
-
-
-def _first(
+def first_backend(
     lookup: LookupFacts, backend: str, decline: Callable[[Backend], Diagnostic | None]
 ) -> tuple[Backend | None, tuple[Diagnostic, ...]]:
     """The first backend that does not decline, and why those before it do."""

@@ -8,7 +8,7 @@ import torch
 
 from recfx.errors import Diagnostic
 from recfx.ir.context import LookupFacts, Served
-from recfx.lowering.registry import BACKENDS, Backend, choose_backend, select_planned
+from recfx.lowering.registry import BACKENDS, Backend, choose_backend, first_backend
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,11 @@ class PlannedTargets:
     chip: str | None = None
 
     def serve(self, lookup: LookupFacts, collection: str) -> Served:
-        return select_planned(lookup, self.backend, self.chip)
+        chosen, declined = first_backend(lookup, self.backend, lambda one: one.serves(lookup, self.chip))
+        if chosen is None:
+            message = f"backend {self.backend!r} does not serve the lookup."
+            return Served("", declined, Diagnostic("no_finding_kernel", "", message, by=self.backend))
+        return Served(chosen.name, declined, chosen.serves_finding(lookup))
 
     def may_name(self, backend: str) -> bool:
         return True

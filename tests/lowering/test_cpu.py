@@ -14,7 +14,8 @@ from recfx.hashing import HashConfig, HashIndex
 from recfx.ir import TableSpec
 from recfx.kernels.build import library
 from recfx.kernels.index.index_buffers import IndexView
-from recfx.lowering import BACKENDS, LookupBatch, LookupSpec, cpu, reference, select_backend
+from recfx.lowering import cpu, reference
+from recfx.lowering.registry import BACKENDS, LookupBatch, LookupSpec, select_backend
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.rules import RULES
 

@@ -12,9 +12,10 @@ import recfx
 from recfx.errors import Diagnostic
 from recfx.hashing import HashConfig
 from recfx.ir import TableSpec, format_graph
-from recfx.ir.context import OptimizerFacts, TableFacts
+from recfx.ir.context import LookupFacts, OptimizerFacts, TableFacts
 from recfx.kernels.build import launch, library, tiling
-from recfx.lowering import BACKENDS, LookupFacts, LookupSpec, select_planned
+from recfx.lowering.registry import BACKENDS, LookupSpec
+from recfx.lowering.targets import PlannedTargets
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.rules import RULES
 
@@ -139,14 +140,14 @@ def test_both_answers_together_are_what_a_backend_declines(
 def test_a_choice_is_planned_for_machines_that_are_not_there(
     lookup: LookupFacts, backend: str, chip: str | None, chosen: str, declined: list[tuple[str, str]]
 ) -> None:
-    choice = select_planned(lookup, backend, chip)
+    choice = PlannedTargets(backend, chip).serve(lookup, "")
     assert choice.backend == chosen
     assert [(decline.by, decline.code) for decline in choice.declined] == declined
     assert code(choice.finding_declined) == ("-" if chosen == "cpu" else "no_finding_kernel")
 
 
 def test_a_lookup_of_means_does_not_find_rows_itself() -> None:
-    assert code(select_planned(planned("cpu", combine="MEAN"), "auto").finding_declined) == "mean_from_ids"
+    assert code(PlannedTargets().serve(planned("cpu", combine="MEAN"), "").finding_declined) == "mean_from_ids"
 
 
 def test_a_target_that_is_named_for_lookups_does_not_hash() -> None:

@@ -24,7 +24,7 @@ from torchrec import (
 from torchrec.modules.embedding_configs import PoolingType
 
 import recfx
-from recfx.lowering import BACKENDS as BACKENDS_THERE
+from recfx.lowering.registry import BACKENDS as BACKENDS_THERE
 from recfx.lowering.step.step_once import Trigger, _Left
 from recfx.optim.fused_optimizer import FusedOptimizer
 from tests.builders.optimizers import OPTIMIZERS, attach

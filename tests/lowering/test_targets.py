@@ -21,7 +21,8 @@ from recfx.errors import IdRangeError
 from recfx.hashing import HashConfig
 from recfx.ir import TableSpec
 from recfx.kernels.build import library
-from recfx.lowering import BACKENDS, LookupBatch, LookupSpec, cpu, fbgemm, reference, select_backend
+from recfx.lowering import cpu, fbgemm, reference
+from recfx.lowering.registry import BACKENDS, LookupBatch, LookupSpec, select_backend
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.rules import RULES
 

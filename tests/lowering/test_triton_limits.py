@@ -18,8 +18,7 @@ from recfx.hashing import HashConfig
 from recfx.ir import TableSpec
 from recfx.ir.context import Served
 from recfx.kernels.build import launch, tiling
-from recfx.lowering import LookupSpec, select_backend
-from recfx.lowering.registry import BACKENDS
+from recfx.lowering.registry import BACKENDS, LookupSpec, select_backend
 from recfx.lowering.targets import PlannedTargets, TargetsHere
 from recfx.lowering.triton import target as triton_target
 from recfx.optim.fused_optimizer import FusedOptimizer

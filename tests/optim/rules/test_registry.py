@@ -1,14 +1,11 @@
-"""The registry of rules, and that no code outside of the rules' files knows which there are."""
+"""The registry of rules."""
 
 from __future__ import annotations
 
-import ast
 import copy
-import functools
 import pickle
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,14 +14,10 @@ from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import nn
 from torchrec.optim.optimizers import Adagrad as TorchRecAdagrad
 
-from recfx.optim.rules import RULES, class_names, known_settings, registered, rule_of_class, rule_of_type
+from recfx.optim.rules import RULES, known_settings, registered, rule_of_class, rule_of_type
 from recfx.optim.rules.rule import Rule, decayed
 from tests.optim.rules import steps
 from tests.toys import sign_sgd
-
-ROOT = Path(__file__).resolve().parents[3]
-ROOM = ROOT / "recfx" / "optim"
-NAMES = {rule.name for rule in RULES}
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
@@ -126,40 +119,3 @@ def test_without_weight_decay_an_infinite_weight_stays_infinite(rule: Rule) -> N
 def test_types_that_none_stands_for() -> None:
     assert rule_of_type(EmbOptimType.MADGRAD) is None
     assert rule_of_type("sgd") is None
-
-
-def test_what_messages_list() -> None:
-    theirs = "SGD, Adagrad, RowWiseAdagrad, Adam, PartialRowWiseAdam, LAMB, PartialRowWiseLAMB or LarsSGD"
-    assert class_names() == theirs
-    names = [name for setting in known_settings() for name in setting.fused_params]
-    assert names == ["learning_rate", "eps", "beta1", "beta2", "weight_decay", "eta", "momentum"]
-
-
-@functools.cache
-def _sources() -> dict[Path, ast.Module]:
-    """Every file of the project but the rules' own."""
-    paths = {path.resolve() for folder in ("recfx", "lowering", "kernels") for path in (ROOT / folder).rglob("*.py")}
-    return {path: ast.parse(path.read_text()) for path in paths if path.parent != ROOM / "rules"}
-
-
-def test_only_a_rules_file_names_the_rule() -> None:
-    """Neither a comparison with a rule's name nor a dict by names; a kernel target alone says which rules it has."""
-    for path, tree in _sources().items():
-        nodes = list(ast.walk(tree))
-        assert not {node.value for node in nodes if isinstance(node, ast.Constant)} & NAMES, path
-        imported = {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
-        if ROOT / "lowering" not in path.parents:
-            assert not imported & {type(rule).__module__ for rule in RULES}, path
-
-
-def test_one_file_knows_the_attributes_that_torch_sets() -> None:
-    torchs = {"_in_backward_optimizers", "_optimizer_classes", "_optimizer_kwargs"}
-    know = set()
-    for path, tree in _sources().items():
-        for node in ast.walk(tree):
-            name = (
-                node.attr if isinstance(node, ast.Attribute) else node.value if isinstance(node, ast.Constant) else ""
-            )
-            if isinstance(name, str) and name in torchs:
-                know.add(path)
-    assert know == {ROOM / "attached.py"}
