@@ -6,7 +6,7 @@ The view of a collection also loads state that was saved when the table had fewe
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,24 +18,6 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer
 from recfx.errors import CheckpointError
 from recfx.hashing.row_move import RowMove
 from recfx.optim.fused_optimizer import FusedOptimizer
-
-_FORMER_NAMES = {"exp_avg_sq": "momentum2"}  # which recfx used for Adam before it used TorchRec's
-
-
-def present_names(saved: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """The saved state of one parameter under today's names.
-
-    Args:
-        saved: the state, by ``<table>.momentum1`` and so on.
-        names: today's names.
-    """
-    renamed = dict(saved)
-    for key in names:
-        table, _, name = key.rpartition(".")
-        former = f"{table}.{_FORMER_NAMES.get(name)}"
-        if key not in renamed and former in renamed:
-            renamed[key] = renamed.pop(former)
-    return renamed
 
 
 @contextmanager
@@ -123,10 +105,7 @@ class FusedKeyedOptimizer(KeyedOptimizer):
         for name, parameter in self.params.items():
             current = self.state.get(parameter, {})  # a warm-up that has not stepped has none
             if name in saved:
-                saved[name] = {
-                    key: self._fit(name, key, value, current.get(key))
-                    for key, value in present_names(saved[name], current).items()
-                }
+                saved[name] = {key: self._fit(name, key, value, current.get(key)) for key, value in saved[name].items()}
         with with_wrappers(self, saved):
             super().load_state_dict({**state_dict, "state": saved})
 

@@ -107,17 +107,6 @@ def test_state_of_fewer_rows_moves_with_the_weights(kind: str) -> None:
             assert bool((value[:kept] != (0.5 if start else 0.0)).any())
 
 
-def test_the_former_name_of_a_state_is_known() -> None:
-    trained, loaded = collection(), collection()
-    train(trained)
-    saved = {
-        key: {name.replace("exp_avg_sq", "momentum2"): value for name, value in values.items()}
-        for key, values in state(trained).items()
-    }
-    loaded.fused_optimizer.load_state_dict({"state": saved})
-    assert_same(state(loaded), state(trained))
-
-
 @pytest.mark.parametrize("wrong", [torch.ones(5, 4), torch.ones(6, 3), torch.ones(6), torch.tensor(1.0)])
 def test_state_that_is_not_that_of_the_loaded_weights_is_refused(wrong: torch.Tensor) -> None:
     small, big = collection(), collection(rows=9)

@@ -169,18 +169,6 @@ def test_a_state_that_does_not_fit_changes_no_table(
     torch.testing.assert_close(states_of(collection), before, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("collection", [("adam", None)], indirect=True)
-def test_the_former_name_of_a_state_is_known(collection: ShardedHashEmbeddingBagCollection) -> None:
-    entries = {}
-    for spec in collection.tables:
-        whole = torch.ones(spec.num_embeddings, spec.embedding_dim)
-        names = {"momentum1": whole, "momentum2": whole, "step": torch.ones(1)}
-        entries[f"embedding_bags.{spec.name}.weight"] = {f"{spec.name}.{key}": value for key, value in names.items()}
-    collection.fused_optimizer.load_state_dict({"state": entries})
-    assert all(bool((value == 1).all()) for value in states_of(collection).values())
-    assert "d.momentum2" in entries["embedding_bags.d.weight"], "the caller's dict is the caller's"
-
-
 @pytest.mark.parametrize("collection", [("rowwise_adagrad", None)], indirect=True)
 @pytest.mark.parametrize(
     ("table", "saved", "reason"),

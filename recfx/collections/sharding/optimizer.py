@@ -24,7 +24,7 @@ from recfx.collections.sharding.state import (
 )
 from recfx.errors import CheckpointError, type_of
 from recfx.ir.shards import ShardedTable
-from recfx.optim.keyed_optimizer import present_names, with_wrappers
+from recfx.optim.keyed_optimizer import with_wrappers
 from recfx.optim.rules.rule import STEP
 
 
@@ -154,8 +154,6 @@ class ShardedFusedOptimizer(KeyedOptimizer):
         """
         state, states = self.state, dict(state_dict["state"])
         for name, parameter in self.params.items():
-            if name in states:
-                states[name] = present_names(states[name], state.get(parameter, {}))
             saved = states.get(name, {})
             for key, current in state.get(parameter, {}).items():
                 if key in saved and isinstance(current, SavedState):
