@@ -1,71 +1,48 @@
-"""``recfx.plan``: TorchRec's planner for converted and for standard models, on hosts, CUDA devices and NPU pods."""
+"""``recfx.plan``: plans for converted and for standard models, on hosts, CUDA devices and NPU pods.
+
+The search space, the memory that is set aside and the places of shards are those of TorchRec's planner; the estimates
+and the choice are recfx's. Its class is not used: it hashes, copies and adds up all shards for each proposal.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
-from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from torchrec.distributed.planner import Topology
 from torchrec.distributed.planner.constants import BATCH_SIZE
 from torchrec.distributed.planner.planners import to_sharding_plan
-from torchrec.distributed.planner.types import (
-    ParameterConstraints,
-    PlannerError,
-    PlannerErrorType,
-    Proposer,
-    ShardingOption,
-)
+from torchrec.distributed.planner.storage_reservations import HeuristicalStorageReservation
+from torchrec.distributed.planner.types import ParameterConstraints, PlannerError, PlannerErrorType
 from torchrec.distributed.types import ModuleSharder, ShardingPlan
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
 from recfx.argument_types import typed
+from recfx.collections.collection import UnshardedCollection
 from recfx.collections.sharding.collection import sharded_collections
 from recfx.errors import ConversionError, did_you_mean
-from recfx.planner.candidates import Candidates
-from recfx.planner.enumerator import OrderedEnumerator, is_plannable
-from recfx.planner.estimates import ShardTimes
+from recfx.planner.options import ShardEstimates, ShardingOptions, is_plannable
 from recfx.planner.placements import replace_placements
-from recfx.planner.plan_prices import PlanPrices
-from recfx.planner.planned_option import QuickPartitioner
-from recfx.planner.priced_plan import PricedPlan
-from recfx.planner.pricing.values import not_negative, whole_number
-from recfx.planner.proposers import left_out, proposers
+from recfx.planner.priced_plan import PlanPrice, PricedPlan, Pricing
+from recfx.planner.pricing.all_ranks import price_step
+from recfx.planner.pricing.graph_prices import ModelPrices
+from recfx.planner.pricing.node_price import Totals, price
+from recfx.planner.pricing.planned_collection import planned_by
+from recfx.planner.pricing.values import Values, not_negative, shares_of, whole_number
+from recfx.planner.pricing.work import LENGTH
+from recfx.planner.search import Placed, busy, plans_to_price
 from recfx.planner.sharder import HashEmbeddingBagCollectionSharder, planned_types, torchrec_sharders
-from recfx.planner.topology import NpuTopology, check_topology, device_of, hardware_of
+from recfx.planner.topology import NpuTopology, check_topology, chip_of, device_of, hardware_of
 from recfx.replacement.replace_collections import as_converted
 
-_NOISE = (
-    "Sharding spec not found for ",  # logged for every data-parallel table, which has none
-    "There is a known issue with TorchRec's dense tensor size",
-)
-_LOGGERS = [logging.getLogger(), logging.getLogger("torchrec.distributed.planner.storage_reservations")]
+RESERVED = 0.15
+"""The share of each device's memory that TorchRec's planner sets aside by default."""
 
-
-@contextlib.contextmanager
-def _without_noise() -> Iterator[None]:
-    """A context without what TorchRec's planner logs as it should be, and warns of its own default."""
-    root, last = _LOGGERS[0], logging.lastResort
-
-    def is_news(record: logging.LogRecord) -> bool:
-        return not record.getMessage().startswith(_NOISE)
-
-    handlers = [] if root.handlers or last is None else [last]  # without one, logging would configure the root for good
-    root.handlers.extend(handlers)
-    for logger in _LOGGERS:
-        logger.addFilter(is_news)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "HeuristicalStorageReservation is known to cause issues", FutureWarning)
-            yield
-    finally:
-        for logger in _LOGGERS:
-            logger.removeFilter(is_news)
-        for handler in handlers:
-            root.removeHandler(handler)
+OTHERS = "others"
+"""The part of a step that recfx does not price, but TorchRec."""
 
 
 @typed(ConversionError)
@@ -79,10 +56,10 @@ def plan(
 ) -> ShardingPlan:
     """How to shard the collections of ``model``; the same arguments give the same plan in every process.
 
-    TorchRec's planner proposes plans and places their shards by recfx's estimates; the best few of those that fit, each
-    with other sharding types, are priced as ``recfx.cost`` prices them, with the constants of the topology. The plan is
-    the cheapest. It is a :class:`recfx.planner.priced_plan.PricedPlan`, whose ``pricing`` also names the runner-up;
-    ``recfx.explain(model, plan=plan)`` shows both. For hundreds of tables, only some of TorchRec's proposals are tried.
+    TorchRec's proposals are tried, with shards placed by TorchRec's partitioner and recfx's estimates; the best few of
+    those that fit, each with other sharding types, are priced as ``recfx.cost`` prices them, with the constants of the
+    topology. The plan is the cheapest. It is a :class:`recfx.planner.priced_plan.PricedPlan`, whose ``pricing`` also
+    names the runner-up; ``recfx.explain(model, plan=plan)`` shows both. For hundreds of tables, only some are tried.
 
     No process group is needed, and the model is not changed. It may be on the meta device, and converted or not (recfx
     shards collections after conversion, pooled ones and those of sequences, so the plan may use everything that
@@ -147,45 +124,110 @@ def _plan(
     sharders = planning_sharders(model, collections, with_torchrec=with_torchrec and pod is topology)
     limits = _checked_constraints(constraints)
     _check(model, sharders, pod.compute_device, limits)
-    hardware, device = hardware_of(topology), device_of(topology)
-    times = ShardTimes(pod, limits, collections, hardware, device, model.training)
-    tables = sum(len(collection.tables) for collection in collections.values())
-
+    estimates = ShardEstimates(
+        pod, limits, collections, hardware_of(topology), device_of(topology), trains=model.training
+    )
     bound = {table for table, limit in limits.items() if len(limit.sharding_types or ()) == 1}
-
-    @_without_noise()
-    def search(proposing: list[Proposer]) -> tuple[int, list[list[ShardingOption]]]:
-        """How many plans were tried, and those to price."""
-        candidates, partitioner = Candidates(pod, bound), QuickPartitioner()
-        planner = EmbeddingShardingPlanner(
-            topology=pod,
-            batch_size=batch_size,
-            enumerator=OrderedEnumerator(pod, batch_size, limits, times, empty_ranks=empty_ranks),
-            proposer=proposing,
-            partitioner=partitioner,
-            performance_model=candidates,
-            constraints=limits,
-            stats=[],
-            debug=False,
-        )
-        planner.plan(model, sharders)
-        return candidates.tried, candidates.chosen(partitioner.capacity)
-
     try:
-        proposing = proposers(pod, tables)
-        try:
-            tried, plans = search(proposing)
-        except PlannerError:
-            if not left_out(proposing):
-                raise
-            tried, plans = search(proposers(pod, tables, times=10))  # one of those that were left out may fit
+        options = ShardingOptions(pod, batch_size, limits, estimates, empty_ranks=empty_ranks).enumerate(
+            model, sharders
+        )
+        capacity = _capacity(pod, batch_size, model, sharders, limits)
+        tried, plans = plans_to_price(options, capacity, bound)
     except PlannerError as error:
         raise _refusal(error) from error
-    chosen, pricing = PlanPrices(model, collections, topology, pod, batch_size).pricing(plans, tried)
-    best = to_sharding_plan(plans[chosen], pod)
+    cheapest, pricing = _cheapest(model, collections, topology, pod, batch_size, plans, tried)
+    best = to_sharding_plan(cheapest.assigned(), pod)
     if pod is not topology:
         best = replace_placements(best, "npu", pod.local_world_size)
     return PricedPlan(best.plan, topology, pricing)
+
+
+def _capacity(
+    pod: Topology,
+    batch_size: int,
+    model: nn.Module,
+    sharders: list[ModuleSharder[nn.Module]],
+    limits: dict[str, ParameterConstraints],
+) -> Topology:
+    """The ranks with the memory that TorchRec's planner leaves to tables, without its warnings of its own default."""
+    logger = logging.getLogger(HeuristicalStorageReservation.__module__)
+    before, logger.disabled = logger.disabled, True
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            reservation = HeuristicalStorageReservation(RESERVED)
+            return reservation.reserve(pod, batch_size, model, sharders, limits)
+    finally:
+        logger.disabled = before
+
+
+def _cheapest(
+    model: nn.Module,
+    collections: Mapping[str, UnshardedCollection],
+    topology: Topology | NpuTopology,
+    pod: Topology,
+    batch_size: int,
+    plans: Sequence[Placed],
+    tried: int,
+) -> tuple[Placed, Pricing]:
+    """The cheapest of the plans as ``recfx.cost`` prices them, and how it was chosen of so many that were tried.
+
+    ``pod`` is the topology as TorchRec knows it.
+    """
+    hardware, device, values = (
+        hardware_of(topology),
+        device_of(topology),
+        _values(plans[0], collections, batch_size, pod),
+    )
+    chip, trains = chip_of(topology, device), model.training
+    dense = ModelPrices(trains).rest(model, list(collections.values()), pod.world_size)
+    rest = Totals.of(price(node, values, hardware) for node in dense)
+
+    def priced(plan: Placed) -> PlanPrice:
+        options = plan.assigned()
+        ours = [option for option in options if option.path in collections]
+        tables: Mapping[str, Any] = to_sharding_plan(ours, pod).plan
+        planned = [
+            planned_by(collections[path], of_tables, pod.world_size, device, path, chip)
+            for path, of_tables in tables.items()
+        ]
+        parts = dict(price_step(planned, trains, values, hardware, rest).parts)
+        if len(ours) < len(options):
+            others = [option for option in options if option.path not in collections]
+            parts[OTHERS] = float(busy(others, pod.world_size).max()) / 1e3
+        types = {option.fqn.lstrip("."): str(option.sharding_type) for option in options}
+        return PlanPrice(sum(parts.values()), parts, types)
+
+    prices = [priced(plan) for plan in plans]
+    chosen = min(prices, key=lambda one: one.seconds)
+    others = [one for one in prices if one != chosen]
+    pricing = Pricing(
+        hardware=hardware.name,
+        batch_size=batch_size,
+        lengths={name: float(length) for name, length in values.lengths.items()},
+        trains=trains,
+        world_size=pod.world_size,
+        tried=max(tried, len(plans)),
+        priced=len(plans),
+        chosen=chosen,
+        runner_up=min(others, key=lambda one: one.seconds, default=None),
+    )
+    return plans[prices.index(chosen)], pricing
+
+
+def _values(plan: Placed, collections: Mapping[str, UnshardedCollection], batch_size: int, pod: Topology) -> Values:
+    """The batch that TorchRec's constraints describe."""
+    specs = {path: {table.name: table for table in part.tables} for path, part in collections.items()}
+    tables = [table for of_path in specs.values() for table in of_path.values()]
+    lengths: dict[str, float] = {}
+    for option in plan.options:
+        features = specs[option.path][option.name].feature_names if option.path in specs else ()
+        for feature, length in zip(features, option.input_lengths, strict=False):
+            lengths[feature] = max(lengths.get(feature, 0.0), float(length))
+    lengths = {name: lengths.get(name, float(LENGTH)) for table in tables for name in table.feature_names}
+    names = [*lengths, *(name for table in tables for name in table.sent_lengths)]
+    return Values(batch_size, pod.world_size, lengths, names, shares_of(tables))
 
 
 def planning_sharders(
@@ -206,39 +248,27 @@ def planning_sharders(
     return [*ours.values(), *(sharder for sharder in torchrec_sharders() if sharder.module_type not in taken)]
 
 
-_LISTS: dict[str, Callable[[Any, str], object] | None] = {
-    "pooling_factors": not_negative,
-    "num_poolings": not_negative,
-    "batch_sizes": whole_number,
-    "sharding_types": None,
-    "compute_kernels": None,
-}
-
-
 def _checked_constraints(constraints: Mapping[str, Any] | None) -> dict[str, ParameterConstraints]:
-    """The constraints by table.
-
-    Raises:
-        ConversionError: ``invalid_argument``: they are none.
-        InputError: ``invalid_argument``: a number in them is none, or is too small.
-    """
+    """The constraints by table; ``invalid_argument`` if they are none, or a number in them is none or too small."""
     by_table = dict(constraints or {})
+    lists: dict[str, Callable[[Any, str], object]] = {
+        "pooling_factors": not_negative,
+        "num_poolings": not_negative,
+        "batch_sizes": whole_number,
+    }
     for table, limits in by_table.items():
         if not isinstance(limits, ParameterConstraints):
-            raise _invalid_constraint(
-                f"the constraints of table {table!r} are {limits!r}", "ParameterConstraints of TorchRec"
-            )
+            raise _invalid_constraint(f"the constraints of table {table!r} are {limits!r}", "ParameterConstraints")
         if limits.min_partition is not None:
             whole_number(limits.min_partition, f"min_partition of table {table!r}")
-        for name, check in _LISTS.items():
+        for name in (*lists, "sharding_types", "compute_kernels"):
             given = getattr(limits, name)
             if given is None and name != "pooling_factors":
                 continue
             if not isinstance(given, Iterable) or isinstance(given, str):
                 raise _invalid_constraint(f"{name} of table {table!r} is {given!r}", "a list, or nothing")
-            for value in given:
-                if check is not None:
-                    check(value, f"one of {name} of table {table!r}")
+            for value in given if name in lists else ():
+                lists[name](value, f"one of {name} of table {table!r}")
     return by_table
 
 
@@ -304,13 +334,9 @@ def _refusal(error: PlannerError) -> ConversionError:
     """TorchRec's error as one of recfx's, with TorchRec's text."""
     memory = (PlannerErrorType.INSUFFICIENT_STORAGE, PlannerErrorType.STRICT_CONSTRAINTS, PlannerErrorType.PARTITION)
     if error.error_type in memory:
-        return ConversionError(
-            f"TorchRec's planner found no plan that fits: {error}",
-            reason="plan_does_not_fit",
-            what_to_do="give more devices or memory, a smaller batch_size, or constraints that allow more.",
-        )
-    return ConversionError(
-        f"TorchRec's planner failed ({error.error_type.value}): {error}",
-        reason="plan_failed",
-        what_to_do="see TorchRec's text; the constraints can be changed here.",
-    )
+        problem, reason = "no plan fits", "plan_does_not_fit"
+        advice = "give more devices or memory, a smaller batch_size, or constraints that allow more."
+    else:
+        problem, reason = f"TorchRec cannot plan it ({error.error_type.value})", "plan_failed"
+        advice = "see TorchRec's text; the constraints can be changed here."
+    return ConversionError(f"{problem}: {error}", reason=reason, what_to_do=advice)

@@ -11,7 +11,8 @@ import torch.distributed as dist
 from torch import nn
 from torchrec import EmbeddingBagCollection
 from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from torchrec.distributed.planner import Topology
+from torchrec.distributed.planner.partitioners import GreedyPerfPartitioner
 from torchrec.distributed.planner.types import PlannerError, PlannerErrorType
 
 import recfx
@@ -80,7 +81,7 @@ def test_a_planner_that_fails_otherwise(monkeypatch: pytest.MonkeyPatch) -> None
     def fail(*_: Any, **__: Any) -> None:
         raise PlannerError("no words for it", error_type=PlannerErrorType.OTHER)
 
-    monkeypatch.setattr(EmbeddingShardingPlanner, "plan", fail)
+    monkeypatch.setattr(GreedyPerfPartitioner, "partition", fail)
     model = nn.ModuleDict({"ebc": build(CASE)[0]})
     with refused("plan_failed", match="no words for it"):
         recfx.plan(model, Topology(world_size=2, compute_device="cpu"))

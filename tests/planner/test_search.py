@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import pytest
 from torch import nn
 from torchrec.distributed.planner import Topology
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
 from torchrec.distributed.planner.proposers import GreedyProposer
-from torchrec.distributed.planner.types import ParameterConstraints, Proposer, ShardingOption, Storage
+from torchrec.distributed.planner.types import ParameterConstraints, ShardingOption
 from torchrec.distributed.types import ShardingPlan
 
 import recfx
 from recfx.planner.plan import planning_sharders
-from recfx.planner.proposers import GreedySteps, proposers
+from recfx.planner.search import Proposal, proposals
 from recfx.replacement.replace_collections import as_converted
 from tests.builders.plans import model_of_tables
 
-PLENTY = Storage(hbm=2**60, ddr=2**60)
+MANY = 10**6
 
 
 def model_of(count: int) -> nn.Module:
@@ -29,22 +28,33 @@ def options_of(count: int) -> list[ShardingOption]:
     return EmbeddingEnumerator(Topology(4, "cuda"), 512, {}).enumerate(model, sharders)
 
 
-def all_proposals(proposer: Proposer, options: list[ShardingOption]) -> list[tuple[str, ...]]:
-    """The sharding types of every proposal."""
+def names(proposal: Proposal) -> tuple[str, ...]:
+    return tuple(f"{option.name} {option.sharding_type} {option.compute_kernel}" for option in proposal)
+
+
+def of_torchrec(options: list[ShardingOption]) -> list[Proposal]:
+    proposer = GreedyProposer(use_depth=False)
     proposer.load(options)
-    proposals = []
+    made = []
     while (proposal := proposer.propose()) is not None:
-        proposals.append(tuple(f"{option.name} {option.sharding_type} {option.compute_kernel}" for option in proposal))
+        made.append(proposal)
         proposer.feedback(True, proposal, 1.0)
-    return proposals
+    return made
 
 
-@pytest.mark.parametrize("use_depth", [True, False])
-def test_greedy_proposals_are_those_of_torchrec_or_some_of_them(use_depth: bool) -> None:
+def proposed(options: list[ShardingOption], most: int, memory: int = 2**60) -> list[tuple[str, ...]]:
+    capacity = Topology(4, "cuda", hbm_cap=memory // 4, ddr_cap=2**60)
+    return list(map(names, proposals(options, capacity, most)))
+
+
+def test_greedy_proposals_are_those_of_torchrec_or_some_of_them() -> None:
     options = options_of(7)
-    expected = all_proposals(GreedyProposer(use_depth=use_depth), options)
-    assert all_proposals(GreedySteps(use_depth, PLENTY, 10**6), options) == expected
-    some = all_proposals(GreedySteps(use_depth, PLENTY, 9), options)
+    expected = list(map(names, of_torchrec(options)))
+    all_made = proposed(options, MANY)
+    assert all_made[: len(expected)] == expected
+    uniform = all_made[len(expected) :]
+    assert len(uniform) == len({option.sharding_type for option in options})
+    some = proposed(options, 9)[: -len(uniform)]
     assert some[0] == expected[0]
     assert 4 < len(some) < 10 < len(expected)
     assert set(some) <= set(expected)
@@ -53,21 +63,12 @@ def test_greedy_proposals_are_those_of_torchrec_or_some_of_them(use_depth: bool)
 def test_what_cannot_fit_is_not_proposed() -> None:
     """TorchRec's planner would try to place each of them, and fail."""
     options = options_of(9)
-    size = {f"{way.name} {way.sharding_type} {way.compute_kernel}": way.total_storage.hbm for way in options}
-    expected = all_proposals(GreedyProposer(), options)
-    sizes = [sum(size[option] for option in proposal) for proposal in expected]
-    limit = sorted(sizes)[len(sizes) // 2]
-    proposals = all_proposals(GreedySteps(True, Storage(hbm=limit, ddr=2**60), 10**6), options)
-    assert proposals == [proposal for proposal, taken in zip(expected, sizes, strict=True) if taken <= limit]
-    assert 0 < len(proposals) < len(expected)
-
-
-def test_with_more_ranks_and_tables_fewer_are_made() -> None:
-    options, made = options_of(60), []
-    for ranks, tables in ((8, 60), (1024, 60), (1024, 10_000)):
-        _, greedy, *_ = proposers(Topology(ranks, "cuda", local_world_size=8, hbm_cap=2**60), tables)
-        made.append(len(all_proposals(greedy, options)))
-    assert made[0] > made[1] > made[2] > 1
+    expected = of_torchrec(options)
+    sizes = [sum(option.total_storage.hbm for option in proposal) for proposal in expected]
+    limit = sorted(sizes)[len(sizes) // 2] // 4 * 4
+    fitting = [names(proposal) for proposal, size in zip(expected, sizes, strict=True) if size <= limit]
+    assert 0 < len(fitting) < len(expected)
+    assert proposed(options, MANY, limit)[: len(fitting)] == fitting
 
 
 def test_a_constraint_on_one_table_leaves_the_others_a_choice() -> None:

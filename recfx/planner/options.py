@@ -1,0 +1,220 @@
+"""TorchRec's search space: every way to shard every table, with its memory and its time by recfx's estimates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+from torch import nn
+from torchrec.distributed.planner import Topology
+from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
+from torchrec.distributed.planner.shard_estimators import EmbeddingPerfEstimator, EmbeddingStorageEstimator
+from torchrec.distributed.planner.types import (
+    ParameterConstraints,
+    PartitionByType,
+    Perf,
+    Shard,
+    ShardingOption,
+    Storage,
+)
+from torchrec.distributed.types import ModuleSharder
+
+from recfx.collections.collection import UnshardedCollection
+from recfx.collections.converted_collection import index_of
+from recfx.collections.sharding.types import TableWise, type_named, type_names
+from recfx.errors import ConversionError
+from recfx.hashing import row_cuts
+from recfx.ir import tables as ir
+from recfx.ir.context import CollectionContext
+from recfx.ir.shards import CollectionSharding, ShardedTable
+from recfx.ir.ways_back import AllToAllBack
+from recfx.planner.pricing.formulas import formula_of
+from recfx.planner.pricing.graph_prices import facts_of_shard
+from recfx.planner.pricing.hardware import Constant, Hardware
+from recfx.planner.pricing.node_facts import NodeFacts, Symbols
+from recfx.planner.pricing.planned_collection import planned_with
+from recfx.planner.pricing.times import seconds_of_collective, seconds_of_work
+from recfx.planner.pricing.work import LENGTH
+
+
+class ShardEstimates(EmbeddingPerfEstimator):
+    """The memory of a shard, with its part of the table's index; and how long it keeps its rank busy.
+
+    The time of a shard of a converted collection is that of hashing and looking up, as ``recfx.cost`` counts them, and
+    of its ids and rows on the wire, without what whole nodes and calls cost. Times of other modules are TorchRec's.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        constraints: dict[str, ParameterConstraints] | None,
+        collections: Mapping[str, UnshardedCollection],
+        hardware: Hardware,
+        device: str,
+        trains: bool,
+    ) -> None:
+        super().__init__(topology, constraints)
+        self._storage = EmbeddingStorageEstimator(topology, constraints)
+        self._collections, self._world_size, self._device = collections, topology.world_size, device
+        self._hardware, self._trains = replace(hardware, node_overhead=Constant(0.0, "counted for nodes")), trains
+        self._context = cache(self._context_of)
+
+    def estimate(self, sharding_options: list[ShardingOption], sharder_data_map: Any) -> None:
+        super().estimate([one for one in sharding_options if one.path not in self._collections], sharder_data_map)
+        self._storage.estimate(sharding_options, sharder_data_map)
+        for option in sharding_options:
+            index = index_bytes(option.module[1], option.name)
+            for shard in option.shards:
+                if option.path in self._collections:
+                    shard.perf = self._time(option, shard)
+                shard.storage += Storage(hbm=0, ddr=math.ceil(index * shard.size[0] / option.tensor.shape[0]))
+
+    def _context_of(self, path: str, kernel: str) -> CollectionContext:
+        """The collection with its tables on one kernel; where they are does not matter."""
+        collection, tables = self._collections[path], []
+        for table in collection.tables:
+            whole = ir.Shard(table, 0, (0, table.num_embeddings), (0, table.embedding_dim), name=table.name)
+            tables.append(ShardedTable(table, TableWise(), kernel, AllToAllBack(), (whole,)))
+        sharding = CollectionSharding(tuple(tables), 0, self._world_size)
+        return planned_with(collection, path, sharding, self._device).context
+
+    def _time(self, option: ShardingOption, shard: Shard) -> Perf:
+        """In milliseconds."""
+        context, hardware = self._context(option.path, option.compute_kernel), self._hardware
+        table = context.by_name(local=False)[option.name]
+        (row, column), (rows, columns) = shard.offset, shard.size
+        part = ir.Shard(table, 0, (row, row + rows), (column, column + columns), name=table.name).spec
+        lengths = dict(zip(table.feature_names, option.input_lengths, strict=False))
+        lengths |= dict(zip(table.sent_lengths, option.input_lengths, strict=False))
+        symbols = Symbols(option.batch_size, self._world_size, lambda name: lengths.get(name, LENGTH), float)
+        nodes = facts_of_shard(context, part, self._trains, symbols)
+        phases = [(formula_of(facts.kind)(facts), context.copies_ids and facts.kind != "lookup") for facts in nodes]
+        forward = sum(seconds_of_work(phase.forward, hardware, on_host) for phase, on_host in phases)
+        backward = sum(seconds_of_work(phase.backward, hardware, on_host) for phase, on_host in phases)
+        there, back = self._wire(option, nodes[0])
+        return Perf(1e3 * forward, 1e3 * there, 1e3 * backward, 1e3 * back)
+
+    def _wire(self, option: ShardingOption, facts: NodeFacts) -> tuple[float, float]:
+        """The seconds of what arrives and leaves in the forward, and in the backward."""
+        (load,), kind, ranks = facts.tables, type_named(option.sharding_type), self._world_size
+        rows = load.returned_rows * load.spec.embedding_dim * load.spec.output_dtype.itemsize
+        ids = self._seconds("all_to_all", 8 * (load.ids + load.bags))
+        if kind.is_replicated:
+            return ids, self._seconds("all_gather", rows / ranks) if self._trains else 0.0
+        there, back = ("reduce_scatter", "all_gather") if kind.cuts_rows and facts.is_pooled else ("all_to_all",) * 2
+        gradients = self._seconds(back, rows / ranks if back == "all_gather" else rows) if self._trains else 0.0
+        return ids + self._seconds(there, rows), gradients
+
+    def _seconds(self, operation: str, passed: float) -> float:
+        latency = self._hardware.collective_latency[operation].value if self._world_size > 1 else 0.0
+        return seconds_of_collective(operation, passed, self._world_size, self._hardware) - latency
+
+
+def index_bytes(module: nn.Module, table: str) -> int:
+    """Bytes of host memory that the index of a table takes, 0 without one; also known on the meta device."""
+    index = index_of(module, table)
+    return 0 if index is None else sum(buffer.nbytes for buffer in index.buffers())
+
+
+class ShardingOptions(EmbeddingEnumerator):
+    """TorchRec's enumerator in an order that does not depend on the process, as that of sets of strings does.
+
+    Options that TorchRec's planner would choose and then refuse, those for whole hosts if the last host has fewer
+    ranks, and cuts that leave ranks without rows are left out (``empty_ranks`` allows the latter where the constraints
+    leave no other). Tables with an index are cut between buckets.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        batch_size: int,
+        constraints: dict[str, ParameterConstraints] | None,
+        estimates: ShardEstimates,
+        *,
+        empty_ranks: bool = False,
+    ) -> None:
+        self._empty_ranks = empty_ranks
+        self._has_whole_hosts = topology.world_size % topology.local_world_size == 0
+        super().__init__(topology, batch_size, constraints, [estimates])
+
+    def enumerate(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> list[ShardingOption]:
+        """Every way to shard every table, with estimates; ``no_sharding_option`` if a table has none."""
+        options: list[ShardingOption] = super().enumerate(module, sharders)
+        options = [option for option in options if is_plannable(option.sharding_type, option.compute_kernel)]
+        places = {fqn: place for place, fqn in enumerate(dict.fromkeys(option.fqn for option in options))}
+        kept = self._left(options, lambda option: self._has_whole_hosts or not _is_by_host(option))
+        filled = self._left(kept, lambda option: all(shard.size[0] > 0 for shard in option.shards), self._empty_ranks)
+        order = type_names()
+        return sorted(filled, key=lambda one: (places[one.fqn], order.index(one.sharding_type), one.compute_kernel))
+
+    @staticmethod
+    def _left(
+        options: list[ShardingOption], allows: Callable[[ShardingOption], bool], keeps_last: bool = False
+    ) -> list[ShardingOption]:
+        """The options that are allowed; if a table has none of them, all of its options, or else an error."""
+        left = [option for option in options if allows(option)]
+        tables = {option.fqn for option in left}
+        others = [option for option in options if option.fqn not in tables]
+        if others and not keeps_last:
+            raise _no_option(others[0])
+        return left + others
+
+    def populate_estimates(self, sharding_options: list[ShardingOption]) -> None:
+        """Estimate the shards in the sizes that they will really have, and each size once."""
+        shards_of = []
+        for option in sharding_options:
+            _cut_between_buckets(option)
+            shards_of.append(option.shards)
+            option.shards = list({tuple(shard.size): shard for shard in reversed(option.shards)}.values())
+        super().populate_estimates(sharding_options)
+        for option, shards in zip(sharding_options, shards_of, strict=True):
+            estimated = {tuple(shard.size): shard for shard in option.shards}
+            for shard in shards:
+                like = estimated[tuple(shard.size)]
+                shard.storage, shard.perf = like.storage, like.perf
+            option.shards = shards
+
+
+def is_plannable(sharding_type: str, kernel: str) -> bool:
+    """Whether TorchRec's planner accepts the two together in its result."""
+    return kernel not in type_named(sharding_type).unplanned_kernels
+
+
+def _is_by_host(option: ShardingOption) -> bool:
+    return bool(option.partition_by == PartitionByType.HOST.value)
+
+
+def _cut_between_buckets(option: ShardingOption) -> None:
+    """Give the shards of a table with an index the rows that ``read_plan`` of sharded collections gives them."""
+    index = index_of(option.module[1], option.name)
+    if index is None or not type_named(option.sharding_type).cuts_rows:
+        return
+    blocks: dict[int, list[Shard]] = {}  # by first column
+    for shard in option.shards:
+        blocks.setdefault(shard.offset[1], []).append(shard)
+    for shards in blocks.values():
+        borders = row_cuts(index.config, len(shards))
+        for shard, (begin, end) in zip(shards, pairwise(borders), strict=True):
+            shard.offset[0], shard.size[0] = begin, end - begin
+
+
+def _no_option(option: ShardingOption) -> ConversionError:
+    filled, index = sum(shard.size[0] > 0 for shard in option.shards), index_of(option.module[1], option.name)
+    if filled == len(option.shards):
+        why = "the hosts do not have equally many ranks"
+        advice = "pass a topology whose local_world_size divides its world_size, or allow other types."
+    else:
+        cut = f"{option.tensor.shape[0]} rows" if index is None else f"{index.config.buckets} buckets of its index"
+        why = f"only {filled} of {len(option.shards)} shards would have any of its {cut}"
+        more = "" if index is None else "convert it with more buckets; "
+        advice = f"{more}allow table_wise or data_parallel, or pass empty_ranks=True."
+    return ConversionError(
+        f"table {option.name!r} cannot be sharded {option.sharding_type} as its constraints say: {why}.",
+        reason="no_sharding_option",
+        module_path=option.path,
+        what_to_do=advice,
+    )
