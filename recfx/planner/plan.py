@@ -151,7 +151,7 @@ def _capacity(
     limits: dict[str, ParameterConstraints],
 ) -> Topology:
     """The ranks with the memory that TorchRec's planner leaves to tables, without its warnings of its own default."""
-    logger = logging.getLogger(HeuristicalStorageReservation.__module__)
+    logger = logging.getLogger("torchrec.distributed.planner.storage_reservations")
     before, logger.disabled = logger.disabled, True
     try:
         with warnings.catch_warnings():
