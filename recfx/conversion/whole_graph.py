@@ -23,7 +23,7 @@ from recfx.collections.copy_modules import (
 )
 from recfx.collections.sharding.collection import sharded_collections
 from recfx.collections.whole_graph import WholeGraph, share_children
-from recfx.discovery.attribute_reads import AttributeReads
+from recfx.discovery.attribute_reads import AttributeReads, plain_attribute
 from recfx.discovery.discover import set_mode
 from recfx.discovery.sample import Sample, fixed_randomness
 from recfx.discovery.shallow_tracer import (
@@ -161,7 +161,7 @@ def _trace(
     known: dict[str, int | list[str]] = {}
     try:
         while True:
-            computed, reads = Computed(root), AttributeReads(root)
+            computed, reads = Computed(root), AttributeReads(dict(root.named_modules()), plain_attribute)
             tracer = ShallowTracer(collections, opaque, computed, known, reads)
             try:
                 with _tensor_attributes_stay(root), computed, reads.recorded():

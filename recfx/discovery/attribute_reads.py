@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from unittest import mock
 
@@ -24,20 +24,25 @@ _OF_TORCH = frozenset(
 )
 """What a graph does not keep: modes are checked by themselves, and what is registered is read when the graph runs."""
 
-_MISSING = object()
+MISSING = object()
 
 
 class AttributeReads:
-    """The numbers, strings, and containers of these that the code of ``root`` and its modules reads.
+    """What the code of some modules reads of their attributes.
+
+    Args:
+        modules: the modules by path.
+        value_of: the value of an attribute as it is now, by module and name; ``MISSING`` if it does not matter.
 
     Attributes:
         values: what was read first, by path of the module and name.
     """
 
-    def __init__(self, root: nn.Module) -> None:
+    def __init__(self, modules: Mapping[str, nn.Module], value_of: Callable[[nn.Module, str], Any]) -> None:
         self.values: dict[tuple[str, str], Any] = {}
-        self._modules = {id(module): (path, module) for path, module in root.named_modules()}
-        self._by_path = dict(self._modules.values())
+        self._value_of = value_of
+        self._modules = {id(module): (path, module) for path, module in modules.items()}
+        self._by_path = modules
 
     @contextlib.contextmanager
     def recorded(self) -> Iterator[None]:
@@ -48,9 +53,8 @@ class AttributeReads:
             value = object.__getattribute__(module, name)
             if name not in _OF_TORCH and id(module) in self._modules and threading.get_ident() == thread:
                 key = (self._modules[id(module)][0], name)
-                plain = plain_attribute(module, name)
-                if plain is not _MISSING and key not in self.values:
-                    self.values[key] = copy.deepcopy(plain)
+                if key not in self.values and (now := self._value_of(module, name)) is not MISSING:
+                    self.values[key] = copy.deepcopy(now)
             return value
 
         with mock.patch.object(nn.Module, "__getattribute__", read, create=True):
@@ -59,16 +63,16 @@ class AttributeReads:
     def changed(self) -> str | None:
         """The first attribute that has another value than when it was read; None if there is none."""
         for (path, name), value in self.values.items():
-            if plain_attribute(self._by_path[path], name) != value:
+            if self._value_of(self._by_path[path], name) != value:
                 return f"{path}.{name}" if path else name
         return None
 
 
 def plain_attribute(module: nn.Module, name: str) -> Any:
-    """An attribute of a module or its class; ``_MISSING`` if it is not plain, such as a tensor or a property."""
-    value = object.__getattribute__(module, "__dict__").get(name, _MISSING)
-    value = getattr(type(module), name, _MISSING) if value is _MISSING else value
-    return value if _is_plain(value) else _MISSING
+    """An attribute of a module or its class; ``MISSING`` if it is not plain, such as a tensor or a property."""
+    value = object.__getattribute__(module, "__dict__").get(name, MISSING)
+    value = getattr(type(module), name, MISSING) if value is MISSING else value
+    return value if _is_plain(value) else MISSING
 
 
 def _is_plain(value: Any) -> bool:

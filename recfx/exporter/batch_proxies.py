@@ -9,6 +9,7 @@ from torch import fx
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recfx.discovery.shallow_tracer import InPlaceProxy
+from recfx.exporter.serving.named_inputs import check_plain
 
 
 @dataclass(frozen=True)
@@ -99,8 +100,7 @@ def as_traced(features: KeyedJaggedTensor, argument: str, names: list[str], is_w
     Raises:
         RuntimeError: it has other features, or these in another order. TorchScript knows no other error.
     """
-    if features.variable_stride_per_key():
-        raise RuntimeError(f"{argument}: features of different batch sizes are not served [bad_lengths]")
+    check_plain(argument, features)
     if (features.weights_or_none() is not None) != is_weighted:
         expected = "with" if is_weighted else "without"
         raise RuntimeError(f"{argument}: the model was exported for a batch {expected} weights [bad_weights]")

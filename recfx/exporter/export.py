@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -47,24 +47,11 @@ from recfx.kernels.build.private_files import new_file
 _Artifact = ScriptArtifact | TracedArtifact
 
 
-class _Format(NamedTuple):
-    """A format of ``export``.
-
-    Args:
-        make: makes programs that may become the file, in one way after the other.
-        compiler: what makes the programs, for messages.
-        reason: the reason code if it cannot make one.
-    """
-
-    make: Callable[[ModelCall], Iterator[_Artifact]]
-    compiler: str
-    reason: str
-
-
-_FORMATS = {
-    "torchscript": _Format(script_artifacts, "TorchScript", "not_scriptable"),
-    "pt2": _Format(traced_artifacts, "torch.export", "not_exportable"),
+_FORMATS: dict[str, tuple[Callable[[ModelCall], Iterator[_Artifact]], str, str]] = {
+    "torchscript": (script_artifacts, "TorchScript", "not_scriptable"),
+    "pt2": (traced_artifacts, "torch.export", "not_exportable"),
 }
+"""By format: what makes programs that may become the file; their compiler; and the reason code if there is none."""
 
 
 @typed(ExportError)
@@ -184,7 +171,7 @@ def _export(file: _File, converted: nn.Module, sample: Sample) -> ExportReport:
         signature, returns = signature_of(converted, sample), return_pattern(outputs)
         other_calls: dict[str, Sample] = {}
         notes: list[Diagnostic] = []
-        for name, other_call, answer in other_batches(converted, sample, notes):
+        for name, other_call, answer in other_batches(converted, sample):
             check_alike(returns, return_pattern(answer), name)
             other_calls[name] = other_call
         collections = unsharded_collections(converted)
@@ -207,7 +194,7 @@ def _export(file: _File, converted: nn.Module, sample: Sample) -> ExportReport:
             message = "a call changes this buffer, in the file as well: answers may depend on the calls before."
             what_to_do = "give each thread that serves the file its own copy, or leave the buffer alone in eval mode."
             notes.append(Diagnostic("keeps_state", changed, message, what_to_do, Severity.WARNING))
-        for artifact in _FORMATS[file.serving.format].make(call):
+        for artifact in _FORMATS[file.serving.format][0](call):
             report = _write(file, artifact, call, notes)
             if report is not None:
                 return report
@@ -327,7 +314,7 @@ def _of_devices(artifact: _Artifact, own: list[str]) -> list[Diagnostic]:
 
 def _present(served: list[ServedCollection], artifact: _Artifact) -> tuple[list[ServedCollection], list[Diagnostic]]:
     """The collections whose tables the program has, and notes on the others."""
-    buffers = {buffer.data_ptr() for buffer in artifact.buffers().values() if buffer.numel()}
+    buffers = {buffer.data_ptr() for buffer in artifact.tensors() if buffer.numel()}
     present = [
         collection for collection in served if any(part.buffer.data_ptr() in buffers for part in collection.fillings)
     ]
@@ -354,9 +341,7 @@ def _sizes(served: ServedCollection) -> Iterator[TableSize]:
 
 
 def _not_exported(converted: nn.Module, failures: list[Diagnostic], format: str) -> ExportError:
-    compiler, reason = (
-        ("TorchScript", "not_scriptable") if format == "torchscript" else ("torch.export", "not_exportable")
-    )
+    _, compiler, reason = _FORMATS[format]
     for path, module in converted.named_modules():
         is_cause = all(failure.path in ("", path) or failure.path.startswith(f"{path}.") for failure in failures)
         if isinstance(module, BaseManagedCollisionEmbeddingCollection) and is_cause:

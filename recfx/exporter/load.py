@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import warnings
-import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -62,8 +61,8 @@ def load(path: str | os.PathLike[str], device: torch.device | str | int | None =
 
     Raises:
         ExportError: ``invalid_argument``, ``device_unavailable``, ``no_file``, ``cannot_read``, ``damaged_file``,
-            ``changed_file``, ``not_exported``, ``newer_format``, ``other_hash``, ``no_library``, ``no_pt2``,
-            ``no_triton``, ``no_tiling_table``, ``other_operators``, ``wrong_device``, ``out_of_memory``,
+            ``changed_file``, ``not_exported``, ``newer_format``, ``older_format``, ``other_hash``, ``no_library``,
+            ``no_pt2``, ``no_triton``, ``no_tiling_table``, ``other_operators``, ``wrong_device``, ``out_of_memory``,
             ``cannot_load``.
     """
     target = _place(device)
@@ -83,8 +82,6 @@ def load(path: str | os.PathLike[str], device: torch.device | str | int | None =
             raise error if isinstance(error, ExportError) else _of_torch(file, manifest, error) from error
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise file.damaged(f"its manifest is not one that recfx writes ({error!r})") from error
-        if _is_of_format_1(manifest):
-            _check_buffers(file, loaded)
         file.check_unchanged()
     return loaded
 
@@ -143,10 +140,9 @@ def _checked_manifest(file: ModelFile) -> dict[str, Any]:
         if len(manifests) == 1:
             text = archive.read(manifests[0]).decode()
         manifest = read_manifest(text, file.path)
-        if not _is_of_format_1(manifest):
-            content = content_checksum(archive, MANIFEST_RECORD, without_checksum(str(text)))
-            if manifest.get("content_crc32") != f"{content:08x}":
-                raise file.damaged("its records are not those that its manifest was written for")
+        content = content_checksum(archive, MANIFEST_RECORD, without_checksum(str(text)))
+        if manifest.get("content_crc32") != f"{content:08x}":
+            raise file.damaged("its records are not those that its manifest was written for")
     return manifest
 
 
@@ -158,21 +154,6 @@ def _read_program(file: ModelFile, manifest: dict[str, Any], device: torch.devic
         warnings.simplefilter("ignore")  # torch says at each call that TorchScript is deprecated
         script: nn.Module = torch.jit.load(file.for_torch(), map_location=device)
         return script
-
-
-def _is_of_format_1(manifest: dict[str, Any]) -> bool:
-    """Whether a file is of format 1, and does not only claim to be."""
-    return manifest["format_version"] == 1 and not manifest.keys() & {"content_crc32", "order"}
-
-
-def _check_buffers(file: ModelFile, loaded: LoadedModel) -> None:
-    """Compare the tables of a file of format 1, which has checksums of nothing else."""
-    program: nn.Module = loaded.script.program
-    buffers, checksums = dict(program.named_buffers()), loaded.manifest.get("crc32")
-    for name, crc in checksums.items() if isinstance(checksums, dict) else [("crc32", None)]:
-        content: Any = None if name not in buffers else buffers[name].cpu().contiguous().view(-1).view(torch.uint8)
-        if content is None or f"{zlib.crc32(content.numpy()):08x}" != crc:
-            raise file.damaged("its tables are not those that its manifest was written for")
 
 
 def _of_torch(file: ModelFile, manifest: dict[str, Any], error: RuntimeError) -> ExportError:

@@ -21,8 +21,8 @@ from recfx.exporter.arguments import Signature
 from recfx.exporter.batch_proxies import as_traced
 from recfx.exporter.model_file import ModelFile
 from recfx.exporter.patterns import Pattern, identifier
-from recfx.exporter.serving.named_inputs import NamedFeatures, NamedJagged, NamedTensor, check_lengths
-from recfx.runtime.bags import permute_features
+from recfx.exporter.serving.named_inputs import NamedFeatures, NamedJagged, NamedTensor, check_lengths, check_weights
+from recfx.exporter.serving.select_bags import SelectBags
 from recfx.versions.differences import pt2_reader
 
 _RESERVED = ("device", "pytree", "fx_pytree")
@@ -66,51 +66,22 @@ def flat_tensors(signature: Signature, leaves: list[Any]) -> list[torch.Tensor]:
     for leaf, value in zip(signature.leaves(), leaves, strict=True):
         if leaf.kind == "tensor":
             flat.append(value)
-        elif leaf.kind == "jagged":
-            flat += _jagged(leaf, value.values(), value.lengths().view(-1), value.weights_or_none(), (-1,))
+            continue
+        if leaf.kind == "jagged":
+            values, lengths, weights = value.values(), value.lengths().view(-1), value.weights_or_none()
+            check_lengths(leaf.name, values, lengths, False)
+            if leaf.is_weighted and weights is None:
+                raise RuntimeError(f"{leaf.name}: the jagged tensor has no weights [missing_weights]")
+            if weights is not None and leaf.is_weighted:
+                check_weights(leaf.name, values, weights)
         else:
             if leaf.name in signature.exact:
                 as_traced(value, leaf.name, list(leaf.keys), leaf.is_weighted)
-            flat += _keyed(leaf, value)
-    return flat
-
-
-def _keyed(leaf: Pattern, value: KeyedJaggedTensor) -> list[torch.Tensor]:
-    keys = value.keys()
-    if value.variable_stride_per_key():
-        raise RuntimeError(f"{leaf.name}: every feature must have the same number of samples [bad_lengths]")
-    if value.inverse_indices_or_none() is not None:
-        raise RuntimeError(f"{leaf.name}: bags are not expanded by inverse indices here [inverse_indices]")
-    for key in leaf.keys:
-        if key not in keys:
-            raise RuntimeError(f"{leaf.name}: the batch lacks feature {key}; it has {keys} [missing_feature]")
-    lengths, weights = value.lengths(), value.weights_or_none()
-    if lengths.numel() % max(1, len(keys)):
-        raise RuntimeError(f"{leaf.name}: {lengths.numel()} lengths do not fit {len(keys)} features [bad_lengths]")
-    batch_size = lengths.numel() // max(1, len(keys))
-    checked = _jagged(leaf, value.values(), lengths, weights, (len(keys), batch_size))
-    if tuple(keys) == leaf.keys:
-        return checked
-    place = {key: number for number, key in enumerate(keys)}  # of two equal keys, the later one counts
-    selected = permute_features(value, [place[key] for key in leaf.keys], list(leaf.keys))
-    return _jagged(
-        leaf, selected.values(), selected.lengths(), selected.weights_or_none(), (len(leaf.keys), batch_size)
-    )
-
-
-def _jagged(
-    leaf: Pattern, values: torch.Tensor, lengths: torch.Tensor, weights: torch.Tensor | None, shape: tuple[int, ...]
-) -> list[torch.Tensor]:
-    check_lengths(leaf.name, values, lengths, leaf.kind == "kjt")
-    flat = [values.long() if leaf.kind == "kjt" else values, lengths.long().reshape(shape)]
-    if leaf.is_weighted:
-        if weights is None:
-            raise RuntimeError(f"{leaf.name}: the batch has no weights for its ids [missing_weights]")
-        if weights.numel() != values.size(0):
-            raise RuntimeError(
-                f"{leaf.name}: there are {weights.numel()} weights for {values.numel()} ids [bad_weights]"
-            )
-        flat.append(weights.reshape(-1).float())
+            select = SelectBags(leaf.name, (), leaf.is_weighted)
+            select.feature_names = list(leaf.keys)
+            bags = select(value)
+            values, lengths, weights = bags.values, bags.lengths.view(len(leaf.keys), -1), bags.weights
+        flat += [values, lengths.long(), *([weights.float()] if leaf.is_weighted else [])]
     return flat
 
 

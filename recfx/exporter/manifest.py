@@ -20,9 +20,8 @@ from recfx.exporter.serving.targets import ServingTarget
 from recfx.versions import __version__
 
 FORMAT_VERSION = 3
-"""The version of the file. A reader refuses files of a later one.
-
-Files of version 1 have no ``content_crc32``, and those of version 2 no ``operators_version``.
+"""The version of the file. A reader refuses files of a later one, and of version 1, which have checksums of tables
+alone. Files of version 2 have no ``operators_version``.
 """
 
 HASH_VERSION = 1
@@ -38,6 +37,9 @@ or what an argument means, adds a version here and in ``kernels/csrc/build/libra
 
 _PLAIN = ("kind", "name", "value", "is_weighted", "type_name")
 """The fields of a pattern that a manifest has as they are."""
+
+_SIGNATURE = ("parameters", "positional", "order", "defaults", "sizes", "exact", "ordered", "keywords")
+"""Those of a signature."""
 
 
 def make_manifest(
@@ -57,7 +59,7 @@ def make_manifest(
         portable: whether the file needs only the operators of torch and FBGEMM.
         target: which modules serve its nodes.
     """
-    signature = call.signature
+    signature = {name: getattr(call.signature, name) for name in _SIGNATURE}
     manifest = {
         "format_version": FORMAT_VERSION,
         "content_crc32": f"{content:08x}",
@@ -68,15 +70,8 @@ def make_manifest(
         "operators_version": None if portable else OPERATOR_VERSIONS[-1],
         "format": target.format,
         "target": target.name,
-        "parameters": list(signature.parameters),
-        "positional": signature.positional,
-        "order": list(signature.order),
-        "defaults": dict(signature.defaults),
-        "sizes": dict(signature.sizes),
-        "exact": list(signature.exact),
-        "ordered": list(signature.ordered),
-        "keywords": list(signature.keywords),
-        "arguments": [_of_pattern(pattern) for pattern in signature.patterns],
+        **signature,
+        "arguments": [_of_pattern(pattern) for pattern in call.signature.patterns],
         "outputs": tensor_names(call.returns),
         "returns": _of_pattern(call.returns),
         "collections": {collection.path: _of_collection(collection) for collection in collections},
@@ -92,7 +87,7 @@ def read_manifest(text: object, path: object) -> dict[str, Any]:
         path: the file, for messages.
 
     Raises:
-        ExportError: ``not_exported``, ``newer_format``, ``other_hash``.
+        ExportError: ``not_exported``, ``older_format``, ``newer_format``, ``other_hash``.
     """
     try:
         manifest = json.loads(text) if isinstance(text, str) else None
@@ -104,6 +99,12 @@ def read_manifest(text: object, path: object) -> dict[str, Any]:
             f"{path} has no manifest of recfx.",
             reason="not_exported",
             what_to_do="load a file that recfx.export has written.",
+        )
+    if version == 1:
+        raise ExportError(
+            f"{path} has format 1, which recfx no longer reads.",
+            reason="older_format",
+            what_to_do="export the model again with this version.",
         )
     if version > FORMAT_VERSION:
         raise ExportError(
@@ -133,20 +134,10 @@ def pattern_from(described: dict[str, Any]) -> Pattern:
 
 
 def signature_from(manifest: dict[str, Any]) -> Signature:
-    """The signature that a manifest describes."""
-    order, defaults = manifest.get("order", []), manifest.get("defaults", {})  # which older files lack, like the sizes
-    parameters, patterns = tuple(manifest["parameters"]), tuple(map(pattern_from, manifest["arguments"]))
-    return Signature(
-        parameters,
-        patterns,
-        manifest["positional"],
-        tuple(order),
-        dict(defaults),
-        manifest.get("sizes", {}),
-        tuple(manifest.get("exact", [])),
-        tuple(manifest.get("ordered", [])),
-        tuple(manifest.get("keywords", [])),
-    )
+    """The signature that a manifest describes; older files lack what has a default."""
+    known = {name: manifest[name] for name in _SIGNATURE if name in manifest}
+    fields: Any = {name: tuple(value) if isinstance(value, list) else value for name, value in known.items()}
+    return Signature(patterns=tuple(map(pattern_from, manifest["arguments"])), **fields)
 
 
 def _of_pattern(pattern: Pattern) -> dict[str, Any]:

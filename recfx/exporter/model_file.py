@@ -45,26 +45,20 @@ class ModelFile:
         """
         try:
             self.file.seek(-_END_BYTES, os.SEEK_END)
-            if not self.file.read().startswith(_END_MARK):
-                raise zipfile.BadZipFile("its last bytes are not the end of an archive")
+            is_whole = self.file.read().startswith(_END_MARK)
             with zipfile.ZipFile(self.file) as archive:
                 infos = archive.infolist()
-                if archive.comment or not infos or min(info.header_offset for info in infos) != 0:
-                    raise zipfile.BadZipFile("there is something besides the archive in it")
-                if len({info.filename for info in infos}) != len(infos):
-                    raise zipfile.BadZipFile("two of its records have the same name")
+                names = {info.filename for info in infos}
+                is_whole = is_whole and bool(infos) and not archive.comment and len(names) == len(infos)
+                if not is_whole or min(info.header_offset for info in infos) != 0:
+                    raise zipfile.BadZipFile("there is something besides an archive in it, or a record is there twice")
                 yield archive
         except ExportError:
             raise
-        except _OF_THE_CONTENT as error:
-            raise self._not_ours(error) from error
-        except OSError as error:
-            if error.errno not in (None, errno.EINVAL):  # codecs raise these, and seeks to before the first byte
+        except (*_OF_THE_CONTENT, OSError) as error:
+            if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):  # which codecs and seeks raise
                 raise
-            raise self._not_ours(error) from error
-
-    def _not_ours(self, error: Exception) -> ExportError:
-        return self.damaged(f"it is cut off, or was not written by recfx.export ({error})")
+            raise self.damaged(f"it is cut off, or was not written by recfx.export ({error})") from error
 
     def for_torch(self) -> str | BinaryIO:
         """What torch reads the open file by: a name if there is one, because it would copy a file without one."""

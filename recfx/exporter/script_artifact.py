@@ -6,6 +6,7 @@ branches that depend on data.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import itertools
@@ -42,6 +43,14 @@ _TYPES = {"tensor": "torch.Tensor", "kjt": "KeyedJaggedTensor", "jagged": "Jagge
 _numbers = itertools.count(1)
 
 
+@contextlib.contextmanager
+def _undeprecated() -> Iterator[None]:
+    """A context without torch's word, at each call, that TorchScript is deprecated."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
 class ScriptArtifact:
     """A served model in TorchScript, and the graph in it, if TorchScript did not compile the model's own code.
 
@@ -71,6 +80,9 @@ class ScriptArtifact:
                     blocks += node.blocks()
         return sorted(kinds)
 
+    def tensors(self) -> list[torch.Tensor]:
+        return list(self.script.program.buffers())
+
     def buffers(self) -> dict[str, torch.Tensor]:
         return dict(self.script.program.named_buffers())
 
@@ -83,8 +95,7 @@ class ScriptArtifact:
         for filling in fillings:
             filling.buffer.set_()  # type: ignore[call-overload]  # to an empty tensor
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # torch says at each call that TorchScript is deprecated
+            with _undeprecated():
                 saved = self.script.save_to_buffer()
                 torch.jit.load(io.BytesIO(saved))
                 self.size = len(saved) + sum(content.nbytes for content in contents)
@@ -97,12 +108,11 @@ class ScriptArtifact:
         return None
 
     def save(self, path: Path) -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch says at each call that TorchScript is deprecated
-            try:
+        try:
+            with _undeprecated():
                 torch.jit.save(self.script, str(path))
-            except RuntimeError as error:  # what torch makes of an error of the disk
-                raise OSError(f"torch cannot save it: {str(error).strip().splitlines()[0]}") from error
+        except RuntimeError as error:  # what torch makes of an error of the disk
+            raise OSError(f"torch cannot save it: {str(error).strip().splitlines()[0]}") from error
 
     def named(self, *leaves: Any) -> dict[str, torch.Tensor]:
         """Run it: the tensors and KJTs of the signature to output tensors by name."""
@@ -198,8 +208,7 @@ def _compile(module: nn.Module, path: str = "") -> torch.jit.ScriptModule:
     Otherwise a class that failed to compile once could never be compiled again in this process.
     """
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch says at each call that TorchScript is deprecated
+        with _undeprecated():
             prepared = call_prepare_scriptable_func(module)
             script: torch.jit.ScriptModule = create_script_module(prepared, infer_methods_to_compile, share_types=False)
     except Exception as error:  # the compiler raises errors of many types, about the user's code
@@ -213,9 +222,10 @@ def _summary(error: Exception) -> str:
     texts = [line for line in lines if not line.startswith('File "') and "~" not in line]
     if texts and re.fullmatch(r"\S+\(.*\) -> .*:", texts[0]):  # the signature of what is called comes before the reason
         texts = [line for line in texts[1:] if line.startswith(("Expected", "Inferred"))] or texts
+        message = " ".join(texts)
     else:
-        texts = texts[:1]
-    message = re.sub(r" \(of Python compilation unit at: 0x[0-9a-f]+\)|__torch__\.(\w+\.)*", "", " ".join(texts))
+        message = texts[0] if texts else ""
+    message = re.sub(r" \(of Python compilation unit at: 0x[0-9a-f]+\)|__torch__\.(\w+\.)*", "", message)
     where = next((line for line in lines if line.startswith('File "')), "")
     return f"{type(error).__name__}: {message} {where}".strip()
 

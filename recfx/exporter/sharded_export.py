@@ -75,13 +75,16 @@ def export_from_ranks(
         export: writes the file on rank 0, given the unsharded model and the call, both on the host. Its error, like any
             other, is raised on all ranks.
     """
-    by_rank = agree(group, lambda: {key: _text(value) for key, value in arguments.items()})
-    agree(group, lambda: _check_alike(by_rank))
-    agree(group, lambda: check() if group.rank() == 0 else None)
-    gathered = {
-        path: gather_tables(collection, on_rank=0, with_optimizers=False)
-        for path, collection in sharded_collections(model).items()
-    }
+
+    def check_alike() -> None:
+        for rank, passed in enumerate(by_rank):
+            for name, value in passed.items():
+                if value != by_rank[0][name]:
+                    raise ExportError(
+                        f"rank {rank} exports with {name}={value}, rank 0 with {name}={by_rank[0][name]}.",
+                        reason="ranks_differ",
+                        what_to_do="call export with the same arguments on all ranks.",
+                    )
 
     def on_first() -> _Result | None:
         if group.rank() != 0:
@@ -90,6 +93,13 @@ def export_from_ranks(
         _drop_replicas(whole)
         return export(whole, call)
 
+    by_rank = agree(group, lambda: {key: _text(value) for key, value in arguments.items()})
+    agree(group, check_alike)
+    agree(group, lambda: check() if group.rank() == 0 else None)
+    gathered = {
+        path: gather_tables(collection, on_rank=0, with_optimizers=False)
+        for path, collection in sharded_collections(model).items()
+    }
     result: Any = agree(group, on_first)[0]
     return result
 
@@ -97,17 +107,6 @@ def export_from_ranks(
 def _text(argument: Any) -> str:
     """A text that is the same for equal arguments, whatever the order of a dict."""
     return str(dict(sorted(argument.items(), key=str)) if isinstance(argument, Mapping) else argument)
-
-
-def _check_alike(by_rank: list[dict[str, str]]) -> None:
-    for rank, arguments in enumerate(by_rank):
-        for name, value in arguments.items():
-            if value != by_rank[0][name]:
-                raise ExportError(
-                    f"rank {rank} exports with {name}={value}, rank 0 with {name}={by_rank[0][name]}.",
-                    reason="ranks_differ",
-                    what_to_do="call export with the same arguments on all ranks.",
-                )
 
 
 def _drop_replicas(copy: nn.Module) -> None:

@@ -5,9 +5,10 @@ keep it, and copies of the model share it with the user's.
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
-from unittest import mock
 
 import numpy
 import torch
@@ -18,10 +19,10 @@ from torch.utils._pytree import tree_leaves
 
 from recfx.collections.converted_collection import ConvertedCollection
 from recfx.collections.copy_modules import attributes
+from recfx.discovery.attribute_reads import AttributeReads
 from recfx.errors import ExportError
 
 _PLAIN = (bool, int, float, complex, str, bytes, frozenset)
-_Key = tuple[int, str]
 
 
 def not_in_collections(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -99,35 +100,34 @@ def refusing_changed_attributes(copy: nn.Module) -> Iterator[None]:
     Raises:
         ExportError: ``changes_state``.
     """
-    modules = {id(module): (path, module) for path, module in not_in_collections(copy)}
-    before = {key: list(_leaves(value, ())) for key, value in _attributes(modules)}
-    read: set[_Key] = set()
-    written: set[_Key] = set()
-    set_attribute = nn.Module.__setattr__
-
-    def get(module: nn.Module, name: str) -> Any:
-        if (id(module), name) not in written:
-            read.add((id(module), name))
-        return object.__getattribute__(module, name)
-
-    def put(module: nn.Module, name: str, value: Any) -> None:
-        written.add((id(module), name))
-        set_attribute(module, name, value)
-
-    with (
-        mock.patch.object(nn.Module, "__getattribute__", get, create=True),
-        mock.patch.object(nn.Module, "__setattr__", put),
-    ):
+    reads = AttributeReads(dict(not_in_collections(copy)), _content)
+    with reads.recorded():
         yield
-    after = dict(_attributes(modules))
-    for (module, name), leaves in before.items():
-        if (module, name) in read and not _are_same(leaves, list(_leaves(after.get((module, name)), ()))):
-            path = modules[module][0]
-            raise _changes_state(f"{path}.{name}" if path else name)
+    if (path := reads.changed()) is not None:
+        raise _changes_state(path)
 
 
-def _attributes(modules: dict[int, tuple[str, nn.Module]]) -> Iterator[tuple[_Key, Any]]:
-    return (((key, name), value) for key, (_, module) in modules.items() for name, value in attributes(module))
+def _content(module: nn.Module, name: str) -> Any:
+    return _Content(object.__getattribute__(module, "__dict__").get(name))  # without the read that is being recorded
+
+
+class _Content:
+    """What an attribute holds when this is made: equal if nothing in it was replaced or written."""
+
+    def __init__(self, value: Any) -> None:
+        self._leaves = list(_leaves(value, ()))
+
+    def __deepcopy__(self, memo: Any) -> _Content:
+        return self
+
+    def __eq__(self, other: Any) -> bool:
+        return len(self._leaves) == len(other._leaves) and all(
+            old is new
+            or (type(old) is type(new) and isinstance(old, _PLAIN) and (old == new or (old != old and new != new)))
+            for old, new in zip(self._leaves, other._leaves, strict=True)
+        )
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 def _leaves(value: Any, around: tuple[int, ...]) -> Iterator[Any]:
@@ -138,26 +138,14 @@ def _leaves(value: Any, around: tuple[int, ...]) -> Iterator[Any]:
     if isinstance(value, torch.Tensor):
         yield value
         yield None if value.is_inference() else value._version
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield key
+    elif isinstance(value, (dict, list, tuple, deque)):
+        for item in chain.from_iterable(value.items()) if isinstance(value, dict) else value:
             yield from _leaves(item, around)
     elif isinstance(value, (set, frozenset)):
         yield frozenset(value)
     elif isinstance(value, numpy.ndarray):
         yield value.tobytes()
-    elif isinstance(value, (list, tuple)) or type(value).__name__ == "deque":
-        for item in value:
-            yield from _leaves(item, around)
     else:
         yield value
         if type(value).__module__.partition(".")[0] not in ("torch", "torchrec"):
             yield from _leaves(getattr(value, "__dict__", ()), around)
-
-
-def _are_same(before: list[Any], after: list[Any]) -> bool:
-    return len(before) == len(after) and all(
-        old is new
-        or (type(old) is type(new) and isinstance(old, _PLAIN) and (old == new or (old != old and new != new)))
-        for old, new in zip(before, after, strict=True)
-    )

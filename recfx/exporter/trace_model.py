@@ -1,8 +1,7 @@
 """The traced model around exported graphs of its collections, by one way of tracing after the other.
 
 A trace takes the model's own Python away as far as it reaches: dataclasses, dictionaries and other arguments that
-TorchScript does not know are gone then. It is shallow at first; it enters what TorchScript cannot compile, and leaves
-alone what computes something else when traced.
+TorchScript does not know are gone then. It is shallow at first; then it enters what TorchScript cannot compile.
 """
 
 from __future__ import annotations
@@ -52,17 +51,23 @@ def warmed(call: ModelCall) -> ModelCall:
 def each_way(make: Callable[[Ways], _Made], failures: list[Diagnostic]) -> Iterator[_Made]:
     """What ``make`` returns for one way of tracing after the other; the next is asked for if one was not good enough.
 
-    ``failures`` collects why ``make`` raised ``WayFailed``.
+    A trace enters what could not be compiled, or else every module. ``failures`` collects why ``make`` raised
+    ``WayFailed``.
     """
     ways = Ways()
-    while not ways.exhausted:
+    while True:
+        path = ""
         try:
             yield make(ways)
         except WayFailed as failed:
             failures.append(failed.diagnostic)
-            ways.learn(failed)
+            path = failed.diagnostic.path
+        if path and path not in ways.inside:
+            ways.inside |= {path}
+        elif not ways.deep:
+            ways = Ways(deep=True)
         else:
-            ways.learn_of_difference()
+            break
 
 
 class WayFailed(Exception):
@@ -75,49 +80,17 @@ class WayFailed(Exception):
 
 @dataclass
 class Ways:
-    """What the next trace does differently.
+    """What a trace enters: modules of these paths that hold no collections, or, ``deep``, all but torch's own."""
 
-    Args:
-        opaque: paths of modules that it leaves alone.
-        inside: paths of modules without collections that it enters.
-        deep: whether it enters every module that is not torch's own.
-        exhausted: whether there is nothing left to try.
-        entered: paths of the modules that the last trace has entered.
-    """
-
-    opaque: frozenset[str] = frozenset()
     inside: frozenset[str] = frozenset()
     deep: bool = False
-    exhausted: bool = False
-    entered: frozenset[str] = frozenset()
-
-    def learn(self, failed: WayFailed) -> None:
-        """Change one thing because of a failure."""
-        path = failed.diagnostic.path
-        if path and path not in self.inside and path not in self.opaque:
-            self.inside |= {path}
-        else:
-            self._go_deeper()
-
-    def learn_of_difference(self) -> None:
-        """Change one thing because the program was not good enough, although it was compiled."""
-        if self.entered - self.opaque:
-            self.opaque |= self.entered
-        else:
-            self._go_deeper()
-
-    def _go_deeper(self) -> None:
-        if not self.deep:
-            self.opaque, self.inside, self.deep = frozenset(), frozenset(), True
-        else:
-            self.exhausted = True
 
 
 class _Tracer(ShallowTracer):
     """A shallow tracer that records forward hooks, and enters more than modules that hold collections."""
 
     def __init__(self, root: nn.Module, collections: set[int], ways: Ways, features: dict[str, Features]) -> None:
-        super().__init__(collections, ways.opaque)
+        super().__init__(collections)
         self.ways = ways
         self.features = features
         self.reads: set[fx.Node] = set()
@@ -147,8 +120,6 @@ class _Tracer(ShallowTracer):
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """True for collections, and for modules that hold none; but hooks are part of the graph."""
-        if module_qualified_name in self.ways.opaque:
-            return True
         if has_forward_hooks(m) or module_qualified_name in self.ways.inside:
             return False
         if self.ways.deep and not isinstance(m, ConvertedCollection):
@@ -191,7 +162,6 @@ def trace_model(call: ModelCall, ways: Ways) -> fx.GraphModule:
         check_read_features(graph, tracer.reads, features)
     except Exception as error:  # user code on proxies can raise anything; the reason is part of the error
         raise WayFailed(rollback_of("", error)) from error
-    ways.entered = frozenset(tracer.entered)
     paths = {identifier(str(node.target), ()): str(node.target) for node in graph.find_nodes(op="call_module")}
     graph_module = _around_served(call, entry, graph)
     graph_module.meta[PATHS] = paths
@@ -208,7 +178,6 @@ def _around_served(call: ModelCall, entry: nn.Module, graph: fx.Graph) -> fx.Gra
     graph_module = flat_graph_module(root, graph)
     _inline(graph_module, call.graphs)
     _drop_identities(graph_module)
-    _type_empty_lists(graph_module)
     return flat_graph_module(graph_module, graph_module.graph)
 
 
@@ -235,28 +204,6 @@ def _drop_identities(graph_module: fx.GraphModule) -> None:
         if type(graph_module.get_submodule(str(node.target))) is nn.Identity:
             node.replace_all_uses_with(node.all_input_nodes[0])
             graph_module.graph.erase_node(node)
-
-
-def _no_names() -> list[str]:
-    return torch.jit.annotate(list[str], [])
-
-
-def _type_empty_lists(graph_module: fx.GraphModule) -> None:
-    """TorchScript takes ``[]`` for a list of tensors, but in a list of lists it is one of names."""
-    graph = graph_module.graph
-
-    def typed(value: Any, is_inside: bool, node: fx.Node) -> Any:
-        if isinstance(value, (list, tuple)) and not value and is_inside:
-            with graph.inserting_before(node):
-                return graph.call_function(_no_names)
-        if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
-            named = any(isinstance(name, str) for item in value if isinstance(item, (list, tuple)) for name in item)
-            return type(value)([typed(item, named, node) for item in value])
-        return value
-
-    for node in list(graph.nodes):
-        if node.op.startswith("call"):
-            node.args = tuple(typed(argument, False, node) for argument in node.args)
 
 
 def _inline(graph_module: fx.GraphModule, served: Mapping[int, nn.Module]) -> None:

@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import fx, nn
@@ -31,7 +31,7 @@ from recfx.discovery.shallow_tracer import with_forward
 from recfx.errors import Diagnostic
 from recfx.exporter.arguments import Signature
 from recfx.exporter.buffers import Filling
-from recfx.exporter.loaded_program import flat_names, flat_tensors, join_tensors
+from recfx.exporter.loaded_program import LoadedProgram, flat_names, flat_tensors, join_tensors
 from recfx.exporter.model_call import BIGGER, EMPTY, ModelCall
 from recfx.exporter.model_copies import detach_parameters, fresh_copy
 from recfx.exporter.patterns import Pattern
@@ -56,16 +56,18 @@ class TracedArtifact:
 
     def __init__(self, exported: ExportedProgram, signature: Signature) -> None:
         self.exported = exported
-        self.signature = signature
         self.graph = str(exported.graph)
-        self._run = cache(exported.module)  # made when it is first called: making it takes longer than a call
+        self._run = cache(partial(LoadedProgram, exported, signature))  # making it takes longer than a call
 
     def operators(self) -> list[str]:
         called = {node.target for node in self.exported.graph.nodes if node.op == "call_function"}
         return [target.name() for target in called if isinstance(target, torch._ops.OpOverload)]
 
+    def tensors(self) -> list[torch.Tensor]:
+        return list(self.exported.state_dict.values())
+
     def buffers(self) -> dict[str, torch.Tensor]:
-        return {name.removeprefix("model."): buffer for name, buffer in self._run().named_buffers()}
+        return {name.removeprefix("model."): buffer for name, buffer in self._run().program.named_buffers()}
 
     def check_loading(self, fillings: list[Filling]) -> Diagnostic | None:
         return None  # what ``torch.export`` saves, it can load
@@ -81,8 +83,7 @@ class TracedArtifact:
             torch.export.save(self.exported, file)
 
     def named(self, *leaves: Any) -> dict[str, torch.Tensor]:
-        outputs: dict[str, torch.Tensor] = self._run()(*flat_tensors(self.signature, list(leaves)))
-        return outputs
+        return self._run().named(*leaves)
 
 
 def traced_artifacts(call: ModelCall) -> Iterator[TracedArtifact]:
@@ -139,7 +140,7 @@ def _exported(root: nn.Module, run: Run, call: ModelCall, examples: Examples) ->
     if narrow is None:
         yield TracedArtifact(exported, call.signature)
     else:
-        call.failures.append(Diagnostic("not_exportable", "", f"the program does not take every batch: {narrow.text}"))
+        call.failures.append(Diagnostic("not_exportable", "", f"the program does not take every batch: {narrow[2]}"))
 
 
 @contextlib.contextmanager
@@ -190,23 +191,15 @@ def _examples(call: ModelCall) -> Examples:
     return [tensor.new_zeros(shape) for tensor, shape in zip(tensors, used, strict=True)], symbols
 
 
-class _Narrow(NamedTuple):
-    """A size of an argument that cannot be everything that it may be in a batch."""
-
-    argument: int
-    dim: int
-    text: str
-
-
-def _narrow(exported: ExportedProgram) -> Iterator[_Narrow]:
-    """The sizes for which the program has limits; torch takes 2 and more for every size."""
+def _narrow(exported: ExportedProgram) -> Iterator[tuple[int, int, str]]:
+    """The sizes for which the program has limits: argument, dimension, and words. torch takes 2 and more for each."""
     user_inputs = list(exported.graph_signature.user_inputs)
     for node in exported.graph.find_nodes(op="placeholder"):
         for dim, size in enumerate(node.meta["val"].shape if node.name in user_inputs else ()):
             bounds = None if isinstance(size, int) else exported.range_constraints.get(size.node.expr)
             if bounds is not None and (bounds.lower > 2 or bounds.upper < sys.maxsize - 1):
                 text = f"size {dim} of {node.name} would have to be from {bounds.lower} to {bounds.upper}"
-                yield _Narrow(user_inputs.index(node.name), dim, text)
+                yield user_inputs.index(node.name), dim, text
 
 
 def _fixed(exported: ExportedProgram, symbols: list[dict[int, Any]]) -> tuple[dict[int, Any], ...] | None:
@@ -214,8 +207,7 @@ def _fixed(exported: ExportedProgram, symbols: list[dict[int, Any]]) -> tuple[di
 
     Torch knows of the widths of two inputs that are concatenated only their sum, for example. None if there are none.
     """
-    limited = {(narrow.argument, narrow.dim) for narrow in _narrow(exported)}
-    constant = {(number, dim) for number, dim in limited if symbols[number].get(dim) is Dim.AUTO}
+    constant = {(number, dim) for number, dim, _ in _narrow(exported) if symbols[number].get(dim) is Dim.AUTO}
     if not constant:
         return None
     return tuple(

@@ -74,21 +74,14 @@ def as_path(path: object) -> Path:
         ExportError: ``invalid_argument``.
     """
     name = os.fspath(path) if isinstance(path, os.PathLike) else path
-    if not isinstance(name, str) or not name or not _is_utf8(name):
+    # File names may hold other bytes than UTF-8, which Python gives as surrogates, and torch cannot open.
+    if not isinstance(name, str) or not name or "\0" in name or name != name.encode(errors="replace").decode():
         raise ExportError(
             f"path is {path!r}, which cannot be the name of a file.",
             reason="invalid_argument",
             what_to_do="pass the path of the file, as a str or a pathlib.Path.",
         )
     return Path(name)
-
-
-def _is_utf8(path: str) -> bool:
-    """Whether torch can open it: file names may hold other bytes, which Python gives as surrogates."""
-    try:
-        return b"\0" not in path.encode()
-    except UnicodeEncodeError:
-        return False
 
 
 def destination(target: Path) -> Path:

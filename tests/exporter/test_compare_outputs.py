@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
 import torch
 from torch import nn
-from torchrec import KeyedJaggedTensor
 
 import recfx
 from recfx.exporter.compare_outputs import other_batches
-from tests.builders.batches import batch
-from tests.builders.collections import collection
 
 
 class AddsOnesOfFourSamples(nn.Module):
@@ -44,19 +38,3 @@ class ReadsMemory(nn.Module):
 def test_a_model_that_reads_memory_itself_is_not_asked_for_strided_tensors() -> None:
     names = [name for name, _, _ in other_batches(ReadsMemory(), recfx.Sample(torch.ones(4, 2)))]
     assert names == ["a bigger batch", "a batch of one"]
-
-
-@pytest.mark.parametrize("reads_memory", [False, True])
-def test_the_report_says_which_batch_was_not_compared(tmp_path: Path, reads_memory: bool) -> None:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.ebc, self.read = collection(), ReadsMemory() if reads_memory else nn.Identity()
-
-        def forward(self, dense: torch.Tensor, features: KeyedJaggedTensor) -> torch.Tensor:
-            pooled: torch.Tensor = self.ebc(features).values()
-            return torch.cat([self.read(dense), pooled], dim=1)
-
-    report = recfx.export(recfx.convert(Model()).eval(), tmp_path / "model", (torch.rand(4, 2), batch(4)))
-    codes = [note.code for note in report.notes]
-    assert codes.count("strided_batch_not_compared") == reads_memory

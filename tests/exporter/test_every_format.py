@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from torchrec import KeyedJaggedTensor
 
 import recfx
 from tests.exporter.changed_records import (
@@ -112,22 +112,13 @@ def test_plain_tensors_by_name(model: nn.Module, loaded: recfx.LoadedModel) -> N
     message = r"int64 or int32, got float64\. What to do: convert the ids with \.long"
     with refused("wrong_id_dtype", match=message, error=recfx.InputError):
         loaded.serve(inputs | {"features.a.values": ids.double()})
-    with refused("unknown_input", match=re.escape("there is no input features.b.length. What"), error=recfx.InputError):
-        loaded.serve(inputs | {"features.b.length": ids})  # nothing is missing, so nothing is meant
     assert set(loaded.inputs) == set(inputs)
     whole: Any = dict(inputs)
     del inputs["features.b.lengths"], inputs["dense"]
-    for more, reason, message in (
-        ({"more": ids, "z": ids}, "unknown_input", "no inputs more and z, and inputs dense and features.b.lengths are"),
-        ({"features.b.length": ids}, "unknown_input", "length (did you mean 'features.b.lengths'?), and input"),
-        (
-            {},
-            "missing_input",
-            " inputs dense and features.b.lengths are missing. What to do: pass a dict with a tensor",
-        ),
-    ):
-        with refused(reason, match=re.escape(message), error=recfx.InputError):
-            loaded.serve(inputs | more)
+    with refused("unknown_input", match="no more.* and it lacks dense, features.b.lengths", error=recfx.InputError):
+        loaded.serve(inputs | {"more": ids})
+    with refused("missing_input", match="it lacks dense, features.b.lengths", error=recfx.InputError):
+        loaded.serve(inputs)
     for passed, told in (
         ([ids], "the inputs are a list, not a dict"),
         (
@@ -142,9 +133,6 @@ def test_plain_tensors_by_name(model: nn.Module, loaded: recfx.LoadedModel) -> N
             loaded.serve(passed)
     with pytest.raises((RuntimeError, torch.jit.Error), match=r"input features.a.values is on .*\[wrong_argument\]"):
         loaded.script.serve(whole | {"features.a.values": ids.to("meta")})
-    rest = r"inputs features\.c\.values, features\.c\.lengths, features\.a\.lengths and 4 more are missing\."
-    with refused("missing_input", match=rest, error=recfx.InputError):
-        loaded.serve({"dense": ids, "features.a.values": ids})
 
 
 def _features(keys: list[str], values: Any, lengths: list[int]) -> recfx.Sample:
@@ -187,30 +175,6 @@ def test_what_is_no_tensor_and_what_is_misspelt_is_named(loaded: recfx.LoadedMod
     ):
         with refused("wrong_argument", match=re.escape(told), error=recfx.InputError):
             loaded(*args)
-
-
-class Pooled(nn.Module):
-    """The pooled rows of a collection alone."""
-
-    def __init__(self, collection: EmbeddingBagCollection) -> None:
-        super().__init__()
-        self.ebc = collection
-
-    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
-        return self.ebc(features).values()
-
-
-def test_a_misspelt_feature_is_named(tmp_path: Path) -> None:
-    movies = EmbeddingBagConfig(name="t", num_embeddings=9, embedding_dim=4, feature_names=["movie"])
-    sample = KeyedJaggedTensor(["movie"], torch.tensor([1]), lengths=torch.tensor([1, 0]))
-    model = recfx.convert(Pooled(EmbeddingBagCollection([movies])))
-    misspelt = KeyedJaggedTensor(["movei"], sample.values(), lengths=sample.lengths())
-    for name in ("torchscript", "pt2"):
-        recfx.export(model, tmp_path / name, sample, format=name)
-        with refused("missing_feature", match=r"movie \(did you mean it by 'movei'\?\); it", error=recfx.InputError):
-            recfx.load(tmp_path / name)(misspelt)
-    with refused("missing_feature", match=r"'movie' \(did you mean it by 'movei'\?\); it", error=recfx.InputError):
-        model(misspelt)
 
 
 def test_a_loaded_model_stays_in_eval_mode(loaded: recfx.LoadedModel) -> None:

@@ -13,7 +13,7 @@ from torchrec import EmbeddingBagCollection
 from torchrec.inference.modules import quantize_embeddings, quantize_inference_model
 
 import recfx
-from recfx.exporter.torch_entry import _refusing, _scripted
+from recfx.exporter.torch_entry import _SCRIPT, _refusing
 from tests.builders.collections import one_table
 from tests.exporter.hashed_models import TRACES, HashedModel, call, trained
 from tests.support.refusals import refused
@@ -90,7 +90,7 @@ def test_another_tool_may_have_wrapped_torch_functions_before() -> None:
     def wrapped(*a: Any, **k: Any) -> Any:
         return a, k
 
-    extended = _refusing(_scripted)(wrapped)
+    extended = _refusing(_SCRIPT, wrapped)
     converted = recfx.convert(one_table())
     module = nn.Linear(1, 1)
     for call_it in (lambda: extended(converted, 1, more=2), lambda: extended(more=2, model=converted)):

@@ -9,6 +9,7 @@ from torch import nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recfx.exporter.serving.find_rows import FindFrozenRows
+from recfx.exporter.serving.named_inputs import check_plain
 from recfx.exporter.serving.pool_rows import FORMATS, PoolRows
 from recfx.exporter.serving.select_bags import Bags, SelectBags, ServedNode
 from recfx.ir.context import FrozenIndex
@@ -33,10 +34,7 @@ class AtenSelectBags(SelectBags):
         Raises:
             RuntimeError: the batch is malformed.
         """
-        if features.variable_stride_per_key():
-            raise RuntimeError(f"{self.collection}: features of different batch sizes are not served [bad_lengths]")
-        if features.inverse_indices_or_none() is not None:
-            raise RuntimeError(f"{self.collection}: bags are not expanded by inverse indices here [inverse_indices]")
+        check_plain(self.collection, features)
         keys = features.keys()
         values, lengths = self.contiguous(features.values()), self.contiguous(features.lengths().reshape(-1))
         self.check_shapes(keys, values, lengths)

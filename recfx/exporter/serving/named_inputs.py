@@ -138,6 +138,14 @@ def dtype_name(tensor: torch.Tensor) -> str:
     return names.get(tensor.dtype, "another dtype")
 
 
+def check_plain(name: str, features: KeyedJaggedTensor) -> None:
+    """Refuse batches whose bags are not those of one batch of samples. Scriptable."""
+    if features.variable_stride_per_key():
+        raise RuntimeError(f"{name}: features of different batch sizes are not served [bad_lengths]")
+    if features.inverse_indices_or_none() is not None:
+        raise RuntimeError(f"{name}: bags are not expanded by inverse indices here [inverse_indices]")
+
+
 def check_types(name: str, values: torch.Tensor, lengths: torch.Tensor, are_ids: bool = True) -> None:
     """Refuse ids and lengths that are not lists of integers; other values are rows ``[n, ...]``. Scriptable."""
     if (values.dim() != 1 if are_ids else values.dim() == 0) or lengths.dim() != 1:
@@ -145,27 +153,27 @@ def check_types(name: str, values: torch.Tensor, lengths: torch.Tensor, are_ids:
             f"{name}: values must be [n] and lengths [B], but they are {values.shape} and {lengths.shape} [bad_ids]"
         )
     if are_ids and values.dtype != torch.int64 and values.dtype != torch.int32:
-        raise RuntimeError(f"{name}.values must be int64 or int32, got {dtype_name(values)} [wrong_id_dtype]")
+        raise RuntimeError(f"{name}: ids must be int64 or int32, got {dtype_name(values)} [wrong_id_dtype]")
     if lengths.dtype != torch.int64 and lengths.dtype != torch.int32:
-        raise RuntimeError(f"{name}.lengths must be int64 or int32, got {dtype_name(lengths)} [bad_lengths]")
+        raise RuntimeError(f"{name}: lengths must be int64 or int32, got {dtype_name(lengths)} [bad_lengths]")
 
 
 def check_lengths(name: str, values: torch.Tensor, lengths: torch.Tensor, are_ids: bool = True) -> None:
     """Refuse ids and lengths that are not one batch of bags. Scriptable."""
     check_types(name, values, lengths, are_ids)
-    if lengths.numel() > 0 and int(lengths.min()) < 0:
-        raise RuntimeError(f"{name}.lengths has a negative length [bad_lengths]")
     count = values.size(0)
-    if lengths.numel() > 0 and int(lengths.max()) > count:  # the sum of such lengths may overflow
-        raise RuntimeError(
-            f"{name}.lengths has a length of {int(lengths.max())}, but there are {count} ids [bad_lengths]"
-        )
+    if lengths.numel() > 0:
+        least, most = torch.aminmax(lengths)
+        if int(least) < 0:
+            raise RuntimeError(f"{name}: a length is negative [bad_lengths]")
+        if int(most) > count:  # the sum of such lengths may overflow
+            raise RuntimeError(f"{name}: a length is {int(most)}, but there are {count} ids [bad_lengths]")
     total = int(lengths.sum())
     if total != count:
-        raise RuntimeError(f"{name}.lengths add up to {total}, but there are {count} ids [bad_lengths]")
+        raise RuntimeError(f"{name}: the lengths add up to {total}, but there are {count} ids [bad_lengths]")
 
 
 def check_weights(name: str, values: torch.Tensor, weights: torch.Tensor) -> None:
     """Refuse weights that are not one number per id. Scriptable."""
     if weights.dim() != 1 or weights.numel() != values.size(0):
-        raise RuntimeError(f"{name}.weights is of shape {weights.shape} for {values.numel()} ids [bad_weights]")
+        raise RuntimeError(f"{name}: there are weights {weights.shape} for {values.size(0)} ids [bad_weights]")

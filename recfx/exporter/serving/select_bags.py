@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recfx.exporter.serving.named_inputs import dtype_name
+from recfx.exporter.serving.named_inputs import check_lengths, check_plain, check_types, check_weights
 from recfx.ir.tables import TableSpec
 
 
@@ -85,10 +85,7 @@ class SelectBags(ServedNode):
         Raises:
             RuntimeError: the batch is malformed. TorchScript knows no other error.
         """
-        if features.variable_stride_per_key():
-            raise RuntimeError(f"{self.collection}: features of different batch sizes are not served [bad_lengths]")
-        if features.inverse_indices_or_none() is not None:
-            raise RuntimeError(f"{self.collection}: bags are not expanded by inverse indices here [inverse_indices]")
+        check_plain(self.collection, features)
         keys = features.keys()
         values, lengths = self.contiguous(features.values()), self.contiguous(features.lengths().reshape(-1))
         batch_size = self.batch_size(keys, values, lengths)
@@ -112,33 +109,12 @@ class SelectBags(ServedNode):
     def batch_size(self, keys: list[str], values: torch.Tensor, lengths: torch.Tensor) -> int:
         """The number of samples of a batch that is well formed."""
         self.check_shapes(keys, values, lengths)
-        if lengths.numel() > 0:
-            least, most = torch.aminmax(lengths)
-            if int(least) < 0:
-                raise RuntimeError(f"{self.collection}: a length is negative [bad_lengths]")
-            if int(most) > values.numel():  # the sum of such lengths may overflow
-                raise RuntimeError(
-                    f"{self.collection}: a length is {int(most)}, but there are {values.numel()} ids [bad_lengths]"
-                )
-        ids = int(lengths.sum())
-        if ids != values.numel():
-            raise RuntimeError(
-                f"{self.collection}: the lengths add up to {ids}, but there are {values.numel()} ids [bad_lengths]"
-            )
+        check_lengths(self.collection, values, lengths)
         return lengths.numel() // len(keys)
 
     def check_shapes(self, keys: list[str], values: torch.Tensor, lengths: torch.Tensor) -> None:
         """Refuse ids and lengths of other shapes or dtypes."""
-        if values.dim() != 1:
-            raise RuntimeError(f"{self.collection}: ids must be [n], but are of shape {values.shape} [bad_ids]")
-        if values.dtype != torch.int64 and values.dtype != torch.int32:
-            raise RuntimeError(
-                f"{self.collection}: ids must be int64 or int32, got {dtype_name(values)} [wrong_id_dtype]"
-            )
-        if lengths.dtype != torch.int64 and lengths.dtype != torch.int32:
-            raise RuntimeError(
-                f"{self.collection}: lengths must be int64 or int32, got {dtype_name(lengths)} [bad_lengths]"
-            )
+        check_types(self.collection, values, lengths)
         if len(keys) == 0 or lengths.numel() % len(keys) != 0:
             raise RuntimeError(
                 f"{self.collection}: {lengths.numel()} lengths do not fit {len(keys)} features [bad_lengths]"
@@ -151,10 +127,7 @@ class SelectBags(ServedNode):
             return None
         if weights is None:
             raise RuntimeError(f"{self.collection}: the batch has no weights for its ids [missing_weights]")
-        if weights.numel() != values.numel():
-            raise RuntimeError(
-                f"{self.collection}: there are {weights.numel()} weights for {values.numel()} ids [bad_weights]"
-            )
+        check_weights(self.collection, values, weights.reshape(-1))
         return self.contiguous(weights.reshape(-1).float())
 
     def places(self, keys: list[str]) -> list[int]:
