@@ -174,24 +174,3 @@ def test_batches_of_tables_that_evict_are_copied_ahead_and_hashed_in_turn(monkey
         order = [event for event in watch.events if event.batch == number]
         assert [event.what for event in order][:4] == ["to_host", "hash", "to_device", "lookup"]
         assert [event.ahead for event in order[:4]] == [True, False, False, False]
-
-
-def test_what_happens_between_steps_is_noticed() -> None:
-    """An optimizer that is attached makes another graph; erased ids lose the rows that were found ahead."""
-    results = []
-    for drive in (plain, piped):
-        model = Model(HASHING["raw"]).to(DEVICE)
-        optimizer = torch.optim.SGD(model.over.parameters(), lr=0.1)
-        outputs = []
-        for number, output in enumerate(drive(model, optimizer, None)):
-            outputs.append(output.cpu())
-            if number == 1:
-                model.ebc.index("t0").erase(make(2).values())
-            if number == 2:
-                model.ebc.embedding_bags["t1"].weight.register_hook(lambda gradient: gradient * 2)
-            if number == 3:
-                model.eval()
-                outputs.append(model(make(4).to(torch.device(DEVICE)))[1].cpu())
-                model.train()
-        results.append([*outputs, *(value.cpu() for value in model.state_dict().values())])
-    assert all(torch.equal(mine, other) for mine, other in zip(*results, strict=True))
