@@ -189,7 +189,7 @@ def test_a_bad_request_is_an_error_and_the_next_one_is_served(program: Path, fil
     received = answers(program, file, [request for refused in bad for request in (refused, GOOD)])
     assert [answer.error.rpartition("[")[2] for answer in received[::2]] == [f"{reason}]" for _, reason in WRONG]
     assert not any(answer.error for answer in received[1::2])
-    named = {1: "features.a.values", 5: "features.a.lengths", 8: "feature d", 11: "dense", 14: "features.b.lengths"}
+    named = {1: "features.a: ids", 5: "features.a: ", 8: "feature d", 11: "dense", 14: "features.b.lengths"}
     for number, name in named.items():
         assert name in received[2 * number].error
 
