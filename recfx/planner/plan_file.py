@@ -30,7 +30,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
 from dataclasses import fields
 from enum import Enum
 from pathlib import Path
@@ -46,7 +45,7 @@ from torchrec.distributed.types import (
 
 from recfx.collections.sharding.plan import MOST_RANKS, check_plan
 from recfx.collections.sharding.types import table_error
-from recfx.errors import ConversionError, printable, type_of
+from recfx.errors import ConversionError, printable
 from recfx.kernels.build.private_files import new_file
 from recfx.planner.priced_plan import PlanForRanks, PricedPlan, topology_of, world_size_said
 from recfx.planner.pricing.values import whole_number
@@ -135,46 +134,33 @@ def read_plan(path: str | os.PathLike[str]) -> PlanForRanks:
         ConversionError: ``invalid_file``: it cannot be read, is no such file, or not a whole one; the message says
             where.
     """
-
-    def refused(where: str, what: str) -> ConversionError:
-        advice = "see recfx/planner/plan_file.py for the form of plans, or let write_plan there write it."
-        return ConversionError(f"{path}: {printable(where)} {what}.", reason="invalid_file", what_to_do=advice)
-
-    def items(value: Any, where: str, keys: Sequence[str] = ()) -> dict[str, Any]:
-        if not isinstance(value, dict):
-            raise refused(where, f"is {type_of(value)}, not an object")
-        if unknown := [key for key in value if keys and key not in keys]:
-            raise refused(where, f"has an unknown key {unknown[0]!r}; the known keys here are: {', '.join(keys)}")
-        return value
-
     try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise refused("it", f"cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:  # torn, or not text at all
-        raise refused("it", f"is not JSON: {error}") from error
-    whole = items(content, "it", ("version", "world_size", "topology", "collections"))
-    if whole.get("version") != VERSION:
-        raise refused("version", f"is {whole.get('version')!r}, not {VERSION!r}")
-    ranks, settings = whole.get("world_size"), whole.get("topology")
-    if ranks is not None and not (type(ranks) is int and 0 < ranks <= MOST_RANKS):
-        raise refused("world_size", f"is {ranks!r}, not a number from 1 to {MOST_RANKS:,}")
+        return _plan(**json.loads(Path(path).read_text(encoding="utf-8")))
+    except (OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError, AssertionError) as error:
+        raise ConversionError(
+            f"{path}: {printable(repr(error))}.",
+            reason="invalid_file",
+            what_to_do="see recfx/planner/plan_file.py for the form of plans, or let write_plan there write it.",
+        ) from error
+
+
+def _plan(version: str, collections: Any, world_size: Any = None, topology: Any = None) -> PlanForRanks:
+    """The content of a file; any error if it is none."""
+    if version != VERSION:
+        raise ValueError(f"version is {version!r}, not {VERSION!r}")
+    if world_size is not None and not (type(world_size) is int and 0 < world_size <= MOST_RANKS):
+        raise ValueError(f"world_size is {world_size!r}, not a number from 1 to {MOST_RANKS:,}")
     plan: dict[str, Any] = {}
-    for name, tables in items(whole.get("collections"), "collections").items():
-        plan[name] = EmbeddingModuleShardingPlan()
-        for table, value in items(tables, f"collections.{name}").items():
-            where = f"collections.{name}.{table}"
-            given = items(value, where, ("sharding_type", "compute_kernel", "ranks", "shards"))
+    for path, tables in collections.items():
+        plan[path] = EmbeddingModuleShardingPlan()
+        for table, given in tables.items():
             try:
-                plan[name][table] = _sharding(**given)
-            except (KeyError, TypeError, ValueError, RuntimeError) as error:  # the last of an unknown device
-                raise refused(where, f"cannot be: {error!r}") from error
-    if settings is None:
-        return PlanForRanks(plan, ranks)
-    try:
-        return PricedPlan(plan, check_topology(topology_of_settings(settings, ranks)))
-    except (ConversionError, KeyError, TypeError, ValueError, AssertionError) as error:
-        raise refused("topology", f"cannot be: {error!r}") from error
+                plan[path][table] = _sharding(**given)
+            except (LookupError, TypeError, ValueError, RuntimeError) as error:  # the last of an unknown device
+                raise ValueError(f"collections.{path}.{table} cannot be: {error!r}") from error
+    if topology is None:
+        return PlanForRanks(plan, world_size)
+    return PricedPlan(plan, check_topology(topology_of_settings(topology, world_size)))
 
 
 def _sharding(sharding_type: str, compute_kernel: str, ranks: Any, shards: Any) -> ParameterSharding:
