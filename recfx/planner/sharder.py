@@ -115,22 +115,62 @@ def planned_types() -> tuple[str, ...]:
     return tuple(sharding_type.name for sharding_type in SHARDING_TYPES if sharding_type.is_planned)
 
 
-class ConvertedCollectionSharder(BaseEmbeddingSharder[UnshardedCollection]):
-    """What both sharders of converted collections have in common: the sharding itself."""
+class HashEmbeddingBagCollectionSharder(BaseEmbeddingSharder[UnshardedCollection]):
+    """Sharder of converted collections, pooled or not, for TorchRec's planners and ``DistributedModelParallel``.
+
+    Args:
+        fused_params: TorchRec's dict, see :func:`recfx.optim.fused_params.fused_optimizer_from_params`; used if a table
+            has no optimizer in backward. None or empty: no fused optimizer.
+        host_env: an environment with a gloo group, which sends the ids if the model's own group (hccl, nccl) cannot.
+        module_type: class of the collections; TorchRec looks sharders up by it, and a converted subclass has its own.
+        qcomm_codecs_registry: as for :func:`sharders`.
+        stock: TorchRec's sharder that would shard the standard collections; instead of all others but ``module_type``.
+            On kernel ``dense``, a table is then left to the script's ordinary optimizer, whatever is attached to it, so
+            a plain TorchRec script trains the same model.
+
+    Attributes:
+        host_group: the group of ``host_env``.
+
+    Raises:
+        ConversionError: ``unsupported_fused_param``, ``host_env_without_group``, ``quantized_communication``.
+    """
 
     def __init__(
         self,
-        fused_params: dict[str, Any] | None,
-        module_type: type[nn.Module],
-        codecs: Mapping[str, QuantizedCommCodecs] | None,
-        **options: Any,
+        fused_params: Mapping[str, Any] | None = None,
+        *,
+        host_env: ShardingEnv | None = None,
+        module_type: type[nn.Module] = HashEmbeddingBagCollection,
+        qcomm_codecs_registry: Mapping[str, QuantizedCommCodecs] | None = None,
+        stock: BaseEmbeddingSharder[Any] | None = None,
     ) -> None:
-        super().__init__(fused_params=fused_params, qcomm_codecs_registry=_copied(codecs))
-        self._module_type, self._options = module_type, {"wires": wires_of(codecs), **options}
+        self.stock, self._module_type = stock, module_type
+        self.host_group: ProcessGroup | None = None if host_env is None else host_env.process_group
+        if stock is not None:
+            dedup = isinstance(stock, EmbeddingCollectionSharder) and stock._use_index_dedup
+            fused_params, qcomm_codecs_registry = stock.fused_params, stock.qcomm_codecs_registry
+            self._options: dict[str, Any] = {"dense_as_torchrec": True, "dedup": dedup}
+        else:
+            if fused_params:
+                fused_optimizer_from_params(fused_params)  # raise here rather than on every rank in the middle
+            self._options = {"host_group": self.host_group}
+        if host_env is not None and self.host_group is None:
+            raise ConversionError(
+                "host_env has no process group.",
+                reason="host_env_without_group",
+                what_to_do="make it with ShardingEnv.from_process_group(dist.new_group(backend='gloo')).",
+            )
+        super().__init__(fused_params=_copied(fused_params), qcomm_codecs_registry=_copied(qcomm_codecs_registry))
+        self._options["wires"] = wires_of(qcomm_codecs_registry)
 
     @property
     def module_type(self) -> type[nn.Module]:
         return self._module_type
+
+    def for_class(self, module_type: type[nn.Module]) -> HashEmbeddingBagCollectionSharder:
+        same = copy.copy(self)
+        same._module_type = module_type
+        return same
 
     def shard(
         self,
@@ -158,88 +198,28 @@ class ConvertedCollectionSharder(BaseEmbeddingSharder[UnshardedCollection]):
         )
         return sharded
 
-
-class HashEmbeddingBagCollectionSharder(ConvertedCollectionSharder):
-    """Sharder of converted collections, pooled or not, for TorchRec's planners and ``DistributedModelParallel``.
-
-    Args:
-        fused_params: TorchRec's dict, see :func:`recfx.optim.fused_params.fused_optimizer_from_params`; used if a table
-            has no optimizer in backward. None or empty: no fused optimizer.
-        host_env: an environment with a gloo group, which sends the ids if the model's own group (hccl, nccl) cannot.
-        module_type: class of the collections; TorchRec looks sharders up by it, and a converted subclass has its own.
-        qcomm_codecs_registry: as for :func:`sharders`.
-
-    Attributes:
-        host_group: the group of ``host_env``.
-
-    Raises:
-        ConversionError: ``unsupported_fused_param``, ``host_env_without_group``, ``quantized_communication``.
-    """
-
-    def __init__(
-        self,
-        fused_params: Mapping[str, Any] | None = None,
-        *,
-        host_env: ShardingEnv | None = None,
-        module_type: type[nn.Module] = HashEmbeddingBagCollection,
-        qcomm_codecs_registry: Mapping[str, QuantizedCommCodecs] | None = None,
-    ) -> None:
-        if fused_params:
-            fused_optimizer_from_params(fused_params)  # raise here rather than on every rank in the middle of sharding
-        self.host_group: ProcessGroup | None = None if host_env is None else host_env.process_group
-        if host_env is not None and self.host_group is None:
-            raise ConversionError(
-                "host_env has no process group.",
-                reason="host_env_without_group",
-                what_to_do="make it with ShardingEnv.from_process_group(dist.new_group(backend='gloo')).",
-            )
-        super().__init__(_copied(fused_params), module_type, qcomm_codecs_registry, host_group=self.host_group)
-
-    def for_class(self, module_type: type[nn.Module]) -> HashEmbeddingBagCollectionSharder:
-        same = copy.copy(self)
-        same._module_type = module_type
-        return same
-
     def shardable_parameters(self, module: nn.Module) -> dict[str, nn.Parameter]:
         """The ``[rows, dim]`` parameter of every table, by table name."""
+        if self.stock is not None:
+            parameters: dict[str, nn.Parameter] = self.stock.shardable_parameters(module)
+            return parameters
         tables: Any = kind_of(module).tables_of(module)
         return {table: holder.weight for table, holder in tables.items()}
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
         """All seven types, with row-wise ones also on CPUs (TorchRec's own sharder offers these only on CUDA)."""
+        if self.stock is not None:
+            return [name for name in self.stock.sharding_types(compute_device_type) if name in type_names()]
         return list(planned_types()) if compute_device_type in _DEVICES else []
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
-        """``dense`` for data parallel tables, as TorchRec's planner counts them; otherwise ``fused`` and ``dense``.
-
-        Stock planners never choose ``dense`` for other types, because they refuse such a plan as invalid. Plans that
-        were made in other ways may have it.
+        """``dense`` for data parallel tables, as TorchRec's planner counts them; otherwise ``fused`` and ``dense``,
+        which stock planners refuse for other types.
         """
+        if self.stock is not None:
+            kernels = self.stock.compute_kernels(sharding_type, compute_device_type)
+            return [kernel for kernel in kernels if kernel in KERNELS]
         return list(type_named(sharding_type).kernels)
-
-
-class StockSharder(ConvertedCollectionSharder):
-    """Shards converted collections as one of TorchRec's sharders would shard the standard ones. On kernel ``dense`` it
-    leaves a table to the script's ordinary optimizer, whatever is attached to it, so a plain TorchRec script trains the
-    same model.
-    """
-
-    def __init__(self, stock: BaseEmbeddingSharder[Any], module_type: type[nn.Module]) -> None:
-        dedup = isinstance(stock, EmbeddingCollectionSharder) and stock._use_index_dedup
-        codecs = stock.qcomm_codecs_registry
-        super().__init__(stock.fused_params, module_type, codecs, dense_as_torchrec=True, dedup=dedup)
-        self._stock = stock
-
-    def shardable_parameters(self, module: nn.Module) -> dict[str, nn.Parameter]:
-        parameters: dict[str, nn.Parameter] = self._stock.shardable_parameters(module)
-        return parameters
-
-    def sharding_types(self, compute_device_type: str) -> list[str]:
-        return [name for name in self._stock.sharding_types(compute_device_type) if name in type_names()]
-
-    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
-        kernels = self._stock.compute_kernels(sharding_type, compute_device_type)
-        return [kernel for kernel in kernels if kernel in KERNELS]
 
 
 def _copied(given: Mapping[str, Any] | None) -> dict[str, Any] | None:

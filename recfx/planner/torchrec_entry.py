@@ -41,13 +41,7 @@ from recfx.collections.sharding.shard import leave_to_collections
 from recfx.collections.whole_graph import refuse_graph
 from recfx.errors import CheckpointError, ConversionError, RecfxError
 from recfx.planner.priced_plan import price_of, world_size_said
-from recfx.planner.sharder import (
-    ConvertedCollectionSharder,
-    HashEmbeddingBagCollectionSharder,
-    Sharders,
-    StockSharder,
-    stock_defaults,
-)
+from recfx.planner.sharder import HashEmbeddingBagCollectionSharder, Sharders, stock_defaults
 from recfx.replacement.conversion_record import add_notes
 from recfx.runtime.base import load_hooks
 from recfx.versions.differences import ModelDeltaTrackerTrec, RawIdTracker
@@ -74,12 +68,12 @@ def extend_torchrec() -> None:
         wrap_once(module, "get_default_sharders", _extend_defaults)
     for kind in KINDS:
         wrap_once(kind.sharder, "shard", _extend_sharder)
-        wrap_once(kind.sharded, "__init__", partial(_check_first, check=_refuse_converted))
+        wrap_once(kind.sharded, "__init__", partial(_before, _refuse_converted))
     wrap_once(nn.Module, "load_state_dict", _name_unconvert)
-    feature_processed = FeatureProcessedEmbeddingBagCollectionSharder
-    wrap_once(feature_processed, "shard", partial(_check_first, check=_refuse_feature_processed))
+    wrap_once(FeatureProcessedEmbeddingBagCollectionSharder, "shard", partial(_before, _refuse_feature_processed))
     for tracker in (ModelDeltaTrackerTrec, RawIdTracker):
-        wrap_once(tracker, "__init__", _refuse_tracked)
+        signature = inspect.signature(tracker.__init__)
+        wrap_once(tracker, "__init__", partial(_before, partial(_refuse_tracked, signature)))
 
 
 # Which sharders a model needs
@@ -95,7 +89,7 @@ def sharders_for(model: nn.Module, listed: Sequence[ModuleSharder[nn.Module]]) -
         return listed
     sharders = _without_feature_processed(model, listed)
     sharder_types = {sharder.module_type for sharder in sharders}
-    ours = next((sharder for sharder in sharders if isinstance(sharder, HashEmbeddingBagCollectionSharder)), None)
+    ours = next((sharder for sharder in _ours(sharders) if sharder.stock is None), None)
     for module_type, kind in sorted(classes.items(), key=lambda item: item[0].__qualname__):
         stock = next((sharder for sharder in reversed(sharders) if isinstance(sharder, kind.sharder)), None)
         if module_type in sharder_types:
@@ -103,16 +97,20 @@ def sharders_for(model: nn.Module, listed: Sequence[ModuleSharder[nn.Module]]) -
         if ours is not None:
             sharders.append(ours.for_class(module_type))
         elif stock is not None:
-            sharders.append(StockSharder(stock, module_type))
+            sharders.append(HashEmbeddingBagCollectionSharder(stock=stock, module_type=module_type))
     _refuse_other_codecs(listed, sharders)
     return sharders
+
+
+def _ours(sharders: Sharders) -> list[HashEmbeddingBagCollectionSharder]:
+    return [sharder for sharder in sharders if isinstance(sharder, HashEmbeddingBagCollectionSharder)]
 
 
 def _refuse_other_codecs(listed: Sequence[ModuleSharder[nn.Module]], sharders: Sharders) -> None:
     """Refuse codecs for collections inside other modules, whose sharder shards these no more once they are converted:
     rows would be sent in another precision than the script asks for.
     """
-    quantizes = any(isinstance(own, ConvertedCollectionSharder) and own.qcomm_codecs_registry for own in sharders)
+    quantizes = any(own.qcomm_codecs_registry for own in _ours(sharders))
     for sharder in listed:
         inside = getattr(sharder, "_ebc_sharder", getattr(sharder, "_e_sharder", None))
         if inside is not None and inside.qcomm_codecs_registry and not quantizes:
@@ -177,11 +175,15 @@ def _extend_defaults(original: Callable[[], Sharders]) -> Callable[[], Sharders]
     @functools.wraps(original)
     def extended() -> Sharders:
         defaults = original()
-        ours: Sharders = []
-        for kind in KINDS:
-            (stock,) = [sharder for sharder in defaults if type(sharder) is kind.sharder]
-            ours += [StockSharder(stock, module_type) for module_type in all_converted_classes(kind)]
-        return [*defaults, *ours]
+        stocks: dict[Any, Any] = {type(sharder): sharder for sharder in defaults}
+        return [
+            *defaults,
+            *(
+                HashEmbeddingBagCollectionSharder(stock=stocks[kind.sharder], module_type=module_type)
+                for kind in KINDS
+                for module_type in all_converted_classes(kind)
+            ),
+        ]
 
     return extended
 
@@ -190,7 +192,8 @@ def _extend_sharder(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def extended(self: Any, module: Any, *arguments: Any, **keywords: Any) -> Any:
         if isinstance(module, UnshardedCollection):
-            return StockSharder(self, type(module)).shard(module, *arguments, **keywords)
+            ours = HashEmbeddingBagCollectionSharder(stock=self, module_type=type(module))
+            return ours.shard(module, *arguments, **keywords)
         return original(self, module, *arguments, **keywords)
 
     return extended
@@ -273,18 +276,18 @@ def _refuse_trained_processors(model: nn.Module) -> None:
             )
 
 
-def _check_first(original: Callable[..., Any], check: Callable[..., None]) -> Callable[..., Any]:
-    """A method that first lets ``check`` look at its first argument."""
+def _before(check: Callable[..., None], original: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that first lets ``check`` look at its arguments."""
 
     @functools.wraps(original)
-    def extended(self: Any, module: Any, *arguments: Any, **keywords: Any) -> Any:
-        check(module)
-        return original(self, module, *arguments, **keywords)
+    def extended(*arguments: Any, **keywords: Any) -> Any:
+        check(*arguments, **keywords)
+        return original(*arguments, **keywords)
 
     return extended
 
 
-def _refuse_converted(module: nn.Module) -> None:
+def _refuse_converted(_: object, module: nn.Module, *__: object, **___: object) -> None:
     if isinstance(module, UnshardedCollection):
         raise ConversionError(
             f"TorchRec's {kind_of(module).sharded.__name__} would leave out the indexes of a converted collection.",
@@ -294,7 +297,9 @@ def _refuse_converted(module: nn.Module) -> None:
         )
 
 
-def _refuse_feature_processed(module: FeatureProcessedEmbeddingBagCollection) -> None:
+def _refuse_feature_processed(
+    _: object, module: FeatureProcessedEmbeddingBagCollection, *__: object, **___: object
+) -> None:
     if isinstance(module._embedding_bag_collection, UnshardedCollection):
         raise ConversionError(
             "a converted collection is sharded by itself, after the features were processed.",
@@ -304,19 +309,12 @@ def _refuse_feature_processed(module: FeatureProcessedEmbeddingBagCollection) ->
         )
 
 
-def _refuse_tracked(original: Callable[..., None]) -> Callable[..., None]:
-    signature = inspect.signature(original)
-
-    @functools.wraps(original)
-    def extended(tracker: Any, *arguments: Any, **keywords: Any) -> None:
-        skipped = {*signature.bind(tracker, *arguments, **keywords).arguments.get("fqns_to_skip", ())}
-        for model in (*arguments, *keywords.values()):
-            for path in converted_collections(model) if isinstance(model, nn.Module) else ():
-                if not skipped.intersection(path.split(".")):
-                    raise hook_refused(type(tracker).__name__, path)
-        original(tracker, *arguments, **keywords)
-
-    return extended
+def _refuse_tracked(signature: inspect.Signature, tracker: object, *arguments: Any, **keywords: Any) -> None:
+    skipped = {*signature.bind(tracker, *arguments, **keywords).arguments.get("fqns_to_skip", ())}
+    for model in (*arguments, *keywords.values()):
+        for path in converted_collections(model) if isinstance(model, nn.Module) else ():
+            if not skipped.intersection(path.split(".")):
+                raise hook_refused(type(tracker).__name__, path)
 
 
 def _extend_data_parallel(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -62,7 +62,11 @@ class DistributedModelParallel(TorchRecModelParallel):  # type: ignore[misc, unu
                 if value is not default:
                     message = f"{name} is {value!r}; on NPUs it must be {default!r}."
                     raise ConversionError(message, reason="npu_argument", what_to_do=f"leave {name} out.")
-            ours = [sharder for sharder in sharders or () if isinstance(sharder, HashEmbeddingBagCollectionSharder)]
+            ours = [
+                sharder
+                for sharder in sharders or ()
+                if isinstance(sharder, HashEmbeddingBagCollectionSharder) and sharder.stock is None
+            ]
             if not ours or any(sharder.host_group is None for sharder in ours):
                 raise ConversionError(
                     "sharders are not those of get_default_hybrid_sharders, which send ids between hosts.",
