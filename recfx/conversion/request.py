@@ -15,7 +15,7 @@ from recfx.errors import ConversionError, type_of
 from recfx.hashing import HashConfig, as_integer
 from recfx.ir.tables import IdRange
 from recfx.passes import Pass
-from recfx.planner.pricing.values import whole_number
+from recfx.planner.pricing.node_facts import whole_number
 from recfx.planner.topology import AnyTopology, check_topology
 from recfx.replacement.replace_collections import Asked, Hashing, check_asked
 

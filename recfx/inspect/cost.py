@@ -31,8 +31,8 @@ from recfx.planner.priced_plan import topology_of, world_size_of
 from recfx.planner.pricing.cost import COST_VERSION, Cost, PlanComparison, PlanRow, features_of
 from recfx.planner.pricing.graph_prices import ModelPrices, price_graph
 from recfx.planner.pricing.hardware import CPU_HOST, NAMED, TYPICAL, Hardware, HardwareName
+from recfx.planner.pricing.node_facts import KnownBatch, whole_number
 from recfx.planner.pricing.planned_collection import PlannedCollection, graph_on, planned_as_sharded, planned_by
-from recfx.planner.pricing.values import KnownBatch, whole_number
 from recfx.planner.pricing.work import NodeCost
 from recfx.planner.topology import (
     AnyTopology,
@@ -197,7 +197,11 @@ def _as_it_is(
                 part.fused_optimizers()  # makes the graph for what the tables are now
             calls = max(part.calls, 1)
             if is_elsewhere:
-                nodes += prices.nodes_of_graph(graph_on(part, target, chip).graph, calls, part.store)
+                graph, settings = (
+                    graph_on(part, target, chip).graph,
+                    {"residents": prices.residents, "store": part.store},
+                )
+                nodes += price_graph(graph, model.training, calls, **settings)
             else:
                 nodes += prices.nodes_of(part.graph_module, calls)
         nodes += prices.rest(model, parts, world_size=1)
@@ -298,7 +302,7 @@ def compare_plans(
         >>> from recfx.planner.topology import npu_topology
         >>> plans = {"8 NPUs": recfx.plan(Model(), npu_topology(8)), "16 NPUs": recfx.plan(Model(), npu_topology(16))}
         >>> print(recfx.compare_plans(Model(), plans, L=20))
-        B=512 per rank (assumed), L: 20 (as given), training step
+        training step on Ascend 910B, B=512 per rank, L: 20
         times predicted for Ascend 910B ...
 
     Args:

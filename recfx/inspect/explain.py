@@ -37,7 +37,7 @@ from recfx.inspect.report_data import CollectionReport, Verification
 from recfx.passes import Pass
 from recfx.planner.plan import plan_of_collections as make_plan
 from recfx.planner.priced_plan import price_of, topology_of, world_size_of
-from recfx.planner.pricing.values import whole_number
+from recfx.planner.pricing.node_facts import whole_number
 from recfx.planner.topology import NpuTopology, device_of_tables, plain_topology
 from recfx.replacement.conversion_record import Found, conversion_of
 from recfx.replacement.replace_collections import unchanged

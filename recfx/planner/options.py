@@ -36,8 +36,8 @@ from recfx.planner.pricing.formulas import formula_of
 from recfx.planner.pricing.graph_prices import facts_of_shard
 from recfx.planner.pricing.hardware import Constant, Hardware
 from recfx.planner.pricing.node_facts import NodeFacts, Symbols
+from recfx.planner.pricing.node_price import seconds_of_collective, seconds_of_work
 from recfx.planner.pricing.planned_collection import planned_with
-from recfx.planner.pricing.times import seconds_of_collective, seconds_of_work
 from recfx.planner.pricing.work import LENGTH
 
 

@@ -29,9 +29,9 @@ from recfx.planner.placements import replace_placements
 from recfx.planner.priced_plan import PlanPrice, PricedPlan, Pricing
 from recfx.planner.pricing.all_ranks import price_step
 from recfx.planner.pricing.graph_prices import ModelPrices
+from recfx.planner.pricing.node_facts import Values, not_negative, shares_of, whole_number
 from recfx.planner.pricing.node_price import Totals, price
 from recfx.planner.pricing.planned_collection import planned_by
-from recfx.planner.pricing.values import Values, not_negative, shares_of, whole_number
 from recfx.planner.pricing.work import LENGTH
 from recfx.planner.search import Placed, busy, plans_to_price
 from recfx.planner.sharder import HashEmbeddingBagCollectionSharder, planned_types, torchrec_sharders

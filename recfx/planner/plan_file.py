@@ -48,7 +48,7 @@ from recfx.collections.sharding.types import table_error
 from recfx.errors import ConversionError, printable
 from recfx.kernels.build.private_files import new_file
 from recfx.planner.priced_plan import PlanForRanks, PricedPlan, topology_of, world_size_said
-from recfx.planner.pricing.values import whole_number
+from recfx.planner.pricing.node_facts import whole_number
 from recfx.planner.topology import check_topology, settings_of, topology_of_settings
 
 VERSION = "1"

@@ -32,8 +32,8 @@ from recfx.ir.printer import format_node
 from recfx.passes import Rewriting
 from recfx.passes.base import BEFORE, PASSES_KEY, PassRecord
 from recfx.planner.pricing.hardware import Hardware
+from recfx.planner.pricing.node_facts import NOTHING_KNOWN, KnownBatch
 from recfx.planner.pricing.planned_collection import graph_on
-from recfx.planner.pricing.values import NOTHING_KNOWN, KnownBatch
 from recfx.planner.topology import AnyTopology, chip_of
 from recfx.replacement.conversion_record import Found, conversion_of
 from recfx.versions import __version__

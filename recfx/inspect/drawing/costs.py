@@ -22,10 +22,9 @@ from recfx.planner.pricing.cost_text import expression
 from recfx.planner.pricing.formulas import formula_of
 from recfx.planner.pricing.graph_prices import facts_of_shard
 from recfx.planner.pricing.hardware import CPU_HOST, Constant, Hardware
-from recfx.planner.pricing.node_price import runs_on_host
+from recfx.planner.pricing.node_facts import KnownBatch
+from recfx.planner.pricing.node_price import runs_on_host, seconds_of_collective, seconds_of_work
 from recfx.planner.pricing.planned_collection import PlannedCollection
-from recfx.planner.pricing.times import seconds_of_collective, seconds_of_work
-from recfx.planner.pricing.values import KnownBatch
 from recfx.planner.pricing.work import LENGTH, NO_RESIDENT, NOTHING, NodeCost, Resident, Work
 from recfx.planner.topology import device_of_tables
 

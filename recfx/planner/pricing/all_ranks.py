@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from recfx.ir.node_kinds import NODE_KINDS, Stage
 from recfx.planner.pricing.graph_prices import price_graph
 from recfx.planner.pricing.hardware import Hardware
+from recfx.planner.pricing.node_facts import Values
 from recfx.planner.pricing.node_price import Totals, price, seconds_of_call, seconds_of_phases
 from recfx.planner.pricing.planned_collection import PlannedCollection
-from recfx.planner.pricing.values import Values
 from recfx.planner.pricing.work import NodeCost
 
 IDS, TABLES, OUTPUT, WIRE, DENSE = "ids", "tables", "output", "wire", "dense"
@@ -101,7 +101,7 @@ def _price_rank(
 ) -> _PricedRank:
     priced = _PricedRank()
     for number, collection in enumerate(planned):
-        for node in price_graph(collection.graph(rank), trains, collection.calls, values.symbols):
+        for node in price_graph(collection.graph(rank), trains, collection.calls, symbols=values.symbols):
             totals = price(node, values, hardware)
             priced.totals = priced.totals.plus(totals)
             for phase, seconds in enumerate(seconds_of_phases(node, values, hardware)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -13,12 +13,12 @@ import sympy
 
 from recfx.errors import ConversionError, InputError
 from recfx.planner.pricing.all_ranks import StepPrice, price_step
-from recfx.planner.pricing.cost_text import expression, in_time, lengths_text, plain, step_text
+from recfx.planner.pricing.cost_text import expression, in_time, plain, step_text
 from recfx.planner.pricing.graph_prices import DENSE
 from recfx.planner.pricing.hardware import Hardware
+from recfx.planner.pricing.node_facts import NOTHING_KNOWN, KnownBatch, Values, shares_of
 from recfx.planner.pricing.node_price import NodePrice, Totals, price
 from recfx.planner.pricing.planned_collection import PlannedCollection
-from recfx.planner.pricing.values import NOTHING_KNOWN, ORIGINS, KnownBatch, Values, shares_of
 from recfx.planner.pricing.work import NodeCost, Resident
 from recfx.printing.grid import Grid, size
 from recfx.printing.shown import Shown
@@ -41,7 +41,6 @@ class CostAt(Shown):
         nodes: every node, in order.
         step: all ranks, if the model is sharded.
         trains: whether the step has a backward.
-        origins: where the batch size, ``"B"``, and the length of each feature come from.
         notes: what the numbers assume, and what is not in them, in sentences.
     """
 
@@ -54,7 +53,6 @@ class CostAt(Shown):
     nodes: tuple[NodePrice, ...]
     step: StepPrice | None = None
     trains: bool = True
-    origins: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     @cached_property
@@ -80,21 +78,26 @@ class CostAt(Shown):
     @property
     def step_text(self) -> str:
         """The predicted time, and the step that it is predicted for."""
-        lengths = {name: self.lengths[name] for name in self.origins if name != "B"}
-        step = step_text(self.trains, self.hardware.name, self.batch, lengths, self.world_size)
-        return f"{in_time(self.seconds)} predicted for a {step}"
+        return f"{in_time(self.seconds)} predicted for a {self._step_in_words}"
+
+    @property
+    def _step_in_words(self) -> str:
+        return step_text(self.trains, self.hardware.name, self.batch, self.lengths, self.world_size)
 
     def as_grid(self) -> Grid:
         rows = [(node.name, node.kind, *_numbers(node)) for node in self.nodes]
-        title, times = (
-            f"{_rank(self.rank, self.world_size)}{_heading(self)}",
-            f"{_times(self)}; wire is what the rank passes to collectives",
+        rows.append(("total" if self.step is None else "total of this rank", "", *_numbers(self.totals)))
+        parts = {} if self.step is None else {name: seconds for name, seconds in self.step.parts.items() if seconds}
+        sums = " + ".join(f"{name} {in_time(seconds)}" for name, seconds in parts.items())
+        ranks = f"a step of all {self.world_size} ranks, which wait for each other: {in_time(self.seconds)} = {sums}"
+        return Grid(
+            title=f"{_rank(self.rank, self.world_size)}{self._step_in_words}",
+            columns=("node", "kind", *_AMOUNTS),
+            rows=tuple(rows),
+            numbers=frozenset(_AMOUNTS),
+            more="" if self.step is None else ranks,
+            above=(f"{_times(self)}; wire is what the rank passes to collectives", *self.notes),
         )
-        columns = ("node", "kind", *_AMOUNTS)
-        total = "total" if self.step is None else "total of this rank"
-        rows.append((total, "", *_numbers(self.totals)))
-        step = "" if self.step is None else _step_text(self)
-        return Grid(title, columns, tuple(rows), frozenset(_AMOUNTS), step, (times, *self.notes))
 
     def __repr__(self) -> str:
         return f"CostAt(W={self.world_size}, {len(self.nodes):,} nodes, {self.step_text})"
@@ -194,7 +197,6 @@ class Cost:
         shares = shares_of(table for collection in self.planned for table in collection.tables)
         batch = self.known.batch if B is None else B
         values = Values(batch, self.world_size, L, self.features, shares, self.known)
-        origins = {name: self.known.origin(L, name) for name in self.features if name not in shares}
         nodes = tuple(price(node, values, self.hardware) for node in self.nodes)
         return CostAt(
             version=self.version,
@@ -206,7 +208,6 @@ class Cost:
             nodes=nodes,
             step=self._step(nodes, values) if self.planned else None,
             trains=self.trains,
-            origins={"B": ORIGINS[0] if B is not None else ORIGINS[2 if self.known.size is None else 1], **origins},
             notes=tuple(filter(None, [self.copies_left_out(self.hardware), _NOT_IN_IT])),
         )
 
@@ -249,10 +250,13 @@ class Cost:
         return self.again(world_size)
 
     def __str__(self) -> str:
-        lines = [self._heading]
+        lines = [f"{self._title}, as formulas: .at(B=..., L=...) gives numbers and times"]
         for node in self.nodes:
+            amounts = {"reads": node.read_bytes, "writes": node.written_bytes, "flops": node.flops}
             lines.append(f"{node.name}  ({node.kind})")
-            lines += [f"  {name:<9}{amount}" for name, of in _EXPRESSIONS.items() if (amount := of(node))]
+            for name, amount in {**amounts, "wire": node.wire_bytes}.items():
+                lines += [f"  {name:<9}{expression(amount)}"] if amount != 0 else []
+            lines += [f"  resident {size(node.resident_bytes)}"] if node.resident_bytes else []
         return "\n".join([*lines, f"resident in all: {size(self.resident_bytes)}"])
 
     def __repr__(self) -> str:
@@ -261,12 +265,6 @@ class Cost:
     @property
     def _title(self) -> str:
         return f"{_rank(self.rank, self.world_size)}{'training' if self.trains else 'eval'} step"
-
-    @property
-    def _heading(self) -> str:
-        told = self.known.size is not None or self.known.lengths
-        how = ".at() gives numbers and times for the sample" if told else ".at(B=..., L=...) gives numbers and times"
-        return f"{self._title}, as formulas: {how}"
 
     def to_json(self) -> str:
         """Everything; keys are in the order of the fields, and expressions are text."""
@@ -321,14 +319,9 @@ class PlanComparison(Shown):
         for row in self.rows:
             counts = ", ".join(f"{count} {kind}" for kind, count in Counter(row.types.values()).most_common())
             rows.append((f"{'*' if row is best else ' '} {row.name}", *_cells(row.cost), counts))
-        has_more = any(part not in _SHOWN for row in self.rows if row.cost.step for part in row.cost.step.parts)
-        more = (
-            "step is ids + tables + output + wire + the rest of the model (dense and dense_all_reduce)"
-            if has_more
-            else ""
-        )
+        more = "step is ids + tables + output + wire + the rest of the model (dense and dense_all_reduce)"
         above = (f"{_times(best.cost)}; * is the fastest plan", *best.cost.notes)
-        return Grid(_heading(best.cost), columns, tuple(rows), frozenset(_HEADS), more, above)
+        return Grid(best.cost._step_in_words, columns, tuple(rows), frozenset(_HEADS), more, above)
 
     def __repr__(self) -> str:
         return f"PlanComparison({len(self.rows):,} plans, best: {self.best.name}, {self.best.cost.step_text})"
@@ -340,31 +333,8 @@ class PlanComparison(Shown):
 
 
 _AMOUNTS = ("read", "written", "flops", "wire", "resident", "time")
-_EXPRESSIONS: dict[str, Callable[[NodeCost], str]] = {
-    "reads": lambda node: _text(node.read_bytes),
-    "writes": lambda node: _text(node.written_bytes),
-    "flops": lambda node: _text(node.flops),
-    "wire": lambda node: _text(node.wire_bytes),
-    "resident": lambda node: size(node.resident_bytes) if node.resident_bytes else "",
-}
 _SHOWN = ("ids", "tables", "output", "wire")
 _HEADS = ("ranks", "step", *_SHOWN, "sent by a rank", "fullest rank", "imbalance")
-
-
-def _text(amount: sympy.Expr) -> str:
-    return "" if amount == 0 else expression(amount)
-
-
-def _heading(cost: CostAt) -> str:
-    """The batch, and where its numbers come from."""
-    batch = f"B={cost.batch}" + (" per rank" if cost.world_size > 1 else "")
-    lengths = []
-    for origin in ORIGINS:
-        named = {name: cost.lengths[name] for name, where in cost.origins.items() if where == origin and name != "B"}
-        if named:
-            lengths.append(f"{lengths_text(named, len(named) + 1 == len(cost.origins))} ({origin})")
-    step = "training step" if cost.trains else "step in eval mode"
-    return ", ".join([f"{batch} ({cost.origins['B']})", *([f"L: {', '.join(lengths)}"] if lengths else []), step])
 
 
 def _times(cost: CostAt) -> str:
@@ -375,13 +345,6 @@ def _times(cost: CostAt) -> str:
 _NOT_IN_IT = (
     "not in it: Python, layers that are not linear, activations, the loss, and optimizers that do not run in backward"
 )
-
-
-def _step_text(cost: CostAt) -> str:
-    """How long a step takes on all ranks, and what that is made up of."""
-    parts = {} if cost.step is None else {name: seconds for name, seconds in cost.step.parts.items() if seconds}
-    sums = " + ".join(f"{name} {in_time(seconds)}" for name, seconds in parts.items())
-    return f"a step of all {cost.world_size} ranks, which wait for each other: {in_time(cost.seconds)} = {sums}"
 
 
 def _totals(cost: CostAt) -> dict[str, object]:
@@ -396,13 +359,13 @@ def _totals(cost: CostAt) -> dict[str, object]:
 
 
 def _cells(cost: CostAt) -> tuple[str, ...]:
-    parts = {} if cost.step is None else cost.step.parts
+    totals: dict[str, Any] = _totals(cost)
     return (
         str(cost.world_size),
         in_time(cost.seconds),
-        *(in_time(parts[name]) if name in parts else "" for name in _SHOWN),
-        size(max(rank.wire_bytes for rank in cost.ranks)),
-        size(max(rank.resident_bytes for rank in cost.ranks)),
+        *(in_time(totals["parts"][name]) if name in totals["parts"] else "" for name in _SHOWN),
+        size(totals["wire_bytes"]),
+        size(totals["resident_bytes"]),
         f"{cost.imbalance:.2f}",
     )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import sympy
 from torch import fx, nn
@@ -36,11 +37,11 @@ DENSE_ALL_REDUCE = "dense_all_reduce"
 _SENT = (ValueType.ROUTED_IDS, ValueType.IDS_IN_FLIGHT)
 
 
-def price_graph(graph: OperatorGraph, trains: bool, calls: int = 1, symbols: Symbols = SYMBOLS) -> list[NodeCost]:
+def price_graph(graph: OperatorGraph, trains: bool, calls: int = 1, **settings: Any) -> list[NodeCost]:
     """What each node of a graph costs, in order, as expressions, or in the numbers of one batch; nodes that only take
-    items of a value are left out.
+    items of a value are left out. The settings are those of ``GraphPrices``.
     """
-    prices = GraphPrices(graph, trains, symbols=symbols)
+    prices = GraphPrices(graph, trains, **settings)
     return [prices.cost(node, calls) for node in graph.operators]
 
 
@@ -129,10 +130,15 @@ class GraphPrices:
 
 
 def load_of(collection: CollectionContext, table: TableSpec, symbols: Symbols) -> TableLoad:
-    """What a batch does to a table of a collection, or to a shard of one."""
+    """What a batch does to a table of a collection, or to a shard of one, which gets the ids of all ranks; all rows of
+    the whole table are equally likely.
+    """
     facts, whole = collection.facts_of(table), collection.by_name(local=False)[table.table_name]
+    samples = symbols.batch * symbols.world if table.shard_of else symbols.batch
+    lengths = total(map(symbols.length, table.sent_lengths if table.shard_of else table.feature_names))
+    ids = samples * lengths * symbols.number(sympy.Rational(table.num_embeddings, whole.num_embeddings))
     row_bytes = table.embedding_dim * facts.dtype.itemsize
-    return TableLoad.of(table, whole.num_embeddings, row_bytes, rule_of(facts), facts.is_trained, symbols)
+    return TableLoad(table, ids, samples, row_bytes, rule_of(facts), facts.is_trained)
 
 
 def facts_of_shard(
@@ -170,11 +176,6 @@ class ModelPrices:
                 prices[graph] = self._prices(operator.graph, stores.get(graph))
             costs.append(replace(prices[graph].cost(operator.node, calls), name=node.name))
         return costs
-
-    def nodes_of_graph(self, graph: OperatorGraph, calls: int, store: TableStore) -> list[NodeCost]:
-        """Price a graph of operators that was made for its tables, which are in ``store``, as they are now."""
-        prices = GraphPrices(graph, self._trains, self.residents, store)
-        return [prices.cost(node, calls) for node in graph.operators]
 
     def _prices(self, graph: OperatorGraph, store: TableStore | None) -> GraphPrices:
         """The prices of a graph whose tables may have changed since it was made."""

@@ -1,18 +1,24 @@
-"""What the formulas know about one node: the batch, the tables with the ids that reach them, the bags, the value."""
+"""What the formulas know about one node: the batch, the tables with the ids that reach them, the bags, the value; and
+the numbers of one batch, for the symbols of expressions.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import cached_property
+from numbers import Integral, Rational, Real
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import sympy
 
+from recfx.errors import InputError, did_you_mean
 from recfx.ir.meta import BATCH, WORLD, mean_length
 from recfx.ir.tables import TableSpec
 from recfx.optim.rules.rule import Rule
-from recfx.planner.pricing.work import total
+from recfx.planner.pricing.work import BATCH_SIZE, LENGTH, plain_number
 
 
 class Symbols(NamedTuple):
@@ -77,24 +83,6 @@ class TableLoad:
         states = () if self.rule is None else self.rule.states
         return sum(4 * state.shape(1, self.spec.embedding_dim)[1] for state in states)
 
-    @classmethod
-    def of(
-        cls,
-        spec: TableSpec,
-        rows_of_table: int,
-        row_bytes: int,
-        rule: Rule | None = None,
-        is_trained: bool = True,
-        symbols: Symbols = SYMBOLS,
-    ) -> TableLoad:
-        """The load of a table, or of a shard, which gets the ids of all ranks; all rows of the whole table are equally
-        likely.
-        """
-        samples = symbols.batch * symbols.world if spec.shard_of else symbols.batch
-        lengths = total(map(symbols.length, spec.sent_lengths if spec.shard_of else spec.feature_names))
-        share = symbols.number(sympy.Rational(spec.num_embeddings, rows_of_table))
-        return cls(spec, samples * lengths * share, samples, row_bytes, rule, is_trained)
-
 
 @dataclass(frozen=True)
 class NodeFacts:
@@ -129,3 +117,143 @@ class NodeFacts:
     rows: Any = 0
     moves: bool = True
     trains: bool = True
+
+
+@dataclass(frozen=True)
+class KnownBatch:
+    """What numbers start from where none are given: what a sample tells, and for the rest what is usual.
+
+    Args:
+        size: samples per rank; None if no sample tells it.
+        lengths: mean numbers of ids per sample, of the features that a sample has.
+    """
+
+    size: int | None = None
+    lengths: Mapping[str, Fraction] = field(default_factory=dict)
+
+    @property
+    def batch(self) -> int:
+        return BATCH_SIZE if self.size is None else self.size
+
+
+REST = ""
+"""The name, among lengths, of all features that are not named."""
+
+NOTHING_KNOWN = KnownBatch()
+
+
+class Share(NamedTuple):
+    """How many ids of a feature are sent, as a share of all, where each different one is sent once."""
+
+    feature: str
+    share: float
+
+
+def shares_of(tables: Iterable[TableSpec]) -> dict[str, Share]:
+    """The expected shares of different ids, by the names of the lengths that count these alone; 1 if not known."""
+    shares: dict[str, Share] = {}
+    for table in tables:
+        for name, feature in zip(table.sent_lengths, table.feature_names, strict=True):
+            if name != feature:
+                known = shares[name].share if name in shares else 0.0
+                shares[name] = Share(feature, max(known, table.dedup.share or 1.0))
+    return shares
+
+
+class Values:
+    """Evaluates expressions, each of them once. Raises ``invalid_argument`` and ``unknown_feature``."""
+
+    def __init__(
+        self,
+        batch: Any,
+        world: Any,
+        lengths: Any,
+        features: Iterable[str],
+        shares: Mapping[str, Share] = MappingProxyType({}),
+        known: KnownBatch = NOTHING_KNOWN,
+    ) -> None:
+        self.batch, self.world = whole_number(batch, "B"), whole_number(world, "W")
+        self.lengths = _lengths(lengths, features, shares, known)
+        self._known: dict[sympy.Expr, int | float] = {}
+
+    @cached_property
+    def symbols(self) -> Symbols:
+        """These values as the symbols of formulas, which are fast with plain numbers."""
+        lengths = {name: float(length) for name, length in self.lengths.items()}
+        return Symbols(self.batch, self.world, lengths.__getitem__, self.number)
+
+    def number(self, expression: Any) -> int | float:
+        """The value of an expression: an ``int`` if it is whole."""
+        if not isinstance(expression, sympy.Basic):
+            number: int | float = expression
+            return number
+        known = self._known.get(expression)
+        if known is None:
+            known = self._known[expression] = plain_number(expression.xreplace(self._symbols))
+        return known
+
+    @cached_property
+    def _symbols(self) -> dict[sympy.Basic, sympy.Basic]:
+        return {
+            BATCH: sympy.Integer(self.batch),
+            WORLD: sympy.Integer(self.world),
+            **{mean_length(name): sympy.Rational(length) for name, length in self.lengths.items()},
+        }
+
+
+def whole_number(value: Any, name: str, least: int = 1, most: int | None = None) -> int:
+    """A number that the user has passed for the argument ``name``, within bounds; otherwise ``invalid_argument``."""
+    is_whole = isinstance(value, (Integral, sympy.Integer)) and not isinstance(value, bool)
+    if not is_whole or value < least or (most is not None and value > most):
+        above = "" if most is None else f", and not above {most:,},"
+        raise InputError(
+            f"{name} is {value!r}.",
+            reason="invalid_argument",
+            what_to_do=f"pass a whole number that is not below {least}{above} for {name}.",
+        )
+    return int(value)
+
+
+def _lengths(
+    given: Any, features: Iterable[str], shares: Mapping[str, Share], known: KnownBatch
+) -> dict[str, Fraction]:
+    """The mean length of each feature: a number for all, or a mapping for some; the others are those that are known."""
+    names = list(dict.fromkeys(features))
+    named = {} if given is None else given if isinstance(given, Mapping) else {REST: given}
+    rest = [name for name in names if name not in shares] if REST in named else []
+    given = dict.fromkeys(rest, named.get(REST)) | {name: length for name, length in named.items() if name != REST}
+    unknown = [name for name in given if name not in names]
+    # The lengths of a whole batch may be those of more features than the model has; otherwise it is a mistake.
+    if unknown and any(name not in named and name not in shares for name in names):
+        raise InputError(
+            f"L names {unknown[0]!r}, which is no feature of the model{did_you_mean(unknown[0], names)}.",
+            reason="unknown_feature",
+            what_to_do=f"name some of {', '.join(names)}, or pass one number for all.",
+        )
+    lengths = {
+        name: not_negative(given[name], f"the mean length of feature {name!r}")
+        if name in given
+        else known.lengths.get(name, Fraction(LENGTH))
+        for name in names
+    }
+    for name in names:
+        if name in shares and name not in given and shares[name].feature in lengths:
+            lengths[name] = lengths[shares[name].feature] * Fraction(shares[name].share).limit_denominator(10**9)
+    return lengths
+
+
+def not_negative(value: Any, name: str) -> Fraction:
+    """A finite number that the user has passed as ``name``, at least 0; otherwise ``invalid_argument``."""
+    try:
+        # A mean is a ratio of small numbers, which a float only rounds.
+        is_exact = isinstance(value, (Rational, sympy.Rational))
+        number = Fraction(value) if is_exact else Fraction(float(value)).limit_denominator(10**9)
+    except (TypeError, ValueError, OverflowError):
+        number = Fraction(-1)
+    if isinstance(value, (bool, str)) or not isinstance(value, (Real, sympy.Rational)) or number < 0:
+        raise InputError(
+            f"{name} is {value!r}.",
+            reason="invalid_argument",
+            what_to_do="pass a number that is not below 0.",
+        )
+    return number
