@@ -140,7 +140,7 @@ def _plan(
     best = to_sharding_plan(cheapest.assigned(), pod)
     if pod is not topology:
         best = replace_placements(best, "npu", pod.local_world_size)
-    return PricedPlan(best.plan, topology, pricing)
+    return PricedPlan(best.plan, int(topology.world_size), topology, pricing)
 
 
 def _capacity(

@@ -47,7 +47,7 @@ from recfx.collections.sharding.plan import MOST_RANKS, check_plan
 from recfx.collections.sharding.types import table_error
 from recfx.errors import ConversionError, printable
 from recfx.kernels.build.private_files import new_file
-from recfx.planner.priced_plan import PlanForRanks, PricedPlan, topology_of, world_size_said
+from recfx.planner.priced_plan import PricedPlan, topology_of, world_size_said
 from recfx.planner.pricing.node_facts import whole_number
 from recfx.planner.topology import check_topology, settings_of, topology_of_settings
 
@@ -117,11 +117,10 @@ def _plain(sharding: Any, table: str, path: str) -> dict[str, Any]:
     }
 
 
-def read_plan(path: str | os.PathLike[str]) -> PlanForRanks:
+def read_plan(path: str | os.PathLike[str]) -> PricedPlan:
     """The plan in a file. Whether it fits a model is for those who use it, such as ``recfx.explain``.
 
-    If ``recfx.plan`` made it, it is a :class:`recfx.planner.priced_plan.PricedPlan` that knows what it was made for,
-    but not how it was chosen.
+    If ``recfx.plan`` made it, it knows what it was made for, but not how it was chosen.
 
     Example:
         >>> from recfx.planner.plan_file import read_plan, write_plan
@@ -144,7 +143,7 @@ def read_plan(path: str | os.PathLike[str]) -> PlanForRanks:
         ) from error
 
 
-def _plan(version: str, collections: Any, world_size: Any = None, topology: Any = None) -> PlanForRanks:
+def _plan(version: str, collections: Any, world_size: Any = None, topology: Any = None) -> PricedPlan:
     """The content of a file; any error if it is none."""
     if version != VERSION:
         raise ValueError(f"version is {version!r}, not {VERSION!r}")
@@ -158,9 +157,8 @@ def _plan(version: str, collections: Any, world_size: Any = None, topology: Any 
                 plan[path][table] = _sharding(**given)
             except (LookupError, TypeError, ValueError, RuntimeError) as error:  # the last of an unknown device
                 raise ValueError(f"collections.{path}.{table} cannot be: {error!r}") from error
-    if topology is None:
-        return PlanForRanks(plan, world_size)
-    return PricedPlan(plan, check_topology(topology_of_settings(topology, world_size)))
+    made_for = None if topology is None else check_topology(topology_of_settings(topology, world_size))
+    return PricedPlan(plan, world_size, made_for)
 
 
 def _sharding(sharding_type: str, compute_kernel: str, ranks: Any, shards: Any) -> ParameterSharding:

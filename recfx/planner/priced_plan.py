@@ -75,46 +75,33 @@ class Pricing:
         return f"{in_time(self.chosen.seconds)} predicted for a {step}"
 
 
-class PlanForRanks(ShardingPlan):
-    """TorchRec's plan, which also knows how many ranks it is for.
+class PricedPlan(ShardingPlan):
+    """TorchRec's plan, which also knows its ranks and, if ``recfx.plan`` made it, its price and what it was made for.
 
     Args:
         plan: as in ``ShardingPlan``.
         world_size: the number of ranks; None if nobody has said it.
+        topology: what it was made for, if that is known.
+        pricing: how it was chosen; None if nothing was priced.
     """
 
-    def __init__(self, plan: dict[str, Any], world_size: int | None) -> None:
+    def __init__(
+        self,
+        plan: dict[str, Any],
+        world_size: int | None,
+        topology: AnyTopology | None = None,
+        pricing: Pricing | None = None,
+    ) -> None:
         super().__init__(plan)
-        self.world_size = world_size
+        self.world_size, self.topology, self.pricing, self._priced = world_size, topology, pricing, _tables(plan)
 
     def __repr__(self) -> str:
         per_collection: dict[str, Any] = self.plan
         types = Counter(str(table.sharding_type) for tables in per_collection.values() for table in tables.values())
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in types.most_common())
         ranks = "?" if self.world_size is None else f"{self.world_size:,}"
-        return f"{type(self).__name__}(W={ranks}: {kinds}{self._price()})"
-
-    def _price(self) -> str:
-        return ""
-
-
-class PricedPlan(PlanForRanks):
-    """A plan that also knows its price, and what it was made for.
-
-    Args:
-        plan: as in ``ShardingPlan``.
-        topology: what it was made for.
-        pricing: how it was chosen; None if nothing was priced.
-    """
-
-    def __init__(self, plan: dict[str, object], topology: AnyTopology, pricing: Pricing | None = None) -> None:
-        super().__init__(plan, int(topology.world_size))
-        self.topology = topology
-        self.pricing = pricing
-        self._priced = _tables(plan)
-
-    def _price(self) -> str:
-        return "" if self.pricing is None else f"; {self.pricing.step_text}"
+        price = "" if self.pricing is None else f"; {self.pricing.step_text}"
+        return f"PricedPlan(W={ranks}: {kinds}{price})"
 
     @property
     def is_as_priced(self) -> bool:
@@ -156,7 +143,7 @@ def world_size_said(plan: ShardingPlan, requested: int | None = None) -> int | N
     """The number of ranks that a plan knows, or that the user gives; None if neither. Raises ``plan_rank`` if they
     disagree.
     """
-    own = plan.world_size if isinstance(plan, PlanForRanks) else None
+    own = plan.world_size if isinstance(plan, PricedPlan) else None
     if own is not None and requested not in (None, own):
         raise ConversionError(
             f"the plan was made for {own:,} rank{'' if own == 1 else 's'}, not for {requested:,}.",

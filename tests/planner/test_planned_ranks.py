@@ -22,7 +22,7 @@ from torchrec.distributed.types import ShardingEnv, ShardingPlan
 import recfx
 from recfx.collections.sharding.collection import sharded_collections
 from recfx.planner import shard_model
-from recfx.planner.priced_plan import PlanForRanks, PricedPlan
+from recfx.planner.priced_plan import PricedPlan
 from recfx.planner.pricing.hardware import H100
 from recfx.planner.topology import npu_topology
 from recfx.versions.differences import make_topology
@@ -117,7 +117,7 @@ def test_a_plan_of_ours_for_other_ranks_is_refused(tmp_path: Path) -> None:
     ("plan", "told"),
     [
         (lambda: stock(lambda number: data_parallel(), 2), "places a shard on rank 1, but ranks are 0 to 0"),
-        (lambda: PlanForRanks(stock(lambda number: table_wise(rank=0), 1).plan, 2), "was made for 2 ranks, not for 1"),
+        (lambda: PricedPlan(stock(lambda number: table_wise(rank=0), 1).plan, 2), "was made for 2 ranks, not for 1"),
     ],
     ids=["ranks of tables", "ranks of the plan"],
 )

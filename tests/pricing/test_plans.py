@@ -17,7 +17,7 @@ from torchrec.distributed.sharding_plan import data_parallel, row_wise, table_wi
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 import recfx
-from recfx.planner.priced_plan import PlanForRanks
+from recfx.planner.priced_plan import PricedPlan
 from recfx.planner.pricing import all_ranks
 from recfx.planner.pricing.hardware import ASCEND_910B, CPU_HOST, H100
 from recfx.planner.topology import npu_topology
@@ -162,7 +162,7 @@ def test_plans_side_by_side(is_pooled: bool) -> None:
     assert cost["spread"].imbalance == pytest.approx(1)
     assert cost["copied"].ranks[3].resident_bytes == 4 * cost["spread"].ranks[3].resident_bytes
     assert cost["heaped"].ranks[3].resident_bytes == 0
-    (of_file,) = recfx.compare_plans(model, [PlanForRanks(spread.plan, 4)], topology=CPU_HOST, B=2048, L=10)
+    (of_file,) = recfx.compare_plans(model, [PricedPlan(spread.plan, 4)], topology=CPU_HOST, B=2048, L=10)
     assert of_file.cost == cost["spread"]
     data = json.loads(compared.to_json())
     assert (data["best"], [plan["name"] for plan in data["plans"]]) == ("spread", ["spread", "heaped", "copied"])

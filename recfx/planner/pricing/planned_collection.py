@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import torch
+
 from recfx.collections.collection import UnshardedCollection
 from recfx.collections.compile_graph import FIND_ON_DEVICE, rewritten
 from recfx.collections.converted_collection import ConvertedCollection
@@ -124,13 +126,12 @@ def graph_on(collection: UnshardedCollection, device: str, chip: str | None = No
 
 def planned_as_sharded(collection: ShardedCollection, device: str) -> PlannedCollection:
     """A collection that is sharded, with its tables on a device of this type; nothing is communicated."""
-    facts = {}
+    tables = {}
     for table in collection.tables:
         local = collection.sharding.local_of(table.name)
         trained = not local or collection.weight(local[0].name).requires_grad
-        fused = collection.fused.get(table.name)
-        facts[table.name] = _facts(table, collection.dtypes[table.name], device, fused, trained)
-    return _planned(collection, collection.collection, collection.sharding, facts, collection.fused, None)
+        tables[table.name] = (collection.dtypes[table.name], trained)
+    return _planned(collection, collection.collection, collection.sharding, tables, collection.fused, device)
 
 
 def planned_with(
@@ -142,11 +143,9 @@ def planned_with(
 ) -> PlannedCollection:
     """A collection, by its fully qualified name, with its shards on devices of this type; nothing is sharded."""
     fused = optimizer_settings(collection, sharding, None, dense_as_torchrec=False).fused
-    facts = {}
-    for table in (sharded.table for sharded in sharding.tables):
-        weight = collection.weight(table.name)
-        facts[table.name] = _facts(table, weight.dtype, device, fused.get(table.name), weight.requires_grad)
-    return _planned(collection, path, sharding, facts, fused, chip)
+    weights = {sharded.table.name: collection.weight(sharded.table.name) for sharded in sharding.tables}
+    tables = {name: (weight.dtype, weight.requires_grad) for name, weight in weights.items()}
+    return _planned(collection, path, sharding, tables, fused, device, chip)
 
 
 def planned_by(
@@ -165,20 +164,33 @@ def _planned(
     collection: ConvertedCollection,
     path: str,
     sharding: CollectionSharding,
-    facts: Mapping[str, TableFacts],
+    tables: Mapping[str, tuple[torch.dtype, bool]],
     fused: Mapping[str, FusedOptimizer],
-    chip: str | None,
+    device: str,
+    chip: str | None = None,
 ) -> PlannedCollection:
+    """``tables`` has the data type of each table, and whether it is trained."""
+    facts: dict[str, TableFacts] = {}
     groups: dict[Hashable, int] = {}
-    settings = {
-        name: (of_table.dtype, fused[name].settings() if name in fused else None) for name, of_table in facts.items()
-    }
-    device = next((of_table.device for of_table in facts.values()), "")
+    kernel_groups = {}
+    specs = tuple(sharded.table for sharded in sharding.tables)
+    for table in specs:
+        (dtype, trained), optimizer = tables[table.name], fused.get(table.name)
+        group = (dtype, None if optimizer is None else optimizer.settings())
+        kernel_groups[table.name] = groups.setdefault(group, len(groups))
+        facts[table.name] = TableFacts(
+            table.num_embeddings,
+            table.embedding_dim,
+            dtype,
+            device,
+            optimizer=None if optimizer is None else optimizer.facts,
+            is_trained=trained,
+        )
     context = CollectionContext(
         name=path,
-        tables=tuple(sharded.table for sharded in sharding.tables),
+        tables=specs,
         facts=facts,
-        kernel_groups={name: groups.setdefault(group, len(groups)) for name, group in settings.items()},
+        kernel_groups=kernel_groups,
         is_weighted=collection.is_weighted(),
         sharding=sharding,
         # nccl exchanges ids between GPUs; the group for the ids of NPUs is one of gloo, as that of hosts is.
@@ -186,10 +198,3 @@ def _planned(
         source=collection.source,
     )
     return PlannedCollection(context, max(collection.calls, 1), collection.backend, collection.passes, chip)
-
-
-def _facts(table: TableSpec, dtype: Any, device: str, fused: FusedOptimizer | None, is_trained: bool) -> TableFacts:
-    optimizer = None if fused is None else fused.facts
-    return TableFacts(
-        table.num_embeddings, table.embedding_dim, dtype, device, optimizer=optimizer, is_trained=is_trained
-    )
