@@ -23,7 +23,7 @@ from recfx.planner.pricing.work import NodeCost, Resident
 from recfx.printing.grid import Grid, size
 from recfx.printing.shown import Shown
 
-COST_VERSION = "1"
+COST_VERSION = "2"
 COMPARISON_VERSION = "1"
 
 
