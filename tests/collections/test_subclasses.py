@@ -103,14 +103,14 @@ class Tabled(Named):
         return self.label
 
 
-class Follows(Named):
+class Runs(Named):
     """A private method, which its own methods call, of the same name as one of a converted collection's."""
 
-    def _follow(self) -> str:
+    def _run(self) -> str:
         return self.label
 
 
-@pytest.mark.parametrize(("kind", "name"), [(Weighs, "weight"), (Tabled, "tables"), (Follows, "_follow")])
+@pytest.mark.parametrize(("kind", "name"), [(Weighs, "weight"), (Tabled, "tables"), (Runs, "_run")])
 def test_a_subclass_that_defines_what_a_converted_collection_uses(kind: type[Named], name: str) -> None:
     model = nn.ModuleDict({"ebc": kind("x")})
     with refused("attribute_conflict", "ebc", match=f"'{name}'"):

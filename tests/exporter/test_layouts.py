@@ -11,9 +11,7 @@ from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig, KeyedJaggedTensor
 
 import recfx
-from recfx.exporter import traced_artifact
 from recfx.exporter.serving.select_bags import SelectBags
-from recfx.exporter.serving.traced import TracedSelectBags
 from tests.exporter.hashed_models import FORMATS, by_name
 from tests.support.layouts import LAYOUTS, contiguous, laid_out
 from tests.support.refusals import refused
@@ -107,21 +105,12 @@ def test_plain_tensors_of_any_layout(options: dict[str, Any], models: dict[str, 
 
 
 @pytest.mark.parametrize("quantize", [None, "int8"])
-@pytest.mark.parametrize(
-    ("options", "node"), [({}, SelectBags), ({"format": "pt2"}, TracedSelectBags)], ids=["torchscript", "pt2"]
-)
 def test_an_export_finds_that_a_program_takes_tensors_for_contiguous(
-    options: dict[str, Any],
-    node: type[SelectBags],
-    quantize: Any,
-    models: dict[str, nn.Module],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    quantize: Any, models: dict[str, nn.Module], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def contiguous(self: SelectBags, tensor: torch.Tensor) -> torch.Tensor:
         return tensor
 
-    monkeypatch.setattr(node, "contiguous", contiguous)
-    monkeypatch.setattr(traced_artifact, "contiguous_copy", lambda tensor: tensor)
-    with refused("not_exportable" if options else "not_scriptable", match="not contiguous", error=recfx.ExportError):
-        recfx.export(models["weighted"], tmp_path / "model", _batch(6), quantize=quantize, **options)
+    monkeypatch.setattr(SelectBags, "contiguous", contiguous)
+    with refused("not_scriptable", match="not contiguous", error=recfx.ExportError):
+        recfx.export(models["weighted"], tmp_path / "model", _batch(6), quantize=quantize)
