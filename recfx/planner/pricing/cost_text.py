@@ -20,18 +20,17 @@ def in_time(seconds: float) -> str:
 
 
 def step_text(trains: bool, hardware: str, batch: int, lengths: Mapping[str, float], world_size: int) -> str:
-    """The step that a time is predicted for; every time is shown beside it."""
+    """The step that a time is predicted for, with its lengths, ``2.5`` or ``user=1, watched=50``; every time is shown
+    beside it.
+    """
     kind, per_rank = "training step" if trains else "step in eval mode", " per rank" if world_size > 1 else ""
-    return f"{kind} on {hardware}, B={batch}{per_rank}, L: {lengths_text(lengths, True)}"
-
-
-def lengths_text(lengths: Mapping[str, float], are_all: bool) -> str:
-    """``2.5``, or ``user=1, watched=50``."""
-    if are_all and len(set(lengths.values())) == 1:
-        return f"{round(next(iter(lengths.values())), 3):g}"
-    shown = sorted(lengths.items(), key=lambda named: named[1] == 1)  # those of 1 last
+    shown = [
+        f"{name}={round(length, 3):g}" for name, length in sorted(lengths.items(), key=lambda named: named[1] == 1)
+    ]
+    if len(set(lengths.values())) == 1:
+        shown = [f"{round(next(iter(lengths.values())), 3):g}"]
     more = [f"and {len(shown) - _MOST_LENGTHS} more"] if len(shown) > _MOST_LENGTHS else []
-    return ", ".join([*(f"{name}={round(length, 3):g}" for name, length in shown[:_MOST_LENGTHS]), *more])
+    return f"{kind} on {hardware}, B={batch}{per_rank}, L: {', '.join([*shown[:_MOST_LENGTHS], *more])}"
 
 
 def expression(value: sympy.Expr) -> str:
