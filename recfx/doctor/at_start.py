@@ -9,32 +9,15 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from pathlib import PurePath
 
-from recfx.doctor.installed_set import device_of, look, refused
+from recfx.doctor.packages import DEVICES, cann, device_of, look, packages, refused
+from recfx.doctor.report import Report
 from recfx.versions.sets import MODULES
-
-
-def own_arguments(command: Sequence[str], arguments: Sequence[str]) -> list[str] | None:
-    """What follows ``python -m recfx``, a module of recfx, or ``recfx``; ``None`` for another program.
-
-    Args:
-        command: of the process with Python's own options, as ``sys.orig_argv`` has it.
-        arguments: those of the program, as ``sys.argv`` has them while Python looks for it: the first is ``-m``, or
-            its path.
-    """
-    program, *rest = arguments or [""]
-    if program != "-m":
-        return rest if PurePath(program).name == "recfx" else None
-    return rest if re.fullmatch(r"(-\w*m)?recfx(\.\w+)*", command[-1 - len(rest)]) else None
 
 
 def report_what_is_missing(arguments: Sequence[str]) -> None:
     """Print what is installed for the doctor's ``--device``, and end the process with status 1."""
-    import argparse  # here, because every program that imports recfx would wait for these
-
-    from recfx.doctor.packages import DEVICES, cann, packages
-    from recfx.doctor.report import Report
+    import argparse  # here, because every program that imports recfx would wait for it
 
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--device", default=device_of(look("torch")))
@@ -59,10 +42,11 @@ def _is_importable(module: str) -> bool:
     return True
 
 
-_refused, _arguments = refused(), own_arguments(sys.orig_argv, getattr(sys, "argv", []))
-if _arguments is not None and _arguments[:1] == ["doctor"] and (_refused or not all(map(_is_importable, MODULES))):
+_command = re.search(r"(?:-\w*m ?|[/\\])recfx(?: (.*))?$", " ".join(sys.orig_argv))  # of the command line of recfx
+_arguments, _refused = (_command[1] or "").split() if _command else [], refused()
+if _arguments[:1] == ["doctor"] and (_refused or not all(map(_is_importable, MODULES))):
     report_what_is_missing(_arguments[1:])
 if _refused is not None:
-    if _arguments is not None:
+    if _command is not None:
         sys.exit(f"recfx: {_refused}")
     raise _refused

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from tqdm import tqdm
 
-from recfx.doctor.checks import kernels_here
-from recfx.doctor.machine import how, machine, name_of, no_device
+from recfx.doctor.checks import check_all
 from recfx.doctor.packages import cann, packages
-from recfx.doctor.report import Report
+from recfx.doctor.report import Finding, Report, missing, ok
 from recfx.doctor.speed import measure
 from recfx.inspect.drawing.draw import write_text
+from recfx.kernels.build import launch, library
+from recfx.versions.sets import nearest
+
+SIMULATED = "RECFX_SIMULATED_NPUS"
+"""Set in processes that see the simulated NPU of ``tests/ascend/npu_runtime``."""
+
+_ADVICE = {
+    "cuda": "install a driver, and a torch that was built for CUDA; nvidia-smi shows what the driver sees",
+    "npu": "npu-smi info shows what the driver sees; ASCEND_RT_VISIBLE_DEVICES may hide devices",
+}
 
 
 def device_here() -> str:
@@ -20,12 +30,60 @@ def device_here() -> str:
     return next(kind for kind in ("npu", "cuda", "cpu") if not no_device(kind))
 
 
+def how(device: str) -> str:
+    """How kernels run: ``real``, ``simulated`` (nothing was computed by an NPU) or ``interpreted`` (by Triton)."""
+    if device.startswith("npu") and SIMULATED in os.environ:
+        return "simulated"
+    return "interpreted" if device.startswith("cpu") and launch.is_interpreted() else "real"
+
+
+def no_device(device: str) -> str:
+    """Why there is no device of this name, such as ``npu:1``, in a few words; ``""`` if there is."""
+    kind, _, number = device.partition(":")
+    if kind == "cpu":
+        return ""
+    module = getattr(torch, kind, None)
+    if module is None or not module.is_available():
+        return f"torch {torch.__version__} sees no {kind} device"
+    count = module.device_count()
+    return "" if int(number or 0) < count else f"there are {count} {kind} devices, numbered from 0"
+
+
+def name_of(device: torch.device) -> str:
+    """What the driver calls the device; launches know by it what was tuned."""
+    return "CPU" if device.type == "cpu" else str(torch.get_device_module(device).get_device_name(device))
+
+
+def machine(device: str) -> Iterator[Finding]:
+    """The device, the Triton that would compile for it, and recfx's library, which may be compiled for this."""
+    kind = device.partition(":")[0]
+    if reason := no_device(device):
+        yield missing("device", reason, _ADVICE[kind])
+    else:
+        there = torch.device(device)
+        yield ok("device", f"{name_of(there)}; torch uses {torch.get_num_threads()} of {os.cpu_count()} logical cores")
+        if kind == "cpu" and not launch.is_interpreted():
+            yield ok("Triton", "not used on the CPU, where kernels are in C++")
+        elif reason := launch.why_not(there):
+            fit = nearest(torch.__version__)
+            package = f"triton-ascend=={fit.triton_ascend}" if kind == "npu" else f"triton=={fit.triton}"
+            install = f"pip uninstall triton triton-ascend; pip install {package}"
+            yield missing("Triton", reason.rstrip("."), install)
+        else:
+            yield ok("Triton", "in its interpreter" if launch.is_interpreted() else "runs here")
+    if library.load():
+        yield ok("recfx's library", str(library.loaded_path()))
+    else:
+        advice = "python -m recfx.kernels shows what is wrong"
+        yield missing("recfx's library", f"not loaded: {library.why_not()}", advice)
+
+
 def examine(device: str, quick: bool = False, out: Path | None = None) -> Report:
     """Look at everything; after Ctrl-C, the file says what was found until then.
 
     Args:
         device: ``cpu``, ``cuda`` or ``npu``, perhaps with a number, as in ``npu:1``.
-        quick: fewer shapes, and shorter measurements.
+        quick: fewer cases, and shorter measurements.
         out: the file that gets the report as JSON, if any.
 
     Raises:
@@ -46,8 +104,7 @@ def examine(device: str, quick: bool = False, out: Path | None = None) -> Report
         else:
             there = torch.device(device)
             report.device_name = name_of(there)
-            for check, where, name in tqdm([*kernels_here(there)], unit="kernel", leave=False, disable=None):
-                report.answers.append(check.run(where, name, quick))
+            report.answers.extend(check_all(there, quick))
             if report.how == "real":
                 measure(report, there)
             report.complete, report.stopped = True, ""

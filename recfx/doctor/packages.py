@@ -1,84 +1,174 @@
-"""The packages and the CANN that recfx needs for a kind of device: which versions are there, and what mends them.
+"""The packages and the CANN that recfx needs: which versions are here, whether they fit, and the command that mends it.
 
-It imports no torch: it also works where torch, or CANN below it, cannot be imported.
+Nothing is imported to look at a version. The files that ``import`` would take say which one they are: records of pip
+may be several for one package, or none. That takes milliseconds, and works where torch cannot be imported.
 """
 
 from __future__ import annotations
 
-import importlib.metadata
+import importlib.util
 import os
 import re
 import shutil
 import subprocess
 import sys
 import textwrap
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
-from recfx.doctor.report import Finding, Status, missing, ok
-from recfx.versions.sets import DEFAULT, PYTHONS, minor, nearest, set_of
+from recfx.doctor.report import Finding, missing, ok
+from recfx.errors import Diagnostic, VersionError
+from recfx.versions.sets import DEFAULT, MODULES, PYTHONS, SETS, minor, nearest, set_of
+
+ANY_VERSIONS = "RECFX_ANY_VERSIONS"
+"""The environment variable that makes a warning of the error about versions that do not fit."""
 
 DEVICES = ("cpu", "cuda", "npu")
 CANN_FOLDERS = ("/usr/local/Ascend", "~/Ascend")
 """Where CANN's installer puts it for root, and for a user."""
+
+_FILES = {
+    "torch": ["version.py"],
+    "torch_npu": ["version.py"],
+    "torchrec": ["version.py"],
+    "fbgemm_gpu": ["docs/target.default.json.py", "docs/version.py"],
+}
+_SAYS = r"""(?:\b|__){}(?:__)?"?(?:: [\w\[\]]+)?\s*[:=]\s*['"]([^'"]+)['"]"""
+_WITH_KERNELS = "fbgemm_gpu_sparse_async_cumsum.so"
+"""FBGEMM's smallest library that has kernels for CUDA in every version, a megabyte or two."""
 
 _OLDEST_CANN = (8, 5)  # the first whose compiler takes what triton-ascend 3.2 lowers to
 _VERSION_OF_CANN = re.compile(r"^\s*\w*version\w*\s*=\s*\[?\"?([0-9][\w.]*)", re.IGNORECASE | re.MULTILINE)
 _ERROR = re.compile(r"[\w.]+(Error|Exception|Exit): ")
 
 
+class Installed(NamedTuple):
+    """A package that ``import`` finds; what it does not say is ``""``."""
+
+    folder: Path
+    version: str
+    variant: str  # of FBGEMM: cpu or cuda
+    cuda: str  # of torch: the version of CUDA that it was built for, such as 12.6
+
+
+def look(module: str) -> Installed | None:
+    """The package that ``import`` would take; ``None`` if there is none."""
+    spec = importlib.util.find_spec(module)
+    if spec is None:
+        return None
+    folder = Path(next(iter(spec.submodule_search_locations or [spec.origin or ""])))
+    paths = (folder / name for name in _FILES[module])
+    text = next((path.read_text() for path in paths if path.is_file()), "")
+    matches = [re.search(_SAYS.format(name), text) for name in ("version", "variant", "cuda")]
+    return Installed(folder, *(match[1] if match else "" for match in matches))
+
+
+def has_cuda(torch: Installed | None) -> bool:
+    """Whether a torch was built for CUDA."""
+    return torch is not None and (torch.folder / "lib" / "libtorch_cuda.so").exists()
+
+
+def device_of(torch: Installed | None) -> str:
+    """The type of device that is worked on with this torch: ``"npu"``, ``"cuda"`` or ``"cpu"``."""
+    return "npu" if importlib.util.find_spec("torch_npu") else "cuda" if has_cuda(torch) else "cpu"
+
+
+def unfit(device: str = "") -> Diagnostic | None:
+    """What is missing or does not fit, with the command that installs what does; ``None`` if all is well.
+
+    A package that does not say its version fits, torch apart. ``device``: default: the one that torch is for.
+    """
+    packages = {module: look(module) for module in MODULES}
+    here = {module: package for module, package in packages.items() if package is not None}
+    versions = {module: package.version for module, package in here.items()}
+    device = device or device_of(packages["torch"])
+    row = nearest(versions.get("torch", DEFAULT.torch))
+    to_install = {"torch": row.torch, "torchrec": row.torchrec, "fbgemm_gpu": row.fbgemm}
+    if set_of(versions.get("torch", "")) is not None:  # any build of this minor version of torch stays
+        to_install = {
+            name: version
+            for name, version in to_install.items()
+            if name not in here or (versions[name] and minor(versions[name]) != minor(version))
+        }
+    install = row.install(device, to_install)
+    if len(here) < len(packages):
+        names = ", ".join(module for module in packages if module not in here)
+        return Diagnostic("packages_missing", "", f"recfx needs packages that cannot be found here: {names}.", install)
+    if to_install:
+        message = f"these versions do not fit each other, or recfx: {_in_words(versions)}. The nearest that do: "
+        message += f"{_in_words(to_install)}; recfx runs on torch {', '.join(one_set.name for one_set in SETS)}."
+        advice = f"{install} (or set {ANY_VERSIONS}=1, and recfx tries to run on what is here)"
+        return Diagnostic("versions_unfit", "", message, advice)
+    install = row.install(device, ["fbgemm_gpu"])
+    if here["fbgemm_gpu"].variant == "cuda" and not has_cuda(packages["torch"]):
+        message = "fbgemm_gpu is a build for CUDA, which cannot be loaded beside a torch without CUDA."
+        remove = "pip uninstall -y fbgemm-gpu fbgemm-gpu-cpu && "
+        return Diagnostic("fbgemm_needs_cuda", "", message, remove + install)
+    of_torch, of_fbgemm = here["torch"].cuda.partition(".")[0], _major_cuda(here["fbgemm_gpu"])
+    if of_torch and of_fbgemm and of_torch != of_fbgemm:
+        message = f"fbgemm_gpu was built for CUDA {of_fbgemm}, but torch for CUDA {of_torch}."
+        index = f"https://download.pytorch.org/whl/cu{here['torch'].cuda.replace('.', '')}"
+        advice = f"pip uninstall -y fbgemm-gpu && {install} --index-url {index}, or build it for that version of CUDA"
+        return Diagnostic("fbgemm_for_other_cuda", "", message, advice)
+    return None
+
+
+def _major_cuda(fbgemm: Installed) -> str:
+    """The major version of CUDA whose runtime FBGEMM is linked with; ``""`` if there is none."""
+    library = fbgemm.folder / _WITH_KERNELS
+    if fbgemm.variant != "cuda" or not library.is_file():
+        return ""
+    match = re.search(rb"libcudart\.so\.(\d+)", library.read_bytes())
+    return match[1].decode() if match else ""
+
+
+def refused() -> VersionError | None:
+    """The error that ``import recfx`` raises, if any. Where the user has asked for that, it is a warning."""
+    problem = unfit()
+    if problem is None:
+        return None
+    if problem.code == "packages_missing" or os.environ.get(ANY_VERSIONS, "") in ("", "0"):
+        return VersionError.of(problem)
+    warnings.warn(str(problem), stacklevel=2)
+    return None
+
+
+def _in_words(versions: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {version or 'of unknown version'}" for name, version in versions.items())
+
+
 def packages(device: str) -> Iterator[Finding]:
     """The version of Python, and every package that is needed for ``"cpu"``, ``"cuda"`` or ``"npu"``."""
-    version = ".".join(map(str, sys.version_info[:3]))
-    if minor(version) in PYTHONS:
-        yield ok("Python", version)
+    python = ".".join(map(str, sys.version_info[:3]))
+    if minor(python) in PYTHONS:
+        yield ok("Python", python)
     else:
-        yield missing("Python", version, f"make an environment with Python {PYTHONS[0]} to {PYTHONS[-1]}.")
-    failures = {""}
-    for name, module, fitting, install in needed(device, installed("torch")):
-        failure = _import_failure(module)
-        yield finding_of(name, fitting, install, failure if failure not in failures or not failure else "the same")
-        failures.add(failure)
-
-
-def needed(device: str, torch: str) -> list[tuple[str, str, str, str]]:
-    """Each package in the order in which it is imported: distribution, module, the version that fits, as others of the
-    same minor version do, and the command that installs it.
-
-    ``torch`` is the version that is there, which may be a vendor's build, and stays if it fits.
-    """
-    fitting = set_of(torch)
-    versions = replace(fitting, torch=torch) if fitting else nearest(torch or DEFAULT.torch)
-    install = versions.install(device)
-    fbgemm, torchrec = (versions.install(device, [name]) if fitting else install for name in ("fbgemm_gpu", "torchrec"))
-    adapter = [("torch_npu", "torch_npu", versions.torch_npu, install)] if device == "npu" else []
-    return [
-        ("torch", "torch", versions.torch, install),
-        *adapter,
-        ("fbgemm-gpu" if device == "cuda" else "fbgemm-gpu-cpu", "fbgemm_gpu", versions.fbgemm, fbgemm),
-        ("torchrec", "torchrec", versions.torchrec, torchrec),
-    ]
-
-
-def installed(name: str) -> str:
-    """The version of a distribution; ``""`` if there is none of this name."""
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
-
-
-def finding_of(name: str, fitting: str, install: str, failure: str) -> Finding:
-    """Whether a package is there in the version that fits; ``failure`` says why it cannot be imported, if so."""
-    version = installed(name)
-    if failure and not version:
-        return missing(name, "not installed", install)
-    if failure:
-        return missing(name, f"{version}, but it cannot be imported: {failure}", _after(failure, install))
-    if version and minor(version) != minor(fitting):
-        return missing(name, f"{version}, which does not fit: {fitting} does", install)
-    return ok(name, version or "importable, of unknown version")
+        yield missing("Python", python, f"make an environment with Python {PYTHONS[0]} to {PYTHONS[-1]}.")
+    problem, torch = unfit(device), look("torch")
+    version = torch.version if torch else DEFAULT.torch
+    row, failure = nearest(version), ""
+    if set_of(version):
+        row = replace(row, torch=version)  # a vendor's build stays
+    for module in ("torch", *(["torch_npu"] if device == "npu" else []), "torchrec", "fbgemm_gpu"):
+        package = look(module)
+        install = row.install(device, MODULES if module == "torch_npu" else [module])
+        fitting = row.torch_npu if module == "torch_npu" else ""
+        if package is None:
+            yield missing(module, "not installed", problem.what_to_do if problem else install)
+        elif not failure and (failure := _import_failure(module)):  # those that import it would fail alike
+            text = f"{package.version}, but it cannot be imported: {failure}"
+            yield missing(module, text, _after(failure, install))
+        elif fitting and package.version and minor(package.version) != minor(fitting):
+            yield missing(module, f"{package.version}, which does not fit: {fitting} does", install)
+        elif device == "cuda" and package.variant == "cpu":
+            yield missing(module, f"{package.version}, which is a build for the CPU", install)
+        else:
+            yield ok(module, package.version or "of unknown version")
+    if problem and problem.code != "packages_missing":
+        yield missing("versions", problem.message, problem.what_to_do)
 
 
 def _import_failure(module: str) -> str:
@@ -108,36 +198,21 @@ def _after(failure: str, install: str) -> str:
 
 
 def cann(environment: Mapping[str, str] = os.environ, roots: tuple[str, ...] = CANN_FOLDERS) -> Iterator[Finding]:
-    """CANN, its compiler, and triton-ascend, for the ``environment`` of a process.
-
-    ``roots``: where CANN is looked for if the environment names no place.
-    """
+    """CANN and its compiler, for the ``environment`` of a process; else CANN is looked for in ``roots``."""
     home = environment.get("ASCEND_HOME_PATH") or environment.get("ASCEND_TOOLKIT_HOME")
     scripts = [script for root in roots for script in sorted(Path(os.path.expanduser(root)).glob("*/set_env.sh"))]
     version = _version_of_cann(Path(home)) if home else ""
     if not home and scripts:
         yield missing("CANN", "installed, but its environment is not set", f"source {scripts[0]}")
     elif not home or (version and tuple(map(int, re.findall(r"\d+", version)[:2])) < _OLDEST_CANN):
-        yield missing("CANN", f"{version or 'not found'}", "install CANN 8.5 or later, and source its set_env.sh")
+        yield missing("CANN", version or "not found", "install CANN 8.5 or later, and source its set_env.sh")
     else:
         yield ok("CANN", f"{version or 'of unknown version'} in {home}")
-    path = shutil.which("bishengir-compile", path=environment.get("PATH")) or environment.get(
-        "TRITON_NPU_COMPILER_PATH"
-    )
-    if path:
+    path = shutil.which("bishengir-compile", path=environment.get("PATH"))
+    if path := path or environment.get("TRITON_NPU_COMPILER_PATH"):
         yield ok("Ascend compiler", path)
     else:
         yield missing("Ascend compiler", "no bishengir-compile on PATH", "source CANN's set_env.sh, which adds it")
-    triton = installed("triton-ascend")
-    if triton and not installed("triton"):
-        yield ok("triton-ascend", triton)
-    else:
-        status = (
-            Status.WARNING if triton else Status.MISSING
-        )  # both are the package triton: the last one installed wins
-        text = f"{triton}, beside triton {installed('triton')}" if triton else "not installed"
-        install = f"pip uninstall -y triton triton-ascend && pip install triton-ascend=={DEFAULT.triton_ascend}"
-        yield Finding("triton-ascend", status, text, install)
 
 
 def _version_of_cann(home: Path) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from functools import partial
-from typing import Any
 
 from recfx.errors import printable
 from recfx.printing.grid import Grid
@@ -56,16 +56,10 @@ def missing(name: str, found: str, what_to_do: str) -> Finding:
 
 @dataclass(frozen=True)
 class Answer:
-    """Whether a kernel was right.
+    """Whether a kernel was right, on the ``device`` or on the ``host``.
 
-    Args:
-        name: of the operator.
-        where: ``device`` or ``host``.
-        checked: how many shapes it was run with.
-        wrong: how many of them it was wrong with.
-        smallest: the first of those, which is the smallest.
-        message: what was wrong with that one, or what ``torch.library.opcheck`` said; ``""`` if all is well.
-        traceback: of what was raised, if anything was.
+    ``wrong`` of the ``checked`` cases were not as the reference. ``smallest`` is the first of those, and ``message``
+    says what was wrong with it, or what ``torch.library.opcheck`` said; ``""`` if all is well.
     """
 
     name: str
@@ -79,13 +73,8 @@ class Answer:
 
 @dataclass(frozen=True)
 class Speed:
-    """The median time of one thing.
-
-    Args:
-        name: of the operator, or what else was done.
-        milliseconds: the median; of the device, where it has a clock.
-        bytes: that have to be read and written for it, each row as often as it is asked for.
-        share_of_copy: of the bytes that a copy on the same device moved in the same time.
+    """The median time of a kernel, and how the ``bytes`` that it has to read and write compare with those that a copy
+    moves in the same time.
     """
 
     name: str
@@ -116,17 +105,10 @@ class Report:
     """Everything, in the order in which it is found.
 
     Args:
-        device: as it was asked for, such as ``npu:0``.
-        device_name: as its driver calls it; ``""`` if it is not there.
+        device: as it was asked for, such as ``npu:0``; ``device_name``: as its driver calls it.
         how: ``real``, ``simulated`` or ``interpreted``; only the first one has times.
-        quick: whether less was looked at.
-        findings: what is installed.
-        answers: whether kernels are right.
         workload: on what speeds were measured; ``""`` if none were.
-        speeds: how fast kernels are.
-        choices: which numbers of programs and of rows in flight are best.
-        complete: whether everything was done; False after Ctrl-C, and where nothing can be run.
-        stopped: why it is not complete.
+        complete: whether everything was done; ``stopped`` says why it was not.
     """
 
     device: str
@@ -150,13 +132,15 @@ class Report:
     def to_json(self) -> str:
         """The whole report, indented; the user's home directory is ``~`` in every text."""
         content = {"version": DOCTOR_VERSION, "recfx": __version__, "ok": self.ok, **asdict(self)}
-        return without_home(json.dumps(content, indent=2))
+        return _without_home(json.dumps(content, indent=2))
 
     def __str__(self) -> str:
+        from recfx.printing.text import plain_text, rich_table  # not above: the command line reads this file first
+
         place = f"recfx on {self.device}{f' ({self.device_name})' if self.device_name else ''}"
         end = "OK" if self.ok else "NOT OK"
         lines = [f"{place}: {end}{'' if self.complete else ', NOT COMPLETE'}", HOW[self.how], self.stopped]
-        tables: dict[str, tuple[list[Any], str]] = {
+        tables: dict[str, tuple[Sequence[object], str]] = {
             "Installation": (self.findings, "name status found what_to_do"),
             "Right: kernels against their references": (self.answers, "name where checked wrong smallest message"),
             f"Fast (medians): {self.workload}": (self.speeds, "name milliseconds gb_s share_of_copy"),
@@ -164,11 +148,8 @@ class Report:
         }
         for title, (rows, names) in tables.items():
             columns = {name.replace("_", " "): partial(_cell, name) for name in names.split()}
-            grid = Grid.of(title, rows, columns)
-            from recfx.printing.text import plain_text, rich_table  # not above: the command line reads this file first
-
-            lines += [f"\n{title}", plain_text([rich_table(grid)])] if rows else []
-        return without_home("\n".join(printable(line, keep="\n") for line in lines if line))
+            lines += [f"\n{title}", plain_text([rich_table(Grid.of(title, rows, columns))])] if rows else []
+        return _without_home("\n".join(printable(line, keep="\n") for line in lines if line))
 
 
 def _cell(name: str, row: object) -> str:
@@ -178,7 +159,6 @@ def _cell(name: str, row: object) -> str:
     return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
-def without_home(text: str) -> str:
-    """The text with ``~`` for the user's home directory, whose name is often the user's."""
+def _without_home(text: str) -> str:
     home = os.path.expanduser("~")  # where there is none, it stays so
     return text.replace(home, "~") if len(home) > 1 else text

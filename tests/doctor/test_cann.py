@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from recfx.doctor import packages
 from recfx.doctor.packages import cann
 from recfx.doctor.report import Finding, Status
 
 
 @pytest.fixture
-def ascend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def ascend(tmp_path: Path) -> Path:
     """A folder like the one of an installation, of CANN 8.5 with its compiler."""
     for name, text in {
         "ascend-toolkit/latest/version.cfg": "# version: 1.0\nruntime_running_version=[8.5.0:8.5.0]\n",
@@ -22,13 +21,12 @@ def ascend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     (tmp_path / "bin/bishengir-compile").chmod(0o755)
-    monkeypatch.setattr(packages, "installed", {"triton-ascend": "3.2.0", "triton": ""}.__getitem__)
     return tmp_path
 
 
 def found_in(root: Path, **environment: str) -> dict[str, Finding]:
     findings = {finding.name: finding for finding in cann({"PATH": "", **environment}, (str(root),))}
-    assert list(findings) == ["CANN", "Ascend compiler", "triton-ascend"]
+    assert list(findings) == ["CANN", "Ascend compiler"]
     return findings
 
 
@@ -38,7 +36,6 @@ def test_all_is_well(ascend: Path) -> None:
     assert [(finding.found, finding.status) for finding in findings.values()] == [
         (f"8.5.0 in {home}", Status.OK),
         (str(ascend / "bin/bishengir-compile"), Status.OK),
-        ("3.2.0", Status.OK),
     ]
 
 
@@ -51,7 +48,7 @@ def test_the_environment_script_was_not_sourced(ascend: Path) -> None:
 
 def test_nothing_is_there(tmp_path: Path) -> None:
     findings = found_in(tmp_path)
-    assert [finding.status for finding in findings.values()] == [Status.MISSING] * 3
+    assert [finding.status for finding in findings.values()] == [Status.MISSING] * 2
 
 
 @pytest.mark.parametrize(
@@ -63,10 +60,3 @@ def test_versions(text: str, status: Status, ascend: Path) -> None:
     (home / "x86_64-linux").mkdir()
     (home / "x86_64-linux/ascend_toolkit_install.info").write_text(f"package_name=Ascend\n{text}\n")
     assert found_in(ascend, ASCEND_HOME_PATH=str(home))["CANN"].status == status
-
-
-def test_both_tritons(ascend: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packages, "installed", {"triton-ascend": "3.2.0", "triton": "3.7.0"}.__getitem__)
-    assert found_in(ascend)["triton-ascend"].status == Status.WARNING
-    monkeypatch.setattr(packages, "installed", {"triton-ascend": "", "triton": "3.7.0"}.__getitem__)
-    assert found_in(ascend)["triton-ascend"].status == Status.MISSING

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from recfx.doctor import machine as machine_module
-from recfx.doctor.machine import how, machine, no_device
+from recfx.doctor import examine as examine_module
+from recfx.doctor.examine import how, machine, no_device
 from recfx.doctor.report import Status
-from recfx.kernels.build import library, packaged
+from recfx.kernels.build import library
 
 
 def test_the_cpu() -> None:
@@ -35,41 +34,27 @@ def test_a_number_beyond_the_last_device(monkeypatch: pytest.MonkeyPatch) -> Non
     assert no_device("npu:2") == "there are 2 npu devices, numbered from 0"
 
 
-@pytest.mark.parametrize(
-    ("chip", "status", "text"),
-    [("Ascend910_9382", Status.OK, "48 vector cores"), ("Ascend930", Status.MISSING, "Ascend930.ini")],
-)
-def test_the_limits_of_a_chip(chip: str, status: Status, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine_module, "name_of", lambda device: chip)
-    (finding,) = machine_module._chip(SimpleNamespace(type="npu"))  # type: ignore[arg-type]
-    assert finding.status == status
-    assert text in finding.found
-    monkeypatch.setattr(machine_module.launch, "why_not", lambda device: "")
-    assert machine_module._triton(SimpleNamespace(type="npu")).status == Status.OK  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(("kind", "package"), [("npu", "triton-ascend==3.2.0"), ("cuda", "triton==3.3.1")])
 def test_the_triton_of_the_set_is_to_be_installed(kind: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine_module.launch, "why_not", lambda device: "there is none.")
+    monkeypatch.setattr(examine_module, "no_device", lambda device: "")
+    monkeypatch.setattr(examine_module, "name_of", lambda device: "a chip")
+    monkeypatch.setattr(examine_module.launch, "why_not", lambda device: "there is none.")
+    monkeypatch.setattr(examine_module.torch, "device", lambda kind: SimpleNamespace(type=kind))
     monkeypatch.setattr(torch, "__version__", "2.7.1+cu128")
-    finding = machine_module._triton(SimpleNamespace(type=kind))  # type: ignore[arg-type]
+    (finding,) = (one for one in machine(kind) if one.name == "Triton")
     assert (finding.found, finding.what_to_do.rpartition(" ")[2]) == ("there is none", package)
 
 
 def test_a_simulated_npu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert how("npu") == "real"
-    monkeypatch.setenv(machine_module.SIMULATED, "2")
+    monkeypatch.setenv(examine_module.SIMULATED, "2")
     assert (how("npu"), how("npu:1"), how("cpu")) == ("simulated", "simulated", "real")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert how("cpu") == "interpreted"
 
 
-def test_a_library_that_is_not_loaded_or_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "loaded_path", lambda: Path("/tmp/recfx-1/librecfx.so"))
-    assert machine_module._library().status == Status.WARNING
-    monkeypatch.setattr(library, "loaded_path", lambda: packaged.LIBRARIES / "librecfx.so")
-    assert machine_module._library().status == Status.OK
+def test_a_library_that_is_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "load", lambda: False)
     monkeypatch.setattr(library, "why_not", lambda: "the compiler failed")
-    finding = machine_module._library()
+    finding = [*machine("cpu")][-1]
     assert (finding.status, finding.found) == (Status.MISSING, "not loaded: the compiler failed")

@@ -1,63 +1,220 @@
-"""What the doctor says of the packages that are installed."""
+"""``import recfx`` looks whether the packages that are installed fit, before it imports them."""
 
 from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
 
 import pytest
 
 from recfx.doctor import packages
-from recfx.doctor.packages import finding_of, needed
+from recfx.doctor.packages import ANY_VERSIONS, look, refused, unfit
 from recfx.doctor.report import Status
+from recfx.versions.sets import DEFAULT, MODULES, SETS, VersionSet, minor
 
-TORCH = ("torch", "2.13.0", "pip install torch==2.13.0")
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that alone is looked in, as if it were ``site-packages``."""
+
+    def find(module: str) -> ModuleSpec | None:
+        return PathFinder.find_spec(module, [str(tmp_path)])
+
+    monkeypatch.setattr(packages.importlib.util, "find_spec", find)
+    monkeypatch.delenv(ANY_VERSIONS, raising=False)
+    return tmp_path
+
+
+def put(place: Path, torch: str, torchrec: str, fbgemm: str, variant: str = "cpu") -> None:
+    """Packages that say that they have these versions, in the words of the true ones, and do nothing."""
+    texts = {
+        "torch/version.py": f"__version__ = '{torch}'\ndebug = False\n",
+        "torchrec/version.py": f'__version__ = "{torchrec}"\n',
+        "fbgemm_gpu/docs/target.default.json.py": json.dumps(
+            {"version": fbgemm, "target": "default", "variant": variant}
+        ),
+    }
+    for name, text in texts.items():
+        path = place / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        (place / name.split("/")[0] / "__init__.py").touch()
+
+
+@pytest.mark.parametrize("versions", SETS, ids=[versions.name for versions in SETS])
+def test_every_set_fits(versions: VersionSet, place: Path) -> None:
+    put(place, versions.torch, versions.torchrec, versions.fbgemm)
+    assert unfit() is None
 
 
 @pytest.mark.parametrize(
-    ("device", "expected"),
+    ("torch", "torchrec", "fbgemm"),
     [
-        ("cpu", ["torch==2.7.1", "fbgemm-gpu-cpu==1.2.0", "torchrec==1.2.0"]),
-        ("cuda", ["torch==2.7.1", "fbgemm-gpu==1.2.0", "torchrec==1.2.0"]),
-        ("npu", ["torch==2.7.1", "torch_npu==2.7.1.post11", "fbgemm-gpu-cpu==1.2.0", "torchrec==1.2.0"]),
+        ("2.7.0a0+git1234567", "1.2.0", "1.2.0+cpu"),
+        ("2.9.1+cu128", "1.4.0rc1", "1.4.2"),
+        ("2.14.0", "1.9.0.dev20260101", ""),  # a build of one's own may not say which version of FBGEMM it is
     ],
 )
-def test_packages_of_a_set(device: str, expected: list[str]) -> None:
-    packages = needed(device, "2.6.0")
-    assert [f"{name}=={version}" for name, _, version, _ in packages] == expected
-    assert all(set(expected) <= set(install.split()) for *_, install in packages)
+def test_releases_and_builds_of_the_same_minor_versions_fit(
+    torch: str, torchrec: str, fbgemm: str, place: Path
+) -> None:
+    put(place, torch, torchrec, fbgemm)
+    assert unfit() is None
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda", "npu"])
-def test_a_torch_that_fits_is_never_replaced(device: str) -> None:
-    torch, *others = needed(device, "2.7.0a0+git1")
-    assert torch[2] == "2.7.0a0+git1"
-    assert "torch==2.7.0a0+git1 " in torch[3]
-    for name, _, version, install in others:
-        again = finding_of("pip", version, install, "ValueError: odd").what_to_do
-        for command in (install, again):
-            assert "torch==2.7.1" not in command
-            assert f"{name}=={version}" in command
-        assert all("--no-deps" in part for part in again.split("&&")) or name == "torch_npu"
+@pytest.mark.parametrize(
+    ("torch", "torchrec", "fbgemm", "said", "row"),
+    [
+        ("2.7.0a0+git1", "1.8.0", "1.2.0", "fbgemm_gpu 1.2.0. The nearest that do: torchrec 1.2.0;", "2.7"),
+        ("2.10.1+cpu", "1.5.0", "1.4.0", "fbgemm_gpu 1.4.0. The nearest that do: fbgemm_gpu 1.5.0;", "2.10"),
+        ("2.8.0", "1.3.0", "1.3.0", "torch 2.8.0", "2.9"),
+        ("2.1.0", "0.5.0", "0.5.0", "torch 2.1.0", "2.7"),
+        ("3.0.0", "2.0.0", "2.0.0", "torch 3.0.0", "2.14"),
+        ("", "1.2.0", "1.2.0", "torch of unknown version", "2.7"),
+    ],
+)
+def test_versions_that_do_not_fit(
+    torch: str, torchrec: str, fbgemm: str, said: str, row: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(place, torch, torchrec, fbgemm)
+    error = refused()
+    assert isinstance(error, ImportError)
+    assert error.reason == "versions_unfit"
+    assert said in error.message
+    (take,) = (versions for versions in SETS if versions.name == row)
+    unfit_ones = ["torchrec" if torchrec == "1.8.0" else "fbgemm_gpu"] if take.name == minor(torch) else MODULES
+    assert error.what_to_do.startswith(f"{take.install('cpu', unfit_ones)} (or set")
+    monkeypatch.setenv(ANY_VERSIONS, "0")
+    assert refused() is not None
+    monkeypatch.setenv(ANY_VERSIONS, "1")
+    with pytest.warns(UserWarning, match="versions_unfit"):
+        assert refused() is None
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_packages_that_are_missing(module: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(place, DEFAULT.torch, DEFAULT.torchrec, DEFAULT.fbgemm)
+    (place / module).rename(place / "elsewhere")
+    monkeypatch.setenv(ANY_VERSIONS, "1")  # nobody can do without them
+    error = refused()
+    assert error is not None
+    names = MODULES if module == "torch" else [module]
+    assert (error.reason, error.what_to_do) == ("packages_missing", DEFAULT.install("cpu", names))
+    assert error.message.endswith(f" {module}.")
+
+
+def test_fbgemm_for_cuda_needs_a_torch_for_cuda(place: Path) -> None:
+    put(place, DEFAULT.torch, DEFAULT.torchrec, DEFAULT.fbgemm, variant="cuda")
+    error = refused()
+    assert error is not None
+    assert error.reason == "fbgemm_needs_cuda"
+    assert error.what_to_do.endswith("&& pip install fbgemm-gpu-cpu==1.8.0")
+    library = place / "torch" / "lib" / "libtorch_cuda.so"
+    library.parent.mkdir()
+    library.touch()
+    assert unfit() is None
+
+
+@pytest.mark.parametrize(("cuda", "fits"), [("12.6", True), ("13.0", False)])
+def test_fbgemm_and_torch_are_for_one_cuda(cuda: str, fits: bool, place: Path) -> None:
+    put(place, DEFAULT.torch, DEFAULT.torchrec, DEFAULT.fbgemm, variant="cuda")
+    with open(place / "torch/version.py", "a") as more:
+        more.write(f"from typing import Optional\ncuda: Optional[str] = '{cuda}'\nhip: Optional[str] = None\n")
+    (place / "torch/lib").mkdir()
+    (place / "torch/lib/libtorch_cuda.so").touch()
+    (place / "fbgemm_gpu/fbgemm_gpu_sparse_async_cumsum.so").write_bytes(b"\x7fELF libc10.so\0libcudart.so.12\0")
+    error = refused()
+    assert (error is None) is fits
+    if error is not None:
+        assert (error.reason, error.message.count("CUDA 1")) == ("fbgemm_for_other_cuda", 2)
+        assert " && pip install fbgemm-gpu==1.8.0 --index-url https://download.pytorch.org/whl/cu130," in (
+            error.what_to_do
+        )
+
+
+@pytest.mark.parametrize(("adapter", "device"), [("torch_npu", "npu"), ("torch/lib/libtorch_cuda.so", "cuda")])
+def test_the_command_is_for_the_device_that_torch_is_for(adapter: str, device: str, place: Path) -> None:
+    put(place, "2.6.0", "1.8.0", "1.2.0")
+    (place / adapter).mkdir(parents=True)
+    error = refused()
+    assert error is not None
+    assert error.what_to_do.startswith(SETS[0].install(device))
+
+
+def test_what_is_here_says_its_version() -> None:
+    versions = {module: look(module) for module in ("torch", "torchrec", "fbgemm_gpu")}
+    assert all(version is not None and minor(version.version) for version in versions.values())
+    fbgemm = versions["fbgemm_gpu"]
+    assert fbgemm is not None
+    assert fbgemm.variant in ("cpu", "cuda")
 
 
 def test_what_is_here_is_right() -> None:
     assert [finding for finding in packages.packages("cpu") if finding.status != Status.OK] == []
 
 
-def test_a_package_that_is_not_there() -> None:
-    failure = packages._import_failure("recfx_of_nobody")
-    assert failure == "ModuleNotFoundError: No module named 'recfx_of_nobody'"
-    finding = finding_of("recfx-of-nobody", "1.0", "pip install recfx-of-nobody==1.0", failure)
-    assert (finding.status, finding.what_to_do) == (Status.MISSING, "pip install recfx-of-nobody==1.0")
+@pytest.mark.parametrize(
+    ("module", "failure", "advice"),
+    [
+        ("torch", "ImportError: libhccl.so: cannot open shared object file", "source CANN"),
+        ("fbgemm_gpu", "OSError: libtorch_cuda.so: no such file", "uninstall -y fbgemm-gpu"),
+        ("torch", "ValueError: odd", "pip install --force-reinstall torch==2.13.0a0+git1"),
+        ("fbgemm_gpu", "ValueError: odd", "pip install --force-reinstall --no-deps fbgemm-gpu-cpu==1.8.0"),
+    ],
+)
+def test_what_cannot_be_imported(
+    module: str, failure: str, advice: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A vendor's torch stays."""
+    put(place, "2.13.0a0+git1", DEFAULT.torchrec, DEFAULT.fbgemm)
+    monkeypatch.setattr(packages, "_import_failure", lambda name: failure if name == module else "")
+    wrong = [finding for finding in packages.packages("cpu") if finding.status != Status.OK]
+    assert [finding.name for finding in wrong] == [module]
+    assert failure in wrong[0].found
+    assert advice in wrong[0].what_to_do
 
 
-@pytest.mark.parametrize(("version", "fits"), [("2.13.1+cpu", True), ("2.13.0a0+git1", True), ("2.12.0", False)])
-def test_minor_versions_have_to_fit(version: str, fits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packages, "installed", lambda name: version)
-    finding = finding_of(*TORCH, "")
-    assert (finding.status, finding.what_to_do) == ((Status.OK, "") if fits else (Status.MISSING, TORCH[2]))
+@pytest.mark.parametrize(
+    ("device", "torchrec", "names"),
+    [("npu", "1.8.0", ["torch_npu"]), ("cuda", "1.8.0", ["fbgemm_gpu"]), ("cpu", "1.5.0", ["versions"])],
+)
+def test_findings_of_what_does_not_fit(
+    device: str, torchrec: str, names: list[str], place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(place, "2.13.0", torchrec, DEFAULT.fbgemm)
+    monkeypatch.setattr(packages, "_import_failure", lambda name: "")
+    wrong = [finding for finding in packages.packages(device) if finding.status != Status.OK]
+    assert [finding.name for finding in wrong] == names
+    assert "pip install" in wrong[0].what_to_do
 
 
-def test_failures_have_advice_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packages, "installed", lambda name: "2.13.0")
-    assert "source CANN" in finding_of(*TORCH, "ImportError: libhccl.so: cannot open shared object file").what_to_do
-    assert "uninstall -y fbgemm-gpu" in finding_of(*TORCH, "OSError: libtorch_cuda.so: no such file").what_to_do
-    assert finding_of(*TORCH, "ValueError: odd").what_to_do == "pip install --force-reinstall torch==2.13.0"
+@pytest.mark.parametrize(
+    "started",
+    [["-c", "import recfx"], ["-X", "utf8", "-m", "recfx", "--help"], ["recfx", "--help"], ["recfx", "doctor"]],
+)
+def test_a_process_is_told_before_anything_is_imported(started: list[str], tmp_path: Path) -> None:
+    put(tmp_path, "2.8.0", "1.3.0", "1.3.0")
+    (tmp_path / "torch/lib/libtorch_cuda.so").mkdir(parents=True)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "recfx").write_text("from recfx.commandline.main import main; main()")  # as pip installs it
+    command = [str(tmp_path / "bin" / "recfx") if word == "recfx" and "-m" not in started else word for word in started]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (tmp_path, ROOT)))}
+    done = subprocess.run(
+        [sys.executable, *command],
+        env=environment, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 1
+    if "doctor" in started:
+        assert "Nothing was run: recfx cannot be imported here." in done.stdout
+        assert done.stdout.startswith("recfx on cuda: ")
+        return
+    assert done.stdout == ""
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(("recfx.errors.VersionError: [versions_unfit]", "recfx: [versions_unfit]"))
+    assert ("Traceback" in done.stderr) is ("-c" in started)

@@ -2,50 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
+from recfx.doctor.cases import LookupCase
 from recfx.doctor.checks import (
     ON_A_DEVICE,
-    KernelCheck,
-    device_checks,
-    host_checks,
+    Call,
+    calls_of,
+    check,
+    check_all,
     kernels_here,
     mismatch,
     tolerances,
 )
-from recfx.doctor.shapes import Shape
+from recfx.doctor.report import Answer
 from recfx.kernels.build import library
 
 CPU = torch.device("cpu")
 
 
-def shapes(quick: bool) -> Iterator[Shape]:
-    for count in (1, 2) if quick else (1, 2, 3, 4):
-        yield Shape(f"{count} numbers", (torch.arange(count, dtype=torch.float32),))
-
-
-def check(doubled: Any) -> KernelCheck:
-    return KernelCheck("mix64", shapes, doubled, lambda numbers: numbers * 2)
+def answer(doubled: Any) -> Answer:
+    calls = {
+        f"{count} numbers": Call("mix64", doubled, lambda numbers: numbers * 2, (torch.arange(count) / 1,))
+        for count in (1, 2, 3, 4)
+    }
+    return check(calls, CPU, "device", quick=True)
 
 
 @pytest.fixture(autouse=True)
 def _no_opcheck(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(KernelCheck, "opcheck", lambda *arguments: None)
+    monkeypatch.setattr(Call, "opcheck", lambda *arguments: None)
 
 
 def test_all_is_right() -> None:
-    answer = check(lambda numbers: numbers + numbers).run(CPU, "device", quick=True)
-    assert (not answer.message, answer.checked, answer.wrong, answer.smallest, answer.traceback) == (True, 2, 0, "", "")
+    assert answer(lambda numbers: numbers + numbers) == Answer("mix64", "device", 4)
 
 
 def test_wrong_from_some_size_on() -> None:
-    answer = check(lambda numbers: numbers * 2 + (numbers.numel() > 2)).run(CPU, "device", quick=False)
-    assert (not answer.message, answer.checked, answer.wrong, answer.smallest) == (False, 4, 2, "3 numbers")
-    assert "Mismatched elements: 3 / 3" in answer.message
+    wrong = answer(lambda numbers: numbers * 2 + (numbers.numel() > 2))
+    assert (wrong.checked, wrong.wrong, wrong.smallest) == (4, 2, "3 numbers")
+    assert "Mismatched elements: 3 / 3" in wrong.message
+
+
+def test_a_change_of_an_argument_is_wrong() -> None:
+    assert answer(lambda numbers: numbers.mul_(2)).wrong == 3  # twice zero is zero
 
 
 def test_what_is_raised_is_a_result() -> None:
@@ -53,9 +56,9 @@ def test_what_is_raised_is_a_result() -> None:
         assert numbers.numel() != 2, "no code\nfor this"
         return numbers * 2
 
-    answer = check(crash).run(CPU, "device", quick=False)
-    assert (answer.wrong, answer.smallest, answer.message) == (1, "2 numbers", "AssertionError: no code")
-    assert "in crash" in answer.traceback
+    wrong = answer(crash)
+    assert (wrong.wrong, wrong.smallest, wrong.message) == (1, "2 numbers", "AssertionError: no code")
+    assert "in crash" in wrong.traceback
 
 
 def test_ctrl_c_is_no_result() -> None:
@@ -63,16 +66,16 @@ def test_ctrl_c_is_no_result() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        check(interrupted).run(CPU, "device", quick=True)
+        answer(interrupted)
 
 
 def test_what_opcheck_says(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: object) -> None:
         raise RuntimeError("no fake")
 
-    monkeypatch.setattr(KernelCheck, "opcheck", refuse)
-    answer = check(lambda numbers: numbers * 2).run(CPU, "device", quick=True)
-    assert (not answer.message, answer.wrong, answer.message) == (False, 0, "opcheck: RuntimeError: no fake")
+    monkeypatch.setattr(Call, "opcheck", refuse)
+    wrong = answer(lambda numbers: numbers * 2)
+    assert (wrong.wrong, wrong.message) == (0, "opcheck: RuntimeError: no fake")
 
 
 @pytest.mark.parametrize(
@@ -101,9 +104,9 @@ def test_tolerances() -> None:
 
 
 def test_the_kernels_of_the_host_are_right() -> None:
-    answers = [check.run(device, name, quick=True) for check, device, name in kernels_here(CPU)]
+    answers = list(check_all(CPU, quick=True))
     assert [answer for answer in answers if answer.message or answer.where != "host"] == []
-    assert len(answers) == len(list(host_checks()))
+    assert len(answers) == len(list(calls_of(LookupCase([1], 1), in_triton=False)))
 
 
 def test_without_a_library_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,6 +118,6 @@ def test_every_operator_in_triton_is_looked_at() -> None:
     library.operators()
     known = {name.removeprefix("recfx::").partition(".")[0] for name in torch._C._dispatch_get_all_op_names()}
     in_triton = {name for name in known if name.rstrip("_").endswith("_triton")}
-    looked_at = {check.name.partition(":")[0] for check in device_checks()}
+    looked_at = {call.name.partition(":")[0] for call in calls_of(LookupCase([1], 1), in_triton=True)}
     assert len(in_triton) > 4
     assert in_triton - looked_at == set(), "recfx/doctor/checks.py has no line for it"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,34 +10,53 @@ import pytest
 import torch
 
 from recfx.doctor import speed as speed_module
+from recfx.doctor.cases import LookupCase
+from recfx.doctor.checks import Call
 from recfx.doctor.report import Report
-from recfx.doctor.speed import Measured, Size, best_of, measure
+from recfx.doctor.speed import best_of, measure
 from recfx.kernels.build import tuned
 
 CPU = torch.device("cpu")
 NPU: Any = SimpleNamespace(type="npu")
-CALL = Measured("pooled lookup", 1000, lambda: None, "recfx_pooled_lookup")
+CASE = LookupCase([8, 8], 4, rows=50)
+
+
+def nothing() -> None: ...
+
+
+CALL = Call("pooled_lookup_triton", nothing, nothing, (), bytes=1000)
 
 
 def measured(monkeypatch: pytest.MonkeyPatch, device: Any, quick: bool = True) -> Report:
-    monkeypatch.setattr(speed_module, "size_for", lambda device, quick: Size(2, 50, 8, 4, 3, 1 << 16))
-    report = Report("cpu", quick=quick)
+    monkeypatch.setattr(speed_module, "workload", lambda device, quick: CASE)
+    report = Report("cpu", "Ascend910B3", quick=quick)
     measure(report, device)
     return report
+
+
+def one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed_module, "kernels_here", lambda device: [(True, device)])
+    monkeypatch.setattr(speed_module, "calls_of", lambda case, in_triton: [CALL])
 
 
 def test_every_kernel_of_the_cpu_has_a_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     report = measured(monkeypatch, CPU)
     speeds = {speed.name: speed for speed in report.speeds}
-    assert list(speeds)[:3] == ["copy", "gather (index_select)", "pooled lookup"]
-    assert {"fused step, sgd", "fused step, adam", "ids routed to two ranks"} <= speeds.keys()
+    assert list(speeds)[:2] == ["copy", "pooled_lookup"]
+    assert {"fused_step_: sgd", "fused_step_: adam", "bucketize"} <= speeds.keys()
     assert speeds["copy"].share_of_copy == 1.0
-    assert speeds["copy"].bytes == 2 << 16
-    assert speeds["gather (index_select)"].bytes == 2 * 4 * 3 * (8 + 2 * 4 * 8)
-    lookup = speeds["pooled lookup"]
-    assert lookup.bytes == 2 * 4 * 3 * (8 + 32) + 8 * 9 + 2 * 4 * 32
+    lookup, ids = speeds["pooled_lookup"], CASE.rows.numel()
+    assert lookup.bytes == ids * (8 + 32) + 8 * 13 + 3 * 4 * 32
+    touched = sum(own.unique().numel() for own in rows_of_tables())
+    assert speeds["fused_step_: sgd"].bytes == lookup.bytes + 2 * touched * 32
+    assert speeds["fused_step_: adam"].bytes == lookup.bytes + 2 * touched * 32 * 3
     assert lookup.gb_s == pytest.approx(lookup.bytes / (lookup.milliseconds / 1e3) / 1e9)
     assert lookup.share_of_copy == pytest.approx(lookup.gb_s / speeds["copy"].gb_s)
+
+
+def rows_of_tables() -> list[torch.Tensor]:
+    first, last = CASE.rows[: CASE.borders[2]], CASE.rows[CASE.borders[2] :]
+    return [first[first >= 0], last[last >= 0]]
 
 
 @pytest.mark.parametrize(("times", "place"), [((1.0, 0.9, 1.2), 1), ((1.0, 0.98, 1.2), 0), ((1.0, 0.9, 0.5), 2)])
@@ -49,7 +67,7 @@ def test_another_number_has_to_be_worth_it(
     candidates = speed_module.CANDIDATES[setting]["npu"]
     by_number = dict(zip(candidates, times, strict=True))
 
-    def time_of(run: Callable[[], object], device: torch.device, quick: bool) -> float:
+    def time_of(call: Call, device: torch.device, quick: bool) -> float:
         return by_number[tuned.number("", setting, CALL.kernel) or 0]
 
     monkeypatch.setattr(speed_module, "median_ms", time_of)
@@ -67,7 +85,7 @@ def test_only_numbers_are_tried_that_can_be_kept(setting: str, device: str) -> N
 def test_rows_are_tried_with_the_number_of_programs_that_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     pairs: list[tuple[int | None, int | None]] = []
 
-    def time_of(run: Callable[[], object], device: torch.device, quick: bool) -> float:
+    def time_of(call: Call, device: torch.device, quick: bool) -> float:
         pair = (
             tuned.number("", tuned.PROGRAMS_PER_CORE, CALL.kernel),
             tuned.number("", tuned.ROWS_IN_FLIGHT, CALL.kernel),
@@ -75,22 +93,17 @@ def test_rows_are_tried_with_the_number_of_programs_that_was_chosen(monkeypatch:
         pairs.append(pair)
         return 1.0 if pair[0] == 4 else 2.0
 
-    workload = SimpleNamespace(copy=lambda: Measured("copy", 1, lambda: None), calls=lambda: iter([CALL]))
-    monkeypatch.setattr(speed_module, "Workload", lambda device, size: workload)
+    one_call(monkeypatch)
     monkeypatch.setattr(speed_module, "median_ms", time_of)
-    monkeypatch.setattr(speed_module, "name_of", lambda device: "Ascend910B3")
     report = measured(monkeypatch, NPU)
     assert pairs == [(None, None), (None, None), (1, None), (2, None), (4, None), (4, 32), (4, 16), (4, 8)]
     assert [choice.chosen for choice in report.choices] == [4, 32]
 
 
 def test_what_is_chosen_is_kept_if_it_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    copy = Measured("copy", 1_600_000_000, lambda: None)
-    workload = SimpleNamespace(copy=lambda: copy, calls=lambda: iter([CALL]))
+    one_call(monkeypatch)
     kept: dict[str, Any] = {}
-    monkeypatch.setattr(speed_module, "Workload", lambda device, size: workload)
-    monkeypatch.setattr(speed_module, "median_ms", lambda run, device, quick: 2.0)
-    monkeypatch.setattr(speed_module, "name_of", lambda device: "Ascend910B3")
+    monkeypatch.setattr(speed_module, "median_ms", lambda call, device, quick: 2.0)
     monkeypatch.setattr(tuned, "keep", lambda name, choices: kept.update({name: choices}) or "tuned.json")
     report = measured(monkeypatch, NPU, quick=False)
     chosen = {"programs_per_core": {"recfx_pooled_lookup": 1}, "rows_in_flight": {"recfx_pooled_lookup": 32}}

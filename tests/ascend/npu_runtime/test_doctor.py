@@ -10,7 +10,8 @@ import pytest
 
 from recfx.commandline.main import main
 from recfx.doctor import checks as checks_module
-from recfx.doctor.checks import device_checks
+from recfx.doctor.cases import LookupCase
+from recfx.doctor.checks import calls_of
 from recfx.kernels.build import launch
 
 INTERPRETED = True
@@ -26,20 +27,19 @@ def examined(out: Path) -> dict[str, Any]:
 def test_all_kernels_are_right(tmp_path: Path) -> None:
     report = examined(tmp_path)
     answers = {answer["name"]: answer for answer in report["answers"] if answer["where"] == "device"}
-    assert {check.name for check in device_checks()} == answers.keys()
+    assert {call.name for call in calls_of(LookupCase([1], 1), in_triton=True)} == answers.keys()
     assert [answer for answer in answers.values() if answer["wrong"] or answer["message"]] == []
     assert (report["how"], report["complete"], report["device_name"]) == ("simulated", True, "Ascend910B3")
     findings = {finding["name"]: finding["status"] for finding in report["findings"]}
-    assert findings["limits of the chip"] == "ok"
     assert findings["CANN"] == "missing"
 
 
 @pytest.mark.usefixtures("interpreted_kernels")
 def test_a_kernel_that_cannot_be_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One is wrong, and the rest goes on: here, the one after it."""
-    launch_kernel, checks = launch.launch, list(device_checks())
-    at = [check.name for check in checks].index("find_rows_triton")
-    monkeypatch.setattr(checks_module, "device_checks", lambda: checks[at : at + 2])
+    launch_kernel, chosen = launch.launch, ("find_rows_triton", "bag_offsets_triton")
+    some = lambda *of: [call for call in calls_of(*of) if call.name in chosen]  # noqa: E731
+    monkeypatch.setattr(checks_module, "calls_of", some)
 
     def fail(kernel: Any, number: int, *arguments: Any, **constants: Any) -> None:
         if kernel.fn.__name__ == "recfx_find_rows":
@@ -48,9 +48,10 @@ def test_a_kernel_that_cannot_be_compiled(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(launch, "launch", fail)
     report = examined(tmp_path)
-    assert [answer["name"] for answer in report["answers"]][-1] == checks[at + 1].name
+    assert [answer["name"] for answer in report["answers"]] == [*chosen]
     wrong = [answer for answer in report["answers"] if answer["wrong"]]
-    assert [(answer["name"], answer["smallest"]) for answer in wrong] == [("find_rows_triton", "3 ids in 3 tables")]
+    assert [answer["name"] for answer in wrong] == ["find_rows_triton"]
+    assert "dims 1," in wrong[0]["smallest"]
     assert "ub overflow" in wrong[0]["traceback"]
     assert not report["ok"]
 

@@ -11,9 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recfx.doctor.checks import KernelCheck, device_checks
-from recfx.doctor.shapes import DTYPES, GROUP, STEPS, LookupCase, index_read
-from recfx.doctor.shapes import stepped as by_rule
+from recfx.doctor.cases import DTYPES, GROUP, STEPS, LookupCase, index_read, step_
+from recfx.doctor.checks import check_all
 from recfx.kernels.build import launch
 from recfx.kernels.index.find_rows import ReadIndexes, find_rows, find_rows_reference
 from recfx.kernels.lookup.per_sample_weights import (
@@ -88,10 +87,10 @@ def test_fused_step_without_pooling(case: LookupCase, rule: Rule, stepped: int) 
     fused_step_triton_(*moved((case.rows, case.borders, gradients)), *tables, *of_rule, True)
     begins = [torch.arange(ids).clamp(low, high) for low, high in pairwise(case.borders.tolist())]
     offsets = torch.cat([*begins, torch.tensor([ids])])
-    batch = (case.rows, offsets, gradients.repeat(1, features))
-    expected, wanted_states = by_rule(*batch, case.weights, case.table_of_feature, rule, states, is_stepped, mean=False)
-    assert_same(weights, expected)
-    assert_same(on_device, wanted_states)
+    batch = (case.rows, offsets, gradients.repeat(1, features), case.weights, *(*states, [], [])[:2])
+    step_(rule, GROUP, False, *batch, case.table_of_feature, is_stepped)
+    assert_same(weights, case.weights)
+    assert_same(on_device, states)
 
 
 @given(CASES)
@@ -115,12 +114,13 @@ def test_fused_step(case: LookupCase, rule: Rule, mean: bool, stepped: int) -> N
     of_rule: Any = (triton_module(rule), rule.has_row_state, numbers, mean, None)
     batch = moved((case.rows, case.offsets, case.gradients))
     fused_step_triton_(*batch, weights, first, second, case.table_of_feature, is_stepped, *of_rule)
-    of_case = (case.rows, case.offsets, case.gradients, case.weights, case.table_of_feature)
-    expected, wanted_states = by_rule(*of_case, rule, states, is_stepped, mean)
-    assert_same(weights, expected)
-    assert_same(on_device, wanted_states)
+    before = [weight.clone() for weight in case.weights]
+    of_case = (case.rows, case.offsets, case.gradients, case.weights, *(*states, [], [])[:2])
+    step_(rule, GROUP, mean, *of_case, case.table_of_feature, is_stepped)
+    assert_same(weights, case.weights)
+    assert_same(on_device, states)
     for table, is_one in enumerate(is_stepped):
-        assert is_one or torch.equal(weights[table].cpu(), case.weights[table])
+        assert is_one or torch.equal(weights[table].cpu(), before[table])
 
 
 @pytest.mark.parametrize("bits", BITS)
@@ -147,15 +147,14 @@ def test_bucketize(batch: tuple[torch.Tensor, torch.Tensor, int, Routes, torch.T
 def test_find_rows(count: int) -> None:
     """Full tables with dense and shared rows, a table without an index, id -1, the extremes, and absent ids."""
     ids, ends, *indexes = index_read(count)
-    rows = find_rows(*moved((ids, ends)), ReadIndexes(*moved(tuple(indexes))))
+    rows = find_rows(moved(ids), moved(ends), ReadIndexes(*moved(tuple(indexes))))
     assert_same(rows, find_rows_reference(ids, ends, ReadIndexes(*indexes)))
 
 
-@pytest.mark.parametrize("check", device_checks(), ids=lambda check: check.name)
-def test_the_shapes_of_the_doctor(check: KernelCheck) -> None:
-    shapes = list(check.shapes(False))
-    assert [(shape.text, told) for shape in shapes if (told := check.mismatch(shape, device()))] == []
-    check.opcheck(shapes[0], device(), quick=False)
+def test_the_cases_of_the_doctor() -> None:
+    answers = list(check_all(device(), quick=False))
+    assert "device" in {answer.where for answer in answers}
+    assert [answer for answer in answers if answer.message] == []
 
 
 def test_one_hot_row_among_very_many_positions() -> None:
@@ -169,6 +168,6 @@ def test_one_hot_row_among_very_many_positions() -> None:
     of_rule: Any = (triton_module(sgd), False, list(sgd.step_numbers(1.0, {**GROUP, "weight_decay": 0.0})), False, None)
     batch = moved((case.rows, case.offsets, case.gradients))
     fused_step_triton_(*batch, weights, [], [], case.table_of_feature, [True, True], *of_rule)
-    of_case = (case.rows, case.offsets, case.gradients, case.weights, case.table_of_feature)
-    expected, _ = by_rule(*of_case, sgd, [], [True, True], False, {**GROUP, "weight_decay": 0.0})
-    assert_same(weights, expected)
+    of_case: Any = (case.rows, case.offsets, case.gradients, case.weights, [], [], case.table_of_feature, [True, True])
+    step_(sgd, {**GROUP, "weight_decay": 0.0}, False, *of_case)
+    assert_same(weights, case.weights)

@@ -12,7 +12,7 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from recfx.api import convert
 from recfx.doctor.checks import mismatch, tolerances
-from recfx.doctor.machine import how
+from recfx.doctor.examine import how
 from recfx.hashing import HashConfig
 
 STEPS = 5
