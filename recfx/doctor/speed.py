@@ -50,15 +50,19 @@ def measure(report: Report, device: torch.device) -> None:
     tunable: dict[str, Call] = {}
     for call in tqdm(chain([copy], calls), unit="measured", leave=False, disable=None):
         if call.bytes:
-            message, trace = attempt(partial(_measure, report, device, call))
-            if message:
-                wrong = (report.workload, message, trace)
-                report.answers.append(Answer(f"measuring: {call.name}", "device", 1, 1, *wrong))
+            if not _succeeds(report, call.name, partial(_measure, report, device, call)):
                 return
             if any(call.kernel in kernels for kernels in tuned.ALLOWED.values()):
                 tunable.setdefault(call.kernel, call)
     if device.type != "cpu":
-        _tune(report, device, list(tunable.values()))
+        _succeeds(report, "launch settings", partial(_tune, report, device, list(tunable.values())))
+
+
+def _succeeds(report: Report, name: str, measure: Callable[[], None]) -> bool:
+    message, trace = attempt(measure)
+    if message:
+        report.answers.append(Answer(f"measuring: {name}", "device", 1, 1, report.workload, message, trace))
+    return not message
 
 
 def _measure(report: Report, device: torch.device, call: Call) -> None:

@@ -46,7 +46,7 @@ def test_what_fails_while_it_is_measured_is_in_the_report(
     def fail(*arguments: object) -> float:
         raise RuntimeError("no code for this kernel")
 
-    monkeypatch.setattr(examine_module, "kernels_here", lambda device: [])
+    monkeypatch.setattr(examine_module, "check_all", lambda device, quick: [])
     monkeypatch.setattr("recfx.doctor.speed.median_ms", fail)
     assert main(["doctor", "--device", "cpu", "--quick", "--json"]) == 1
     (answer,) = json.loads(capsys.readouterr().out)["answers"]
