@@ -45,7 +45,7 @@ def measure(report: Report, device: torch.device) -> None:
     case = workload(device, report.quick)
     report.workload = str(case)
     source = torch.zeros((16 if report.quick else 64 if device.type == "cpu" else 512) << 20, dtype=torch.uint8)
-    copy = Call("copy", torch.Tensor.copy_, torch.Tensor.copy_, (source, source), bytes=2 * source.numel())
+    copy = Call("copy", _copy, _copy, (source, source), bytes=2 * source.numel())
     calls = chain.from_iterable(calls_of(case, kind) for kind, place in kernels_here(device) if place == device)
     tunable: dict[str, Call] = {}
     for call in tqdm(chain([copy], calls), unit="measured", leave=False, disable=None):
@@ -56,6 +56,10 @@ def measure(report: Report, device: torch.device) -> None:
                 tunable.setdefault(call.kernel, call)
     if device.type != "cpu":
         _succeeds(report, "launch settings", partial(_tune, report, device, list(tunable.values())))
+
+
+def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
+    target.copy_(source)
 
 
 def _succeeds(report: Report, name: str, measure: Callable[[], None]) -> bool:
