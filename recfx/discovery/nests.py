@@ -30,13 +30,15 @@ class Nest(NamedTuple):
 def nest_of(value: Any) -> Nest | None:
     """What is inside a value; None if it is a leaf: a tensor, a KJT, or anything else."""
     if isinstance(value, dict):
-        return Nest("dict", value, lambda items: dict(zip(value, items, strict=True)))
+        return Nest("dict", value, lambda items: _like(value, {}, dict(zip(value, items, strict=True))))
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         fields = dict(zip(value._fields, value, strict=True))
         return Nest("named tuple", fields, lambda items: type(value)(*items))
     if isinstance(value, (list, tuple)):
-        kind = list if isinstance(value, list) else tuple
-        return Nest(kind.__name__, {str(number): item for number, item in enumerate(value)}, kind)
+        inside = {str(number): item for number, item in enumerate(value)}
+        if isinstance(value, tuple):
+            return Nest("tuple", inside, tuple)
+        return Nest("list", inside, lambda items: _like(value, [], items))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = [field.name for field in dataclasses.fields(value)]
 
@@ -48,6 +50,16 @@ def nest_of(value: Any) -> Nest | None:
 
         return Nest("dataclass", {name: getattr(value, name) for name in names}, make)
     return None
+
+
+def _like(value: Any, empty: Any, items: Any) -> Any:
+    """A dict or list of the class of ``value``, with other items under the same keys."""
+    if type(value) is type(empty):
+        return type(empty)(items)
+    duplicate = copy.copy(value)
+    for key, item in items.items() if isinstance(items, dict) else enumerate(items):
+        duplicate[key] = item
+    return duplicate
 
 
 def leaves_of(value: Any) -> Iterator[Any]:

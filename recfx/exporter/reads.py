@@ -10,13 +10,14 @@ from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
-from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recfx.discovery.nests import nest_of
 from recfx.discovery.sample import Sample
 from recfx.exporter.arguments import Signature
-from recfx.exporter.compare_outputs import run_as_is
+from recfx.exporter.compare_outputs import first_difference, run_as_is, run_model
 from recfx.exporter.model_copies import fresh_copy
+from recfx.exporter.returns import return_pattern, take_apart
 
 _BY_NAME = frozenset({"__class__", "device", "inverse_indices_or_none", "stride", "variable_stride_per_key"})
 """What is the same for a KJT with other features besides; and files refuse those with inverse indices or strides."""
@@ -30,23 +31,44 @@ def read_as_a_whole(
     """
     reads: set[str] = set()
     copy, copies = fresh_copy(model)
-    for collection in collections:
-        _unwatch(copies[id(collection)])
     sample = sample.clone()
     leaves = signature.flatten(sample.args, sample.kwargs)
     names = [leaf.name if leaf.kind == "kjt" else "" for leaf in signature.leaves()]
-    call = signature.call_of(
-        [_kjt(leaf, name, reads) if name else leaf for leaf, name in zip(leaves, names, strict=True)]
-    )
+    watched = _Watched({id(leaf): (name, leaf) for leaf, name in zip(leaves, names, strict=True) if name}, reads)
+    for collection in collections:
+        watched.let_read(copies[id(collection)])
+    call = signature.call_of(leaves)
     dicts: list[str] = []
     values = [*call.args, *call.kwargs.values()]
     values = [_nest(value, name, reads, dicts) for name, value in zip(signature.parameters, values, strict=True)]
     keywords = zip(call.kwargs, values[len(call.args) :], strict=True)
     try:
-        run_as_is(copy, Sample(*values[: len(call.args)], **dict(keywords)))
+        with watched:
+            run_as_is(copy, Sample(*values[: len(call.args)], **dict(keywords)))
     except Exception:  # whatever the user's code raises
         reads |= {*names, *dicts}
+    if dicts and not _is_same_for_other_orders(model, sample):
+        reads |= {*dicts}
     return tuple(name for name in names if name in reads and name), tuple(path for path in dicts if path in reads)
+
+
+def _is_same_for_other_orders(model: nn.Module, sample: Sample) -> bool:
+    """Whether the model answers alike if its dicts come in the reverse order: it may not take those that record."""
+    args, kwargs = _reverse((list(sample.args), dict(sample.kwargs)))
+    try:
+        answers = [run_model(fresh_copy(model)[0], call) for call in (sample, Sample(*args, **kwargs))]
+        answer, other = (sorted(take_apart(return_pattern(answer), answer).items()) for answer in answers)
+    except Exception:  # whatever the user's code raises
+        return False
+    return first_difference(answer, other) is None
+
+
+def _reverse(value: Any) -> Any:
+    nest = None if isinstance(value, KeyedJaggedTensor) else nest_of(value)
+    if nest is None:
+        return value
+    items = {key: _reverse(item) for key, item in nest.items.items()}
+    return dict(reversed(items.items())) if nest.kind == "dict" else nest.make(list(items.values()))
 
 
 def _nest(value: Any, path: str, reads: set[str], dicts: list[str]) -> Any:
@@ -74,42 +96,58 @@ def _dict(content: dict[str, Any], path: str, reads: set[str]) -> dict[str, Any]
     return type("Dict", (dict,), {name: recorded(name) for name in names})(content)
 
 
-class _Watched(KeyedJaggedTensor):
-    pass
+class _Watched:
+    """A context in which batches add their names to ``reads`` if somebody reads more of them than features by name.
 
+    They keep their class, by which a model may ask for them.
 
-def _kjt(batch: KeyedJaggedTensor, name: str, reads: set[str]) -> KeyedJaggedTensor:
-    """A batch that adds its name to ``reads`` if somebody reads more of it than features by name."""
+    Args:
+        batches: their names, and they themselves, by ``id``.
+    """
 
-    class Watched(_Watched):
-        def __getattribute__(self, attribute: str) -> Any:
-            if attribute in _BY_NAME:
-                return getattr(_plain(self), attribute)
-            if attribute == "to":
-                return lambda *args, **kwargs: _kjt(_plain(self).to(*args, **kwargs), name, reads)
-            reads.add(name)
-            return super().__getattribute__(attribute)
+    def __init__(self, batches: dict[int, tuple[str, KeyedJaggedTensor]], reads: set[str]) -> None:
+        self._batches, self._reads = batches, reads
 
-        def __getitem__(self, key: str) -> JaggedTensor:
-            return _plain(self)[key]
+    def __enter__(self) -> None:
+        item = KeyedJaggedTensor.__getitem__
 
-    watched = object.__new__(Watched)
-    object.__setattr__(watched, "__dict__", batch.__dict__)
-    return watched
+        def get(batch: KeyedJaggedTensor, attribute: str) -> Any:
+            name, _ = self._batches.get(id(batch), ("", None))
+            if name and attribute in _BY_NAME:
+                return getattr(_plain(batch), attribute)
+            if name and attribute == "to":
+                return lambda *args, **kwargs: self._copied(_plain(batch).to(*args, **kwargs), name)
+            if name:
+                self._reads.add(name)
+            return object.__getattribute__(batch, attribute)
+
+        KeyedJaggedTensor.__getattribute__ = get
+        KeyedJaggedTensor.__getitem__ = lambda batch, key: item(_plain(batch), key)
+        self._item = item
+
+    def __exit__(self, *error: object) -> None:
+        del KeyedJaggedTensor.__getattribute__
+        KeyedJaggedTensor.__getitem__ = self._item
+
+    def _copied(self, batch: KeyedJaggedTensor, name: str) -> KeyedJaggedTensor:
+        self._batches[id(batch)] = name, batch
+        return batch
+
+    def let_read(self, collection: nn.Module) -> None:
+        """Let a collection read its batch: the file's takes the features that it looks up by name."""
+        forward = collection.forward
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            given = {name: self._plain(value) for name, value in kwargs.items()}
+            return forward(*map(self._plain, args), **given)
+
+        collection.__dict__["forward"] = call
+
+    def _plain(self, value: Any) -> Any:
+        return _plain(value) if id(value) in self._batches else value
 
 
 def _plain(batch: KeyedJaggedTensor) -> KeyedJaggedTensor:
     plain = object.__new__(KeyedJaggedTensor)
     plain.__dict__ = object.__getattribute__(batch, "__dict__")
     return plain
-
-
-def _unwatch(collection: nn.Module) -> None:
-    """Let a collection read its batch: the file's takes the features that it looks up by name."""
-    forward = collection.forward
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        given = {name: _plain(value) if isinstance(value, _Watched) else value for name, value in kwargs.items()}
-        return forward(*(_plain(value) if isinstance(value, _Watched) else value for value in args), **given)
-
-    collection.__dict__["forward"] = call

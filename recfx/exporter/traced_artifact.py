@@ -31,9 +31,10 @@ from recfx.discovery.shallow_tracer import with_forward
 from recfx.errors import Diagnostic
 from recfx.exporter.arguments import Signature
 from recfx.exporter.buffers import Filling
+from recfx.exporter.compare_outputs import run_copy
 from recfx.exporter.loaded_program import LoadedProgram, flat_names, flat_tensors, join_tensors
 from recfx.exporter.model_call import BIGGER, EMPTY, ModelCall
-from recfx.exporter.model_copies import detach_parameters, fresh_copy
+from recfx.exporter.model_copies import detach_parameters, fresh_copy, own_buffers
 from recfx.exporter.patterns import Pattern
 from recfx.exporter.returns import is_typed, take_apart
 from recfx.exporter.serving.traced import contiguous_copy
@@ -92,8 +93,9 @@ def traced_artifacts(call: ModelCall) -> Iterator[TracedArtifact]:
     That graph has the hooks of collections, no code that reads their attributes, and no names that are keywords.
     """
     call = warmed(call)
-    if call.changed_buffer is not None:
-        path, _, name = call.changed_buffer.rpartition(".")
+    changed = call.changed_buffer or _assigned_buffer(call)
+    if changed is not None:
+        path, _, name = changed.rpartition(".")
         message = f"its forward changes buffer {name!r}, which a program of torch.export would forget"
         call.failures.append(Diagnostic("not_exportable", path, message))
         return
@@ -116,6 +118,14 @@ def traced_artifacts(call: ModelCall) -> Iterator[TracedArtifact]:
         if graph_module.code != tried:  # another way may lead to the same graph
             yield from _exported(graph_module, _flat_call(graph_module, call.returns), call, examples)
         tried = graph_module.code
+
+
+def _assigned_buffer(call: ModelCall) -> str | None:
+    """The name of a buffer that a call puts another tensor in the place of, even one with the same values."""
+    copy, _ = fresh_copy(call.model)
+    before = own_buffers(copy)
+    run_copy(call.model, call.sample, copy)
+    return next((name for name, buffer in own_buffers(copy).items() if buffer is not before.get(name)), None)
 
 
 def _exported(root: nn.Module, run: Run, call: ModelCall, examples: Examples) -> Iterator[TracedArtifact]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -235,27 +236,30 @@ def test_a_tensor_unlike_the_sample_is_named_when_the_model_fails(tmp_path: Path
 
 
 class TakesNest(nn.Module):
-    """Reads a dict, in a list or as ``**kwargs``, by its keys or in its order."""
+    """Reads a dict, in a list or as ``**kwargs``, by its keys or in its order, or as its class says."""
 
-    def __init__(self, in_order: bool) -> None:
+    def __init__(self, form: str) -> None:
         super().__init__()
-        self.ebc, self.in_order = TwoTensors().ebc, in_order
+        self.ebc, self.form = TwoTensors().ebc, form
 
     def forward(self, features: KeyedJaggedTensor, nested: Any = None, **dense: torch.Tensor) -> torch.Tensor:
         dense = nested[0] if nested else dense
-        first, second = dense.values() if self.in_order else (dense["one"], dense["two"])
+        in_order = type(dense) is dict if self.form == "class" else self.form != "read by key"
+        first, second = dense.values() if in_order else (dense["one"], dense["two"])
+        first = first * 2 if isinstance(dense, OrderedDict) else first
         return self.ebc(features).values() * first + second
 
 
 @pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("form", ["dict", "read by key", "keywords"])
+@pytest.mark.parametrize("form", ["dict", "read by key", "keywords", "class", "ordered"])
 def test_the_order_of_what_a_model_iterates_over_is_the_samples(form: str, format: str, tmp_path: Path) -> None:
     def call(given: dict[str, torch.Tensor]) -> recfx.Sample:
         return recfx.Sample(features(), **given) if form == "keywords" else recfx.Sample(features(), [given])
 
-    dense = dict(zip(("one", "two"), torch.rand(2, 3, 2), strict=True))
-    reversed_order = call(dict(reversed(dense.items())))
-    model, loaded = exported(TakesNest(form != "read by key"), call(dense), tmp_path, format)
+    kind = OrderedDict if form == "ordered" else dict
+    dense = kind(zip(("one", "two"), torch.rand(2, 3, 2), strict=True))
+    reversed_order = call(kind(reversed(dense.items())))
+    model, loaded = exported(TakesNest(form), call(dense), tmp_path, format)
     assert torch.allclose(
         loaded(*call(dense).args, **call(dense).kwargs), model(*call(dense).args, **call(dense).kwargs)
     )

@@ -220,6 +220,7 @@ _OF_BATCH = {  # what another feature may leave as it is
     "long bags": lambda features: (features.lengths() > 50).sum(),
     "many ids": lambda features: (features.lengths().sum() > 100).float(),
     "a copy": lambda features: copy.copy(features).lengths().max(),
+    "by its class": lambda features: features.values().sum() if type(features) is KeyedJaggedTensor else 0,
     "another device": lambda features: features.to("cpu").values().max(),
 }
 

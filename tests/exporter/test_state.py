@@ -150,6 +150,31 @@ class _Averages(_Model):
         return pooled - self.mean
 
 
+class _Assigns(_Model):
+    """Puts another tensor into the place of a buffer, which has the same value unless an id is great."""
+
+    def prepare(self) -> None:
+        self.register_buffer("great", torch.zeros(()))
+
+    def forward(self, features: KeyedJaggedTensor) -> Tensor:
+        self.great = torch.where((features["f1"].values() > 2).any(), self.great + 1, self.great)
+        return self.ebc(features).values() * (1 + self.great)
+
+
+def test_a_buffer_that_is_assigned_is_not_forgotten(tmp_path: Path) -> None:
+    features = [
+        KeyedJaggedTensor(["f1", "f2", "f3"], torch.full((3,), id), lengths=torch.ones(3).long()) for id in (1, 3)
+    ]
+    model = _Assigns().eval()
+    with refused("not_exportable", error=recfx.ExportError):
+        recfx.export(model, tmp_path / "model", (features[0],), format="pt2")
+    recfx.export(model, tmp_path / "model", (features[0],))
+    loaded = recfx.load(tmp_path / "model")
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(loaded(features[1]), model(features[1]))
+
+
 @pytest.mark.parametrize("kind", [_LeavesBehind, _Counts, _Averages])
 def test_files_change_their_buffers_as_models_do(kind: type[_Model], tmp_path: Path) -> None:
     def call(low: int, high: int) -> Any:
