@@ -77,6 +77,6 @@ def per_sample_weight_gradients_reference(
         asked = rows[begin:end]
         gradient = gradients[:, column : column + weight.shape[1]].float().index_select(0, bag)
         products = (gradient * weight.index_select(0, asked.clamp(min=0)).float()).sum(dim=1)
-        of_positions[begin:end] = products.masked_fill(asked < 0, 0.0)
+        of_positions[begin:end] = torch.where(asked < 0, products.new_zeros(()), products)
         column += weight.shape[1]
     return of_positions
