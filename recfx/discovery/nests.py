@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
@@ -53,13 +54,14 @@ def nest_of(value: Any) -> Nest | None:
 
 
 def _like(value: Any, empty: Any, items: Any) -> Any:
-    """A dict or list of the class of ``value``, with other items under the same keys."""
-    if type(value) is type(empty):
-        return type(empty)(items)
-    duplicate = copy.copy(value)
-    for key, item in items.items() if isinstance(items, dict) else enumerate(items):
-        duplicate[key] = item
-    return duplicate
+    """A dict or list of the class of ``value``, if that can be changed, with other items under the same keys."""
+    if type(value) is not type(empty):
+        with contextlib.suppress(TypeError, NotImplementedError):
+            duplicate = copy.copy(value)
+            for key, item in items.items() if isinstance(items, dict) else enumerate(items):
+                duplicate[key] = item
+            return duplicate
+    return type(empty)(items)
 
 
 def leaves_of(value: Any) -> Iterator[Any]:
