@@ -107,4 +107,4 @@ def test_nobody_else_decides_what_fits() -> None:
         for path in PRODUCT.rglob("*.py")
         if re.search(r"(?<!def )\b(fit_rows|check_saved_index|RowMove\.keep_first|STRICT\.get)\(", path.read_text())
     }
-    assert files == {"collections/fit_table.py", "collections/sharding/load_state.py"}
+    assert files == {"collections/fit_table.py", "collections/sharding/state.py"}
