@@ -55,7 +55,7 @@ class LookupCase:
 
     @property
     def are_means(self) -> bool:
-        """Of bags, in every third case; in another third, sums are weighted."""
+        """Whether bags are divided by their lengths, in every third case; in another third, sums are weighted."""
         return self.seed % 3 == 1
 
     @property
@@ -63,13 +63,13 @@ class LookupCase:
         return self.scales if self.seed % 3 == 2 else None
 
     def bytes_of_lookup(self, bits: int = 32) -> int:
-        """Of ids, the rows that they look up, offsets and sums."""
+        """The bytes of ids, of the rows that they look up, of offsets and of sums."""
         dims = [self.dims[table] for table in self.table_of_feature]
         rows = sum(count * (8 + dim * bits // 8) for count, dim in zip(self.borders.diff().tolist(), dims, strict=True))
         return rows + 8 * self.offsets.numel() + 4 * self.batch_size * sum(dims)
 
     def bytes_of_step(self, rule: Rule) -> int:
-        """Of ids, a gradient for each, and touched rows with their states, read and written once."""
+        """The bytes of ids, of a gradient for each, and of touched rows with their states, read and written once."""
         tables = torch.tensor(self.table_of_feature).repeat_interleave(self.borders.diff())[self.rows >= 0]
         touched = ((tables << 40) + self.rows[self.rows >= 0]).unique() >> 40
         in_row = [4 * (dim + sum(1 if state.per_row else dim for state in rule.states)) for dim in self.dims]

@@ -39,7 +39,7 @@ _PLAIN = ("kind", "name", "value", "is_weighted", "type_name")
 """The fields of a pattern that a manifest has as they are."""
 
 _SIGNATURE = ("parameters", "positional", "order", "defaults", "sizes", "exact", "ordered", "keywords")
-"""Those of a signature."""
+"""The fields of a signature that a manifest has as they are."""
 
 
 def make_manifest(

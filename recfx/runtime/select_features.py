@@ -178,7 +178,7 @@ class BatchChecks:
             self.refuse("bad_lengths", f"offsets are {_form(bags)}.")
         if bags.numel() == 0:
             self.refuse("bad_lengths", "offsets are empty, but must begin with 0 before the first bag.")
-        # Of a matrix, the standard collection takes them along the last dimension.
+        # The standard collection takes the differences along the last dimension, also if offsets are a matrix.
         return (bags, True) if bags.dim() == 1 else (bags.diff(), False)
 
     def _bags_per_key(self, features: KeyedJaggedTensor, keys: int, bags: int) -> list[int]:

@@ -11,8 +11,8 @@ from tests.support.forked_script import run_script
 
 MEGABYTES = 300
 MOST = {("adopted", "none"): 0.4, ("hashed", "none"): 0.4, ("hashed", "int8"): 0.65}
-"""Of the model's size, beyond the model itself; measured: 0.03, 0.1, and 0.41 to 0.56, because the allocator keeps
-some of what quantizing pieces and an index's slots took. A copy of one of the two tables would be 0.5 more."""
+"""The most memory beside the model, as a share of its size. Measured were 0.03, 0.1, and 0.41 to 0.56, because the
+allocator keeps some of what quantizing pieces and an index's slots took. A copy of a table would be 0.5 more."""
 
 
 def share(*arguments: object) -> tuple[float, str]:

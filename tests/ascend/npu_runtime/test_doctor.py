@@ -38,8 +38,7 @@ def test_all_kernels_are_right(tmp_path: Path) -> None:
 def test_a_kernel_that_cannot_be_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One is wrong, and the rest goes on: here, the one after it."""
     launch_kernel, chosen = launch.launch, ("find_rows_triton", "bag_offsets_triton")
-    some = lambda *of: [call for call in calls_of(*of) if call.name in chosen]  # noqa: E731
-    monkeypatch.setattr(checks_module, "calls_of", some)
+    monkeypatch.setattr(checks_module, "calls_of", lambda *of: [call for call in calls_of(*of) if call.name in chosen])
 
     def fail(kernel: Any, number: int, *arguments: Any, **constants: Any) -> None:
         if kernel.fn.__name__ == "recfx_find_rows":
