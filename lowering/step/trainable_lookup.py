@@ -111,7 +111,7 @@ class TrainableLookup:
         with torch.no_grad():
             outputs, rows = forward(None)
         of_keys = zip(self.table_of_feature, rows.split(list(map(len, outputs))), strict=True)
-        return tuple(embedding(weights[table], rows_of_key) for table, rows_of_key in of_keys)
+        return tuple(embedding(weights[table], own, self.tables[table].has_index) for table, own in of_keys)
 
 
 def _versions(*tensors: torch.Tensor | None) -> Versions:

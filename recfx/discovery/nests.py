@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -31,15 +31,13 @@ class Nest(NamedTuple):
 def nest_of(value: Any) -> Nest | None:
     """What is inside a value; None if it is a leaf: a tensor, a KJT, or anything else."""
     if isinstance(value, dict):
-        return Nest("dict", value, lambda items: _like(value, {}, dict(zip(value, items, strict=True))))
+        return Nest("dict", value, lambda items: _dict_like(value, dict(zip(value, items, strict=True))))
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         fields = dict(zip(value._fields, value, strict=True))
         return Nest("named tuple", fields, lambda items: type(value)(*items))
     if isinstance(value, (list, tuple)):
-        inside = {str(number): item for number, item in enumerate(value)}
-        if isinstance(value, tuple):
-            return Nest("tuple", inside, tuple)
-        return Nest("list", inside, lambda items: _like(value, [], items))
+        kind = list if isinstance(value, list) else tuple
+        return Nest(kind.__name__, {str(number): item for number, item in enumerate(value)}, kind)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = [field.name for field in dataclasses.fields(value)]
 
@@ -53,15 +51,13 @@ def nest_of(value: Any) -> Nest | None:
     return None
 
 
-def _like(value: Any, empty: Any, items: Any) -> Any:
-    """A dict or list of the class of ``value``, if that can be changed, with other items under the same keys."""
-    if type(value) is not type(empty):
-        with contextlib.suppress(TypeError, NotImplementedError):
-            duplicate = copy.copy(value)
-            for key, item in items.items() if isinstance(items, dict) else enumerate(items):
-                duplicate[key] = item
-            return duplicate
-    return type(empty)(items)
+def _dict_like(value: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
+    """A dict with other items under the same keys. Only the classes of the standard library are kept: what a class of
+    somebody else's makes of its items, besides, would stay that of the old ones.
+    """
+    if type(value) is defaultdict:
+        return defaultdict(value.default_factory, items)
+    return OrderedDict(items) if type(value) is OrderedDict else items
 
 
 def leaves_of(value: Any) -> Iterator[Any]:

@@ -19,7 +19,7 @@ from recfx.exporter.model_call import BIGGER, EMPTY, ONE, STRIDED, ModelCall
 from recfx.exporter.model_copies import fresh_copy, own_buffers
 from recfx.exporter.patterns import identifier
 from recfx.exporter.returns import take_apart
-from recfx.exporter.state import Unchanged, refusing_changed_attributes
+from recfx.exporter.state import Unchanged, changes_state, refusing_changed_attributes, storage_of
 from recfx.verification.compare_models import Difference, compare_tensors, largest_difference
 
 _SEED = 20_261_122
@@ -95,8 +95,14 @@ def changed_buffer(model: nn.Module, sample: Sample) -> str | None:
     copy, _ = fresh_copy(model)
     run_copy(model, sample, copy)  # some modules prepare themselves then
     before = {name: buffer.clone() for name, buffer in own_buffers(copy).items()}
+    memory = {(name, id(buffer)): storage_of(buffer) for name, buffer in own_buffers(copy).items()}
     with refusing_changed_attributes(copy):
         run_copy(model, sample, copy)
+    for name, buffer in own_buffers(copy).items():
+        if memory.get((name, id(buffer)), storage_of(buffer)) != storage_of(
+            buffer
+        ):  # by `.data =`, which no trace sees
+            raise changes_state(name)
     return next(iter(_changed(before, copy)), None)
 
 

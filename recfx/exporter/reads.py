@@ -6,11 +6,11 @@ features, and files of every format rebuild dicts in the sample's order, so both
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import nn
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recfx.discovery.nests import nest_of
 from recfx.discovery.sample import Sample
@@ -53,22 +53,30 @@ def read_as_a_whole(
 
 
 def _is_same_for_other_orders(model: nn.Module, sample: Sample) -> bool:
-    """Whether the model answers alike if its dicts come in the reverse order: it may not take those that record."""
-    args, kwargs = _reverse((list(sample.args), dict(sample.kwargs)))
+    """Whether the model answers alike if its dicts come in other orders: it may not take those that record."""
+    calls = [sample]
+    for order in (lambda keys: keys[::-1], lambda keys: keys[1:] + keys[:1]):
+        args, kwargs = _reordered((list(sample.args), dict(sample.kwargs)), order)
+        calls.append(Sample(*args, **kwargs))
     try:
-        answers = [run_model(fresh_copy(model)[0], call) for call in (sample, Sample(*args, **kwargs))]
-        answer, other = (sorted(take_apart(return_pattern(answer), answer).items()) for answer in answers)
+        answers = [run_model(fresh_copy(model)[0], call) for call in calls]
+        first, *others = (sorted(take_apart(return_pattern(answer), answer).items()) for answer in answers)
     except Exception:  # whatever the user's code raises
         return False
-    return first_difference(answer, other) is None
+    return all(first_difference(first, other) is None for other in others)
 
 
-def _reverse(value: Any) -> Any:
+def _reordered(value: Any, order: Callable[[list[Any]], list[Any]]) -> Any:
+    """A nest whose dicts have their keys in another order."""
     nest = None if isinstance(value, KeyedJaggedTensor) else nest_of(value)
     if nest is None:
         return value
-    items = {key: _reverse(item) for key, item in nest.items.items()}
-    return dict(reversed(items.items())) if nest.kind == "dict" else nest.make(list(items.values()))
+    items = {key: _reordered(item, order) for key, item in nest.items.items()}
+    made = nest.make(list(items.values()))
+    if nest.kind == "dict":
+        for key in order(list(items)):  # to the end, one after the other
+            made[key] = made.pop(key)
+    return made
 
 
 def _nest(value: Any, path: str, reads: set[str], dicts: list[str]) -> Any:
@@ -121,8 +129,15 @@ class _Watched:
                 self._reads.add(name)
             return object.__getattribute__(batch, attribute)
 
+        def by_name(batch: KeyedJaggedTensor, key: str) -> JaggedTensor:
+            plain = _plain(batch)
+            keys = plain.keys()
+            if key not in keys:  # other batches may have it
+                self._reads.add(self._batches.get(id(batch), ("", None))[0])
+            return item(plain, key)
+
         KeyedJaggedTensor.__getattribute__ = get
-        KeyedJaggedTensor.__getitem__ = lambda batch, key: item(_plain(batch), key)
+        KeyedJaggedTensor.__getitem__ = by_name
         self._item = item
 
     def __exit__(self, *error: object) -> None:

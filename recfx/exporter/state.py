@@ -67,7 +67,7 @@ class Unchanged(TorchDispatchMode):
     def __exit__(self, kind: Any, error: Any, where: Any) -> None:
         super().__exit__(kind, error, where)
         if self._changed and not isinstance(error, ExportError):  # TorchScript makes another error of it
-            raise _changes_state(self._changed) from error
+            raise changes_state(self._changed) from error
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -79,11 +79,12 @@ class Unchanged(TorchDispatchMode):
                     for tensor in tree_leaves(given):
                         if isinstance(tensor, torch.Tensor) and (path := self._paths.get(storage_of(tensor))):
                             self._changed = path
-                            raise _changes_state(path)
+                            raise changes_state(path)
         return func(*args, **kwargs)
 
 
-def _changes_state(path: str) -> ExportError:
+def changes_state(path: str) -> ExportError:
+    """The error of a model that changes what its file would not keep."""
     return ExportError(
         f"a call of the model in eval mode changes {path!r}, which a file would not keep.",
         reason="changes_state",
@@ -104,7 +105,7 @@ def refusing_changed_attributes(copy: nn.Module) -> Iterator[None]:
     with reads.recorded():
         yield
     if (path := reads.changed()) is not None:
-        raise _changes_state(path)
+        raise changes_state(path)
 
 
 def _content(module: nn.Module, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""The modules that the nodes of the graph call, one file per node kind."""
+"""The modules that the nodes of the graph call."""
 
 from recfx.runtime.assemble import AssembleKeyedTensor, MeanDivide
 from recfx.runtime.find_rows import FindRows

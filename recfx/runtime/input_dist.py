@@ -308,7 +308,6 @@ def arrived_ids(
     stride_per_rank: list[int],
 ) -> KeyedJaggedTensor:
     """Do what ``in_order_of_features`` does, by FBGEMM's operators where they run, as in TorchRec."""
-    ranks = len(stride_per_rank)
     if len(keys) == 1:  # they are in order
         return KeyedJaggedTensor(keys, values, weights, lengths=lengths, stride=sum(stride_per_rank))
     if values.device.type not in FBGEMM_PERMUTES_ON or not any(stride_per_rank):  # which TorchRec 1.2 cannot order
@@ -317,8 +316,8 @@ def arrived_ids(
         keys=keys,
         tensors=[lengths, values] if weights is None else [lengths, values, weights],
         variable_stride_per_key=False,
-        num_workers=ranks,
-        recat=_get_recat(len(keys), ranks, 1, values.device, stride_per_rank),
+        num_workers=len(stride_per_rank),
+        recat=_get_recat(len(keys), len(stride_per_rank), 1, values.device, stride_per_rank),
         stride_per_rank=stride_per_rank,
     )
 

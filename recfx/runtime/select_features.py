@@ -108,7 +108,7 @@ class BatchChecks:
         weights = features.weights_or_none()
         if weights is not None or self.is_weighted:
             weights = self._weights(weights, values)
-        values = values.resolve_neg().contiguous()
+        values = as_stored(values)
         bags, are_offsets = self._bags(features, values)
         count = bags.numel() - int(are_offsets)
         per_key = self._bags_per_key(features, len(keys), count)
@@ -119,7 +119,7 @@ class BatchChecks:
             offsets = torch.empty(count + 1, dtype=torch.int64, device="meta")
         else:
             bags = bags if bags.dim() == 1 else self._flat(bags, per_key)
-            bags = bags.resolve_neg().contiguous()  # collectives take nothing else
+            bags = as_stored(bags)  # collectives take nothing else
             offsets, fault, borders = bag_offsets(values, bags, are_offsets, per_key, rows_per_key)
             if fault is not None:
                 self._raise(fault, values, bags, are_offsets, offsets, per_key, out_of_range)

@@ -244,7 +244,9 @@ class TakesNest(nn.Module):
 
     def forward(self, features: KeyedJaggedTensor, nested: Any = None, **dense: torch.Tensor) -> torch.Tensor:
         dense = nested[0] if nested else dense
-        in_order = type(dense) is dict if self.form == "class" else self.form != "read by key"
+        in_order = {
+            "class": type(dense) is dict, "ordered": isinstance(dense, OrderedDict), "read by key": False
+        }.get(self.form, True)  # fmt: skip
         first, second = dense.values() if in_order else (dense["one"], dense["two"])
         first = first * 2 if isinstance(dense, OrderedDict) else first
         return self.ebc(features).values() * first + second
@@ -268,6 +270,27 @@ def test_the_order_of_what_a_model_iterates_over_is_the_samples(form: str, forma
         return
     with refused("wrong_argument", match="two, one in this order", error=recfx.InputError):
         loaded(*reversed_order.args, **reversed_order.kwargs)
+
+
+class Attributes(dict[str, Any]):
+    """Its items are its attributes, too, as in many projects' own classes."""
+
+    def __init__(self, **items: Any) -> None:
+        super().__init__(**items)
+        self.__dict__ = self
+
+
+class ReadsAttributes(TwoTensors):
+    def forward(self, features: KeyedJaggedTensor, dense: Any) -> torch.Tensor:  # type: ignore[override]
+        pooled: torch.Tensor = self.ebc(features).values()
+        return pooled * (dense.a + dense["b"])
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_dict_of_a_class_of_the_users_is_no_constant_of_the_file(format: str, tmp_path: Path) -> None:
+    sample = (features(), Attributes(a=torch.ones(1), b=torch.ones(1)))
+    with refused("sample_failed", error=recfx.ExportError):
+        recfx.export(recfx.convert(ReadsAttributes()), tmp_path / "model", sample, format=format)
 
 
 class TakesJagged(TwoTensors):

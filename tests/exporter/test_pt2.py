@@ -201,6 +201,13 @@ class ReadsItsBatch(nn.Module):
         return pooled + _OF_BATCH[self.reads](features) if self.reads in _OF_BATCH else pooled
 
 
+def _of_other_batches(features: KeyedJaggedTensor) -> torch.Tensor:
+    try:
+        return features["more"].values().sum()
+    except KeyError:
+        return torch.zeros(())
+
+
 _OF_BATCH = {  # what another feature may leave as it is
     "most of a bag": lambda features: features.lengths().max(),
     "empty bags": lambda features: (features.lengths() == 0).sum(),
@@ -220,6 +227,7 @@ _OF_BATCH = {  # what another feature may leave as it is
     "long bags": lambda features: (features.lengths() > 50).sum(),
     "many ids": lambda features: (features.lengths().sum() > 100).float(),
     "a copy": lambda features: copy.copy(features).lengths().max(),
+    "a feature that it lacks": _of_other_batches,
     "by its class": lambda features: features.values().sum() if type(features) is KeyedJaggedTensor else 0,
     "another device": lambda features: features.to("cpu").values().max(),
 }

@@ -100,7 +100,18 @@ class _Adds(nn.Module):
         return pooled * self.steps
 
 
-@pytest.mark.parametrize("kind", [_Parameter, _Attribute, _Replaced, _Number, _List, _Dict, _View, _Scripted])
+class _Data(_Model):
+    """Exchanges a buffer's memory, which the sample's ids leave as it was."""
+
+    def prepare(self) -> None:
+        self.register_buffer("state", torch.zeros(()))
+
+    def forward(self, features: KeyedJaggedTensor) -> Tensor:
+        self.state.data = torch.where((features.values() > 40).any(), self.state + 1, self.state)
+        return self.ebc(features).values() * (1 + self.state)
+
+
+@pytest.mark.parametrize("kind", [_Parameter, _Attribute, _Replaced, _Number, _List, _Dict, _View, _Scripted, _Data])
 @pytest.mark.parametrize("format", ["torchscript", "pt2"])
 def test_what_is_no_buffer_of_its_own_must_not_change(kind: type[_Model], format: Any, tmp_path: Path) -> None:
     model = kind().eval()

@@ -247,11 +247,11 @@ class ShardedCollection(ShardedTables, ShardedModule[KJTList, dict[str, Any], An
         self, ctx: BatchContext, send: Stage, selected: KeyedJaggedTensor | None
     ) -> Awaitable[Awaitable[KJTList]]:
         values = ctx.values
-        self._started += 1
         (name,) = send.inputs
         outgoing = {name: Outgoing(selected, ctx.says | (marks.REFUSED if ctx.refused is not None else 0))}
         with self.in_step:
             send.run(outgoing)
+        self._started += 1
         values.update({name: outgoing[name] for name in send.outputs})
         started = [name for name in send.outputs if isinstance(values[name], _STARTED)]
         ctx.sharding_contexts = [values[name] for name in send.outputs if isinstance(values[name], DistContext)]

@@ -43,9 +43,6 @@ CAUSES: Mapping[str, Mapping[str, str]] = {
         "tests/conversion/test_convert.py::test_a_converted_copy_agrees_and_nothing_else_changes[batch": _NO_PROXY,
         "tests/exporter/test_zoo.py::test_files_answer_as_the_model_does_or_are_refused_and_not_written[ba": _NO_PROXY,
         "tests/runtime/test_base.py::test_the_graph_of_a_converted_model_is_that_of_the_standard_one[dlrm_": _NO_SIZES,
-        "tests/discovery/test_range_rules.py::test_no_id_is_outside_of_the_range_of_a_random_chain": (
-            "torch 2.7 ends the process where it divides the smallest int64 by -1."
-        ),
         "tests/hashing/test_index.py::test_torch_compile_keeps_the_operators_whole": (
             "torch.compile of torch 2.7 does not call the properties of a named tuple, such as an index's policy."
         ),
