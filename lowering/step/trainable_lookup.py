@@ -106,12 +106,13 @@ class TrainableLookup:
     def _by_key(self, weights: list[torch.Tensor], forward: Forward) -> Outputs:
         """The rows by an operator for each key: one node would hand None on to hooks of weights without a gradient.
 
-        A loss does not reach the operators of keys that it does not use.
+        A loss does not reach the operators of keys that it does not use. Each keeps rows of its own, so that the batch may
+        change before the backward.
         """
         with torch.no_grad():
             outputs, rows = forward(None)
         of_keys = zip(self.table_of_feature, rows.split(list(map(len, outputs))), strict=True)
-        return tuple(embedding(weights[table], own, self.tables[table].has_index) for table, own in of_keys)
+        return tuple(embedding(weights[table], rows_of_key) for table, rows_of_key in of_keys)
 
 
 def _versions(*tensors: torch.Tensor | None) -> Versions:

@@ -208,24 +208,11 @@ def _of_other_batches(features: KeyedJaggedTensor) -> torch.Tensor:
         return torch.zeros(())
 
 
-_OF_BATCH = {  # what another feature may leave as it is
-    "most of a bag": lambda features: features.lengths().max(),
-    "empty bags": lambda features: (features.lengths() == 0).sum(),
+_OF_BATCH = {  # every one is a read of the batch as a whole; which number comes of it does not matter
     "greatest id": lambda features: features.values().max(),
-    "least of a bag": lambda features: features.lengths().min(),
-    "whether there are ids": lambda features: (features.lengths() > 0).any(),
-    "whether bags are empty": lambda features: (features.lengths() == 0).any(),
-    "least id": lambda features: features.values().min(),
-    "ids per bag": lambda features: features.lengths().float().mean(),
     "ids of the last feature": lambda features: features.lengths().view(len(features.keys()), -1)[-1].sum(),
-    "median of the ids": lambda features: features.values().float().median(),
-    "mean of the ids": lambda features: features.values().float().mean(),
-    "bags of one id": lambda features: (features.lengths() == 1).sum(),
     "padding": lambda features: (features.values() == 0).sum(),
-    "great ids": lambda features: features.values().max() > 100_000,
     "last id": lambda features: features.values()[-1],
-    "long bags": lambda features: (features.lengths() > 50).sum(),
-    "many ids": lambda features: (features.lengths().sum() > 100).float(),
     "a copy": lambda features: copy.copy(features).lengths().max(),
     "a feature that it lacks": _of_other_batches,
     "by its class": lambda features: features.values().sum() if type(features) is KeyedJaggedTensor else 0,
