@@ -106,8 +106,8 @@ class TrainableLookup:
     def _by_key(self, weights: list[torch.Tensor], forward: Forward) -> Outputs:
         """The rows by an operator for each key: one node would hand None on to hooks of weights without a gradient.
 
-        A loss does not reach the operators of keys that it does not use. Each keeps rows of its own, so that the batch may
-        change before the backward.
+        A loss does not reach the operators of keys that it does not use. Each keeps rows of its own, so that the batch
+        may change before the backward.
         """
         with torch.no_grad():
             outputs, rows = forward(None)
