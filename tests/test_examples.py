@@ -1,6 +1,6 @@
 """The examples: each runs, and what it prints is right; and what they say of arguments that cannot be used.
 
-Most run in this process. Ranks run in processes of their own, once under torchrun; one example runs as from a shell.
+Most run in this process. Ranks run in processes of their own; one example runs as from a shell.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ from typing import Any
 from unittest import mock
 
 import pytest
-import torch
-import torch.distributed.run
 
 import recfx
 from tests.drawing.page_data import data_of
@@ -154,17 +152,6 @@ def test_demo(
         assert Path(path).stat().st_size
 
 
-@pytest.mark.parametrize("data", ["generated", "ml-100k/ml-100k.inter"])
-def test_a_sequence_model(run_example: Run, request: pytest.FixtureRequest, data: str) -> None:
-    files = [] if data == "generated" else ["--data", str(request.getfixturevalue("data_directory") / data)]
-    finished = run_example("train_sequence", "--smoke", *files)
-    assert_ended_well(finished)
-    assert "FAIL" not in finished.stdout
-    assert finished.stdout.count("\nok  ") == 2
-    assert ("943 users rated 1,682 films 100,000 times" in finished.stdout) == bool(files)
-    assert finished.stdout.count("recall@10 of the film that users rate next: ") == 2
-
-
 def test_whole_life(run_example: Run) -> None:
     finished = run_example("whole_life")
     assert_ended_well(finished)  # 1 if the resumed model answers as no other
@@ -219,36 +206,6 @@ def test_own_pass(run_example: Run) -> None:
     assert "a step moves a row by 455.5, with the pass by 0.4" in finished.stdout
     assert "the operator's backward reads 128*B bytes" in finished.stdout
     assert "drawn, exported, and loaded again: the answers are equal" in finished.stdout
-
-
-def test_explore_sharding_starts_its_processes() -> None:
-    arguments = ("--world-size", "4", "--type", "table_row_wise", "--type", "grid_shard")
-    finished = run_script(EXAMPLES / "explore_sharding.py", *arguments)
-    assert_ended_well(finished)
-    assert finished.stdout.count("at most 0.0e+00 from the unsharded collection") == 8
-    assert "ebc_output_dist_wait_1 = output_dist_wait(ebc_output_dist_start_1)" in finished.stdout
-
-
-def test_explore_sharding_under_torchrun() -> None:
-    """``torchrun`` starts as many interpreters, which import everything anew."""
-    torchrun = Path(torch.distributed.run.__file__)
-    arguments = ("--standalone", "--nproc-per-node=2", str(EXAMPLES / "explore_sharding.py"), "--type", "row_wise")
-    finished = run_script(torchrun, *arguments, environment={"PYTHONPATH": PATHS}, directory=REPOSITORY)
-    assert_ended_well(finished)
-    assert "large_1    (2048, 64)  rows 2048..4095 columns 0..63" in finished.stdout
-    assert "ebc_bucketize = bucketize(ebc_select_features)" in finished.stdout
-
-
-def test_profile_step(run_example: Run, tmp_path: Path) -> None:
-    trace = tmp_path / "step.json"
-    finished = run_example("profile_step", "--smoke", "--trace", str(trace))
-    assert_ended_well(finished)
-    (line,) = [line for line in finished.stdout.splitlines() if "_hash_lookup" in line]
-    node, *numbers = line.replace(" ms", "").split()
-    assert len(numbers) == 6  # forward, backward, step, all of them, predicted, ratio
-    assert float(numbers[3]) == pytest.approx(sum(map(float, numbers[:3])), abs=0.002)
-    names = {event.get("name") for event in json.loads(trace.read_text())["traceEvents"]}
-    assert {node, f"{node} (backward)", f"{node} (step)"} <= names
 
 
 def test_the_notebook_is_what_its_script_prints(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
