@@ -37,7 +37,6 @@ from recfx.discovery.shallow_tracer import (
     trace_graph,
 )
 from recfx.errors import ConversionError, Diagnostic, told_by
-from recfx.ir import verify_graph
 from recfx.ir.meta import annotate, node_meta
 from recfx.replacement.conversion_record import attach_conversion, conversion_of
 from recfx.runtime.base import FORWARD_HOOKS, has_forward_hooks
@@ -184,7 +183,7 @@ def _trace(
     entered = set(tracer.entered)
     share_children(model, graph_module)
     inlined = inline_collections(graph_module, training)
-    verify_graph(graph_module, after="whole_graph")
+    graph_module.graph.lint()
     graph_module.training = training  # not train(), because its children are the model's own
     graph_module.meta["recfx_training"] = training
     constants = reads.values | {(path, name): {} for path in inlined for name in FORWARD_HOOKS}

@@ -12,14 +12,13 @@ from typing import Any
 
 from torch import fx
 
-from recfx.errors import printable
-from recfx.ir.meta import NodeMeta, find_module, node_meta
+from recfx.ir.meta import find_module, node_meta
 from recfx.ir.operator_graph import OperatorGraph, lowered_from, names_in, quoted
 from recfx.ir.operators import kind_of
 from recfx.ir.ways_back import Precision, Wire
 
 
-def format_graph(graph: fx.GraphModule | OperatorGraph, *, with_meta: bool = False) -> str:
+def format_graph(graph: fx.GraphModule | OperatorGraph) -> str:
     """Print a graph with one node per line, each with those settings that change what runs, in braces.
 
     Example:
@@ -32,27 +31,14 @@ def format_graph(graph: fx.GraphModule | OperatorGraph, *, with_meta: bool = Fal
 
     Args:
         graph: any graph, or one that is data.
-        with_meta: for a graph that runs, add tables, symbolic shape, bytes and the pass that made each node.
     """
-    lines = []
-    for node in graph.graph.nodes:
-        if isinstance(graph, OperatorGraph):
-            lines.append(format_call(node) + attributes_text(graph, node))
-        else:
-            lines.append(format_node(graph, node) + (format_meta(node_meta(node)) if with_meta else ""))
-    return "\n".join(lines)
-
-
-def format_meta(meta: NodeMeta | None) -> str:
-    """What a line says of the node's metadata, as a comment."""
-    if meta is None:
-        return ""
-    shape = ", ".join(str(size) for size in meta.shape)
-    return printable(f"  # tables={','.join(meta.tables)} shape=[{shape}] bytes={meta.bytes} by={meta.made_by}")
+    if isinstance(graph, OperatorGraph):
+        return "\n".join(format_call(node) + attributes_text(graph, node) for node in graph.graph.nodes)
+    return "\n".join(format_node(graph, node) for node in graph.graph.nodes)
 
 
 def format_node(graph_module: fx.GraphModule, node: fx.Node) -> str:
-    """The line of one node of a graph that runs, without its metadata.
+    """The line of one node of a graph that runs.
 
     It has the attributes of the operator that the node was made from, and then what its module does differently by
     now: see ``Lookup.now``.

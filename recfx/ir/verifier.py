@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
 from torch import fx
 
-from recfx.ir.meta import find_module, node_meta
 from recfx.ir.node_kinds import ASSEMBLERS, COMBINES, NODE_KINDS, NOT_COMBINED, UNPOOLED_FORMS, NodeKind, ValueType
-from recfx.ir.operator_graph import Operator, OperatorGraph, hop_of, lowered_from, names_in
+from recfx.ir.operator_graph import OperatorGraph, hop_of, names_in
 from recfx.ir.operators import kind_of
 from recfx.ir.tables import columns_of, embedding_dims
 
@@ -24,10 +23,9 @@ class GraphVerificationError(AssertionError):
 Fail = Callable[[fx.Node, str], NoReturn]
 
 
-def verify_graph(graph: fx.GraphModule | OperatorGraph, after: str) -> None:
-    """Check that a graph is well formed: nodes fit the declarations of their kinds, tables are looked up once.
-
-    If the graph is data, attributes are checked as well, and that all columns arrive.
+def verify_graph(graph: OperatorGraph, after: str) -> None:
+    """Check that a graph is well formed: nodes and attributes fit the declarations of their kinds, tables are looked up
+    once, and ids and columns arrive where they belong.
 
     Args:
         graph: the graph that a pass has just left.
@@ -45,49 +43,32 @@ def verify_graph(graph: fx.GraphModule | OperatorGraph, after: str) -> None:
         graph.graph.lint()
     except Exception as error:
         raise GraphVerificationError(f"after pass {after}: {error}") from error
-    operators = graph if isinstance(graph, OperatorGraph) else None
-    if operators is not None:
-        for op, name in (("placeholder", "inputs"), ("output", "outputs")):
-            count = sum(node.op == op for node in graph.graph.nodes)
-            if count != 1:
-                raise GraphVerificationError(f"after pass {after}: the graph has {count} {name}, not one")
-    kinds: dict[fx.Node, NodeKind] = {}
+    for op, name in (("placeholder", "inputs"), ("output", "outputs")):
+        count = sum(node.op == op for node in graph.graph.nodes)
+        if count != 1:
+            raise GraphVerificationError(f"after pass {after}: the graph has {count} {name}, not one")
     for node in graph.graph.nodes:
-        kind = _kind_of_call(graph, node, fail) if isinstance(graph, fx.GraphModule) else kind_of(node)
-        if kind is not None:
-            kinds[node] = kind
-            if not node.users:
-                fail(node, f"nothing uses this {kind.name}")
-            if operators is not None:
-                check_attributes(operators, node, kind, fail)
-                if not all(isinstance(argument, fx.Node) for argument in node.args):
-                    fail(node, "its inputs must be nodes, one by one; what else it needs are attributes")
-                if kind.like_input and not node.args:
-                    fail(node, f"a {kind.name} is like its first input, but has none")
-            _check_inputs(graph, node, kind, fail)
-        elif operators is not None:
-            _check_other(operators, node, fail)
-    _check_once(graph, kinds, fail)
-    if operators is not None:
-        _check_places(operators, fail)
+        kind = kind_of(node)
+        if kind is None:
+            _check_other(graph, node, fail)
+            continue
+        if not node.users:
+            fail(node, f"nothing uses this {kind.name}")
+        _check_attributes(graph, node, kind, fail)
+        if not all(isinstance(argument, fx.Node) for argument in node.args):
+            fail(node, "its inputs must be nodes, one by one; what else it needs are attributes")
+        if kind.like_input and not node.args:
+            fail(node, f"a {kind.name} is like its first input, but has none")
+        _check_inputs(graph, node, kind, fail)
+    _check_once(graph, fail)
+    for check, kinds in _CHECKS.items():
+        for node in graph.of_kind(*kinds):
+            check(graph, node, fail)
 
 
-def _kind_of_call(graph_module: fx.GraphModule, node: fx.Node, fail: Fail) -> NodeKind | None:
-    """The kind of a node that calls a module; None for nodes that recfx did not make."""
-    if node.op == "call_module" and find_module(graph_module, node) is None:
-        fail(node, f"no module at {node.target!r}")
-    meta = node_meta(node)
-    if meta is not None and meta.kind not in NODE_KINDS:
-        fail(node, f"{meta.kind!r} is not a declared node kind")
-    return None if meta is None else NODE_KINDS[meta.kind]
-
-
-def _check_inputs(graph: fx.GraphModule | OperatorGraph, node: fx.Node, kind: NodeKind, fail: Fail) -> None:
+def _check_inputs(graph: OperatorGraph, node: fx.Node, kind: NodeKind, fail: Fail) -> None:
     """Check that each input has a type that the kind declares at its position, and that none is missing."""
-    sources: list[Any] = []
-    for argument in node.args:  # attributes are keywords
-        sources += argument if isinstance(argument, list) else [argument]  # in exported graphs, parts are a list
-    inputs: list[tuple[fx.Node, ValueType | None]] = [(source, _type_of(graph, source, fail)) for source in sources]
+    inputs = [(source, _type_of(graph, source, fail)) for source in node.args if isinstance(source, fx.Node)]
     position = 0
     for declared in kind.inputs:
         begin = position
@@ -111,7 +92,7 @@ def _refuse(
     fail(node, f"a {kind.name} cannot be fed by {source.name}, {description}{hint}")
 
 
-def _type_of(graph: fx.GraphModule | OperatorGraph, value: fx.Node, fail: Fail) -> ValueType | None:
+def _type_of(graph: OperatorGraph, value: fx.Node, fail: Fail) -> ValueType | None:
     """The type of a value, by the declaration of the kind that produces it; None for values of foreign nodes."""
     if value.op == "placeholder":
         return ValueType.BATCH
@@ -119,7 +100,7 @@ def _type_of(graph: fx.GraphModule | OperatorGraph, value: fx.Node, fail: Fail) 
     giver = value
     if value.target is operator.getitem:
         (giver,), item = value.all_input_nodes, value.args[1]
-    kind = _declared(giver)
+    kind = kind_of(giver)
     if kind is None:
         return None
     if item is None and len(kind.outputs) > 1 and not kind.first_alone:
@@ -132,38 +113,22 @@ def _type_of(graph: fx.GraphModule | OperatorGraph, value: fx.Node, fail: Fail) 
     return declared if _is_pooled(graph, giver) else UNPOOLED_FORMS.get(declared, declared)
 
 
-def _is_pooled(graph: fx.GraphModule | OperatorGraph, giver: fx.Node) -> bool:
+def _is_pooled(graph: OperatorGraph, giver: fx.Node) -> bool:
     """Whether the rows that a node gives are pooled: as it says itself, or else as its collection is."""
-    meta = node_meta(giver)
-    says = giver.kwargs.get("combine") or (meta and meta.combine)
-    made_from = Operator(graph, giver) if isinstance(graph, OperatorGraph) else lowered_from(giver)
-    if says or made_from is None:
-        return says != NOT_COMBINED
-    return made_from.collection.is_pooled
+    combine = giver.kwargs.get("combine")
+    return combine != NOT_COMBINED if combine else graph.collection(giver).is_pooled
 
 
-def _declared(node: fx.Node) -> NodeKind | None:
-    """The kind of a node, whether it calls an operator or a module; None for foreign nodes."""
-    meta = node_meta(node)
-    return kind_of(node) if meta is None else NODE_KINDS.get(meta.kind)
-
-
-def _check_once(graph: fx.GraphModule | OperatorGraph, kinds: Mapping[fx.Node, NodeKind], fail: Fail) -> None:
+def _check_once(graph: OperatorGraph, fail: Fail) -> None:
     """Check that every table is looked up once per call of the collection, and hashed once."""
     seen: dict[tuple[str, str, str], str] = {}
-    for node, kind in kinds.items():
-        if isinstance(graph, OperatorGraph):
-            collection, tables = str(node.kwargs["collection"]), tuple(table.name for table in graph.tables(node))
-        else:
-            meta = node_meta(node)
-            assert meta is not None  # its kind is known
-            collection, tables = meta.collection, meta.tables
-        for done in kind.once:
+    for node in graph.operators:
+        for done in NODE_KINDS[graph.kind(node)].once:
             call = _call_of(node) if done == "lookup" else str(node.all_input_nodes[0].name)
-            for table in tables:
-                key = (done, f"{collection}/{call}", table)
+            for table in graph.tables(node):
+                key = (done, call, table.name)
                 if key in seen:
-                    fail(node, f"table {table!r} already has a {done}, {seen[key]}")
+                    fail(node, f"table {table.name!r} already has a {done}, {seen[key]}")
                 seen[key] = node.name
 
 
@@ -171,7 +136,7 @@ def _call_of(lookup: fx.Node) -> str:
     """The output that a lookup leads to, which tells several calls of a shared collection apart."""
     users = list(lookup.users)
     while users:
-        kind = _declared(users[0])
+        kind = kind_of(users[0])
         if kind is None or kind.name in ASSEMBLERS:
             return str(users[0].name)
         users = list(users[0].users)
@@ -197,18 +162,6 @@ def _check_other(graph: OperatorGraph, node: fx.Node, fail: Fail) -> None:
     ):
         called = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", node.target)
         fail(node, f"{called} is no operator; recfx.add_operator declares one")
-
-
-def _check_places(graph: OperatorGraph, fail: Fail) -> None:
-    """Check that ids and columns arrive where they belong."""
-    for started in graph.of_kind("input_dist_start"):
-        _check_routes(graph, started, fail)
-    for started in graph.of_kind("output_dist_start"):
-        _check_way_back(graph, started, fail)
-    for output in graph.of_kind(*ASSEMBLERS):
-        _check_columns(graph, output, fail)
-    for dedup in graph.of_kind("dedup_ids"):
-        _check_expanded(graph, dedup, fail)
 
 
 def _check_routes(graph: OperatorGraph, started: fx.Node, fail: Fail) -> None:
@@ -271,7 +224,7 @@ def _check_expanded(graph: OperatorGraph, dedup: fx.Node, fail: Fail) -> None:
                 fail(output, f"{part.name} must be the rows of all ids, which one expand_rows makes by {dedup.name}")
 
 
-def check_attributes(graph: OperatorGraph, node: fx.Node, kind: NodeKind, fail: Fail) -> None:
+def _check_attributes(graph: OperatorGraph, node: fx.Node, kind: NodeKind, fail: Fail) -> None:
     """Check that a node's attributes are declared, are plain values, and name what its collection has."""
     values: dict[str, Any] = dict(node.kwargs)
     collection = graph.context.collections.get(values.pop("collection", None))
@@ -312,3 +265,12 @@ def check_attributes(graph: OperatorGraph, node: fx.Node, kind: NodeKind, fail: 
             fail(node, f"{way!r} is no way back of the collection")
         if not 0 <= hop < ways[way].hop_count:
             fail(node, f"way back {way!r} has no hop {hop}")
+
+
+_CHECKS: dict[Callable[[OperatorGraph, fx.Node, Fail], None], tuple[str, ...]] = {
+    _check_routes: ("input_dist_start",),
+    _check_way_back: ("output_dist_start",),
+    _check_columns: ASSEMBLERS,
+    _check_expanded: ("dedup_ids",),
+}
+"""Where ids and columns have to arrive, by the kinds of nodes that say so."""

@@ -10,11 +10,10 @@ alone: ``recfx.runtime.output_dist`` makes the modules.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import sympy
 from torchrec.distributed.types import CommOp
@@ -110,20 +109,6 @@ COMM_OPS = {
 """Which of them each operation of a hop is; the others have none in TorchRec either."""
 
 
-class Sent(NamedTuple):
-    """How much one hop sends, if rows travel in float32.
-
-    Args:
-        dim: the number of columns that the rank sends; 1 if rows are not combined, because they have several widths.
-        samples: the symbolic number of rows that it sends.
-        collectives: its collective calls in the forward and the backward, with their bytes.
-    """
-
-    dim: int
-    samples: sympy.Expr
-    collectives: tuple[Collective, ...]
-
-
 @dataclass(frozen=True)
 class Hop:
     """One ``output_dist_start`` with its ``output_dist_wait``, as one rank sees it.
@@ -133,7 +118,9 @@ class Hop:
         group: which ranks take part: the name of a field of ``recfx.runtime.dist_groups.DistGroups``.
         columns: the columns that this rank sends, in order.
         dims: how many columns each sender of the way back sends.
-        dim, samples, collectives: see :class:`Sent`.
+        dim: the number of columns that the rank sends; 1 if rows are not combined, because they have several widths.
+        samples: the symbolic number of rows that it sends.
+        collectives: its collective calls in the forward and the backward, with their bytes.
         wire: in which precision they are sent; None for that of the rows, and if nothing is sent.
     """
 
@@ -148,209 +135,134 @@ class Hop:
 
 
 @dataclass(frozen=True)
-class WayBack(ABC):
+class WayBack:
     """One way back. Tables whose ways back are equal share one ``output_dist``.
 
     Args:
-        local_size: the number of ranks per host, if rows are first summed within hosts; otherwise 1.
-
-    Attributes:
         name: its name in reports.
         place: every rank goes through the ways back of a collection by ascending place; in different orders, ranks
             would wait for each other forever.
         wording: what happens to the rows, in a few words, for reports.
         steps: the operation and the group of each hop; see :class:`Hop`.
+        ranks: how many ranks, one after the other, have parts of the same columns and count as one sender; 0 for all.
     """
 
-    name: ClassVar[str]
-    place: ClassVar[int]
-    wording: ClassVar[str]
-    steps: ClassVar[tuple[tuple[str, str], ...]]
-    local_size: int = 1
+    name: str
+    place: int
+    wording: str
+    steps: tuple[tuple[str, str], ...]
+    ranks: int = 0
 
     @property
     def hop_count(self) -> int:
         return len(self.steps)
 
+    @property
+    def local_size(self) -> int:
+        """The number of ranks per host, if rows are first summed within hosts; otherwise 1."""
+        return max(self.ranks, 1)
+
+    @property
+    def _is_of_rows(self) -> bool:
+        return self.steps[0][0] in _OF_ROWS
+
     def ranks_per_sender(self, world_size: int) -> int:
-        """How many ranks, one after the other, have parts of the same columns and count as one sender: all of them."""
-        return world_size
+        """How many ranks count as one sender."""
+        return self.ranks or world_size
 
     def of_rows(self) -> WayBack:
         """The way back of the rows of tables that are cut alike but not pooled: whatever the cut, it is the same."""
-        return RowsBack()
+        return ROWS_STAY if self.steps == STAY.steps else ROWS
 
     def wires_of(self, wires: Wires) -> list[Wire | None]:
         """The wire of each hop; None where rows travel in float32."""
         return [wires.get(COMM_OPS.get(operation, "")) for operation, _ in self.steps]
-
-    @abstractmethod
-    def sent(self, travelling: Travelling, world: World) -> tuple[Sent, ...]:
-        """How much a rank sends, hop by hop."""
 
     def hops(self, travelling: Travelling, world: World, wires: Wires) -> tuple[Hop, ...]:
         """What a rank sends, hop by hop; the first one takes what the lookups have pooled.
 
         All ranks, even those without a shard, have the same number of hops, with their collectives in the same order.
         """
-        columns, hops = travelling.columns[world.rank // self.ranks_per_sender(world.size)], []
-        sent = zip(self.steps, self.sent(travelling, world), self.wires_of(wires), strict=True)
-        for (operation, group), (dim, samples, calls), wire in sent:
+        sender, senders = world.rank // self.ranks_per_sender(world.size), len(travelling.columns)
+        columns, dim, rows = travelling.columns[sender], travelling.dims[sender], WORLD * BATCH
+        sent, everything = total_bytes(columns), total_bytes(travelling.once)
+        if self._is_of_rows:
+            numbers, of_all = travelling.row_numbers[sender], travelling.row_numbers[-1]
+            dim, rows, sent, everything = 1, rows * numbers, _FLOAT32 * numbers, _FLOAT32 * of_all
+        hops = []
+        for (operation, group), wire in zip(self.steps, self.wires_of(wires), strict=True):
+            calls = _collectives(operation, sent, everything, world.size, senders)
             if wire is not None:
                 calls = tuple(map(wire.on, calls))
+            samples = senders * BATCH if operation == "cross_host" else rows
             hops.append(Hop(operation, group, columns, travelling.dims, dim, samples, calls, wire if calls else None))
         return tuple(hops)
 
     def arriving(self, travelling: Travelling) -> list[Columns]:
-        """The columns that a rank gets for its own samples, after the last hop: one sender after the other."""
+        """The columns that a rank gets for its own samples, after the last hop: one sender after the other, or all
+        columns of the tables, if rows of ids are put together and into the order of the ids.
+        """
+        if self._is_of_rows:
+            return columns_of(tuple({shard.table.name: shard.table for shard in travelling.shards}.values()))
         return [column for columns in travelling.columns for column in columns]
 
 
-_EVERYBODY: sympy.Expr = WORLD * BATCH
-_FLOAT32 = 4
+ALL_TO_ALL = WayBack("table_wise", 0, "all-to-all", (("all_to_all", "pooled"),), ranks=1)
+"""A rank has whole rows of its columns: one all-to-all brings the columns of all ranks together."""
+
+REDUCE_SCATTER = WayBack("row_wise", 1, "summed over ranks", (("reduce_scatter", "pooled"),))
+"""Every rank has a part of every sum: a reduce-scatter adds them up."""
 
 
-@dataclass(frozen=True)
-class AllToAllBack(WayBack):
-    """A rank has whole rows of its columns: one all-to-all brings the columns of all ranks together."""
-
-    name = "table_wise"
-    place = 0
-    wording = "all-to-all"
-    steps = (("all_to_all", "pooled"),)
-
-    def ranks_per_sender(self, world_size: int) -> int:
-        return 1
-
-    def sent(self, travelling: Travelling, world: World) -> tuple[Sent, ...]:
-        mine, all_columns = travelling.columns[world.rank], total_bytes(travelling.once)
-        return (Sent(total_dim(mine), _EVERYBODY, _all_to_all(total_bytes(mine), all_columns, world.size)),)
-
-
-@dataclass(frozen=True)
-class ReduceScatterBack(WayBack):
-    """Every rank has a part of every sum: a reduce-scatter adds them up."""
-
-    name = "row_wise"
-    place = 1
-    wording = "summed over ranks"
-    steps = (("reduce_scatter", "pooled"),)
-
-    def sent(self, travelling: Travelling, world: World) -> tuple[Sent, ...]:
-        columns = travelling.once
-        return (Sent(total_dim(columns), _EVERYBODY, _reduce_scatter(total_bytes(columns), world.size)),)
-
-
-@dataclass(frozen=True)
-class TwoHops(WayBack):
+def two_hops(local_size: int) -> WayBack:
     """The ranks of a host have parts of its sums: a reduce-scatter inside hosts, then an all-to-all across them.
 
     The second hop sends the sums of one host, for this rank and its counterparts, to the ranks of the samples.
     """
-
-    name = "table_row_wise"
-    place = 2
-    wording = "summed on a host, then all-to-all"
     steps = (("reduce_scatter", "intra"), ("cross_host", "cross"))
-
-    def ranks_per_sender(self, world_size: int) -> int:
-        return self.local_size
-
-    def sent(self, travelling: Travelling, world: World) -> tuple[Sent, ...]:
-        mine, hosts = travelling.columns[world.rank // self.local_size], len(travelling.columns)
-        dim, own, everything = total_dim(mine), total_bytes(mine), total_bytes(travelling.once)
-        return (
-            Sent(dim, _EVERYBODY, _reduce_scatter(own, self.local_size, hosts)),
-            Sent(dim, hosts * BATCH, _all_to_all(own, everything, hosts, across_hosts=True)),
-        )
+    return WayBack("table_row_wise", 2, "summed on a host, then all-to-all", steps, ranks=local_size)
 
 
-@dataclass(frozen=True)
-class Stay(WayBack):
-    """Every rank has pooled the samples of all ranks: it takes its own, and the gradients of all ranks are gathered."""
+STAY = WayBack("data_parallel", 3, "stay", (("own_batch", "pooled"),))
+"""Every rank has pooled the samples of all ranks: it takes its own, and the gradients of all ranks are gathered."""
 
-    name = "data_parallel"
-    place = 3
-    wording = "stay"
-    steps = (("own_batch", "pooled"),)
+ROWS = WayBack("rows", 0, "all-to-all of the rows of ids", (("rows_all_to_all", "pooled"),), ranks=1)
+"""A row for each id goes to the rank that asked for it: one all-to-all, the inverse of that of the ids.
 
-    def of_rows(self) -> WayBack:
-        """Rows of single ids stay as well."""
-        return RowsStay()
+The message to a rank has, for each key of the sender in order, a row of the sender's columns for every id that came
+from there."""
 
-    def sent(self, travelling: Travelling, world: World) -> tuple[Sent, ...]:
-        columns = travelling.once
-        return (Sent(total_dim(columns), _EVERYBODY, _own_batch(total_bytes(columns), world.size)),)
+ROWS_STAY = WayBack("rows_data_parallel", 3, "stay", (("own_rows", "pooled"),))
+"""Every rank has looked up the ids of all ranks: it takes the rows of its own, and gathers all gradients."""
 
-
-@dataclass(frozen=True)
-class RowsBack(WayBack):
-    """A row for each id goes to the rank that asked for it: one all-to-all, the inverse of that of the ids.
-
-    The message to a rank has, for each key of the sender in order, a row of the sender's columns for every id that came
-    from there.
-    """
-
-    name = "rows"
-    place = 0
-    wording = "all-to-all of the rows of ids"
-    steps = (("rows_all_to_all", "pooled"),)
-
-    def ranks_per_sender(self, world_size: int) -> int:
-        return 1
-
-    def sent(self, travelling: Travelling, world: World) -> tuple[Sent, ...]:
-        mine, everything = travelling.row_numbers[world.rank], travelling.row_numbers[-1]
-        return (Sent(1, _EVERYBODY * mine, _all_to_all(_FLOAT32 * mine, _FLOAT32 * everything, world.size)),)
-
-    def arriving(self, travelling: Travelling) -> list[Columns]:
-        """All columns of the tables: what arrives is put together and into the order of the ids."""
-        return columns_of(tuple({shard.table.name: shard.table for shard in travelling.shards}.values()))
-
-
-@dataclass(frozen=True)
-class RowsStay(WayBack):
-    """Every rank has looked up the ids of all ranks: it takes the rows of its own, and gathers all gradients."""
-
-    name = "rows_data_parallel"
-    place = 3
-    wording = "stay"
-    steps = (("own_rows", "pooled"),)
-
-    def sent(self, travelling: Travelling, world: World) -> tuple[Sent, ...]:
-        numbers = travelling.row_numbers[-1]
-        return (Sent(1, _EVERYBODY * numbers, _own_batch(_FLOAT32 * numbers, world.size)),)
+_OF_ROWS = ("rows_all_to_all", "own_rows")
+_FLOAT32 = 4
 
 
 @lru_cache(maxsize=4096, typed=True)  # ranks by the thousand send as much
-def _all_to_all(
-    sent_bytes: sympy.Expr | int, arriving_bytes: sympy.Expr | int, ranks: int, *, across_hosts: bool = False
+def _collectives(
+    operation: str, sent: sympy.Expr | int, everything: sympy.Expr | int, ranks: int, senders: int
 ) -> tuple[Collective, ...]:
-    """Send pooled rows for all ranks' samples, and get the gradients of this rank's back. Sizes are those of a row."""
+    """What an operation calls in the forward and, with gradients, in the backward.
+
+    Args:
+        operation: its name.
+        sent: the bytes that a rank sends for each of its samples.
+        everything: the bytes that it gets for each of its samples.
+        ranks: the number of all ranks.
+        senders: the number of senders.
+    """
+    across_hosts, of_host = operation == "cross_host", ranks // senders
+    if operation in ("own_batch", "own_rows"):
+        return (Collective("all_gather", BATCH * everything, backward=True),) if ranks > 1 else ()
+    if operation == "reduce_scatter":
+        own, part = senders * BATCH * sent, of_host if senders > 1 else 0
+        calls = Collective("reduce_scatter", of_host * own, False, part), Collective("all_gather", own, True, part)
+        return calls if of_host > 1 and sent else ()
+    ranks, part = (senders, senders) if across_hosts else (ranks, 0)
     if ranks == 1:
         return ()
-    part = ranks if across_hosts else 0
     return (
-        Collective("all_to_all", ranks * BATCH * sent_bytes, False, part, across_hosts),
-        Collective("all_to_all", BATCH * arriving_bytes, True, part, across_hosts),
+        Collective("all_to_all", ranks * BATCH * sent, False, part, across_hosts),
+        Collective("all_to_all", BATCH * everything, True, part, across_hosts),
     )
-
-
-@lru_cache(maxsize=4096, typed=True)
-def _reduce_scatter(row_bytes: int, ranks: int, counterparts: int = 1) -> tuple[Collective, ...]:
-    """Send parts of sums for the samples of ``ranks`` times ``counterparts`` ranks."""
-    if ranks == 1 or not row_bytes:
-        return ()
-    own, part = counterparts * BATCH * row_bytes, ranks if counterparts > 1 else 0
-    return (
-        Collective("reduce_scatter", ranks * own, False, part),
-        Collective("all_gather", own, True, part),
-    )
-
-
-@lru_cache(maxsize=4096, typed=True)
-def _own_batch(row_bytes: sympy.Expr | int, ranks: int) -> tuple[Collective, ...]:
-    """Send nothing in the forward; in the backward, the gradients of this rank's samples go to all ranks."""
-    if ranks == 1:
-        return ()
-    return (Collective("all_gather", BATCH * row_bytes, backward=True),)

@@ -31,7 +31,7 @@ from recfx.hashing import row_cuts
 from recfx.ir import tables as ir
 from recfx.ir.context import CollectionContext
 from recfx.ir.shards import CollectionSharding, ShardedTable
-from recfx.ir.ways_back import AllToAllBack
+from recfx.ir.ways_back import ALL_TO_ALL
 from recfx.planner.pricing.formulas import formula_of
 from recfx.planner.pricing.graph_prices import facts_of_shard
 from recfx.planner.pricing.hardware import Constant, Hardware
@@ -78,7 +78,7 @@ class ShardEstimates(EmbeddingPerfEstimator):
         collection, tables = self._collections[path], []
         for table in collection.tables:
             whole = ir.Shard(table, 0, (0, table.num_embeddings), (0, table.embedding_dim), name=table.name)
-            tables.append(ShardedTable(table, TableWise(), kernel, AllToAllBack(), (whole,)))
+            tables.append(ShardedTable(table, TableWise(), kernel, ALL_TO_ALL, (whole,)))
         sharding = CollectionSharding(tuple(tables), 0, self._world_size)
         return planned_with(collection, path, sharding, self._device).context
 

@@ -1,4 +1,4 @@
-"""The printer's text, with metadata and for nodes that recfx did not make."""
+"""The printer's text, as modules are now and for nodes that recfx did not make."""
 
 from __future__ import annotations
 
@@ -11,23 +11,6 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 import recfx
 from recfx.ir import format_graph
 from tests.builders.optimizers import attach
-from tests.passes.small_collection import ADOPTED, INDEXED, collection, lowered, until
-
-
-def test_with_metadata() -> None:
-    graph_module = lowered(collection(INDEXED, ADOPTED), until("insert_hash"))
-    assert (
-        format_graph(graph_module, with_meta=True)
-        == """\
-features = input
-ebc_select_features = select_features(features)  # tables=users,ads shape=[B*(L_ad + L_friend + L_user)] bytes=8*B*(L_ad + L_friend + L_user) by=expand_collection
-ebc_hash_ids = hash_ids(ebc_select_features) {hashed=[users]}  # tables=users,ads shape=[B*(L_ad + L_friend + L_user)] bytes=8*B*(L_ad + L_friend + L_user) by=insert_hash
-ebc_lookup = lookup(ebc_hash_ids) {tables=[users], combine=SUM, dtype=float32}  # tables=users shape=[B, 8] bytes=32*B by=expand_collection
-ebc_mean_divide = mean_divide(ebc_lookup, ebc_select_features) {divided=[users]}  # tables=users shape=[B, 8] bytes=32*B by=insert_hash
-ebc_lookup_1 = lookup(ebc_hash_ids) {tables=[ads], combine=SUM, dtype=float32}  # tables=ads shape=[B, 4] bytes=16*B by=expand_collection
-ebc_keyed_tensor = keyed_tensor(ebc_mean_divide, ebc_lookup_1)  # tables=users,ads shape=[B, 12] bytes=48*B by=expand_collection
-return ebc_keyed_tensor"""  # noqa: E501
-    )
 
 
 def test_what_changes_what_runs_is_printed_as_it_is_now() -> None:
@@ -56,7 +39,6 @@ class Small(nn.Module):
 
 def test_a_graph_of_another_make() -> None:
     traced = fx.symbolic_trace(Small())
-    assert format_graph(traced, with_meta=True) == format_graph(traced)
     assert (
         format_graph(traced)
         == """\

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from recfx.ir.shards import Cut, ShardingType, TablePlan
 from recfx.ir.tables import Shard
-from recfx.ir.ways_back import AllToAllBack
+from recfx.ir.ways_back import ALL_TO_ALL
 
-
-@dataclass(frozen=True)
-class OneRankBack(AllToAllBack):
-    """As whole tables travel, in an all-to-all of its own."""
-
-    name = "one_rank"
-    place = 10
-    wording = "toy all-to-all"
+ONE_RANK_BACK = replace(ALL_TO_ALL, name="one_rank", place=10, wording="toy all-to-all")
+"""As whole tables travel, in an all-to-all of its own."""
 
 
 @dataclass(frozen=True)
@@ -29,4 +23,4 @@ class OneRank(ShardingType):
         """One shard."""
         (rank,) = plan.parameter.ranks or [0]
         rows, columns = (0, plan.table.num_embeddings), (0, plan.table.embedding_dim)
-        return Cut([Shard(plan.table, rank, rows, columns)], OneRankBack())
+        return Cut([Shard(plan.table, rank, rows, columns)], ONE_RANK_BACK)

@@ -14,7 +14,7 @@ from recfx.errors import ConversionError
 from recfx.hashing import row_cuts
 from recfx.ir.shards import Cut, ShardingType, TablePlan
 from recfx.ir.tables import Shard
-from recfx.ir.ways_back import AllToAllBack, ReduceScatterBack, Stay, TwoHops, WayBack
+from recfx.ir.ways_back import ALL_TO_ALL, REDUCE_SCATTER, STAY, WayBack, two_hops
 
 _ADVICE = {
     "invalid_argument": "pass a dict from table name to torchrec.distributed.types.ParameterSharding.",
@@ -132,7 +132,7 @@ class DataParallel(ShardingType):
             _check_rank(plan, rank)
         if named and len(set(named)) != plan.world_size:
             raise _wrong(plan, "plan_rank", f"has copies on ranks {named}, but there are {plan.world_size} ranks.")
-        return Cut([_whole(plan, rank) for rank in range(plan.world_size)], Stay())
+        return Cut([_whole(plan, rank) for rank in range(plan.world_size)], STAY)
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class ColumnWise(ShardingType):
             if not plan.table.has_index:
                 row_borders(plan, pieces)
             shards.append(_whole(plan, pieces[0].rank, columns))
-        return Cut(shards, AllToAllBack())
+        return Cut(shards, ALL_TO_ALL)
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ class TableWise(ColumnWise):
         if isinstance(spec, EnumerableShardingSpec) or not isinstance(ranks, (list, tuple)) or len(ranks) != 1:
             return super().cut(plan)
         _check_rank(plan, ranks[0])
-        return Cut([_whole(plan, ranks[0])], AllToAllBack())
+        return Cut([_whole(plan, ranks[0])], ALL_TO_ALL)
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ class RowWise(ShardingType):
 
     def way_back(self, plan: TablePlan, shards: list[Shard]) -> WayBack:
         """How pooled rows travel back."""
-        return ReduceScatterBack()
+        return REDUCE_SCATTER
 
 
 @dataclass(frozen=True)
@@ -221,8 +221,8 @@ class TableRowWise(RowWise):
         if not hosts or not aligned or plan.world_size % local_size:
             raise _wrong(plan, "plan_invalid", "does not cut the rows over the ranks of one host, in order.")
         if local_size == plan.world_size:
-            return ReduceScatterBack()
-        return AllToAllBack() if local_size == 1 else TwoHops(local_size)
+            return REDUCE_SCATTER
+        return ALL_TO_ALL if local_size == 1 else two_hops(local_size)
 
 
 @dataclass(frozen=True)
