@@ -5,7 +5,6 @@ The graph is verified before the first one, and after a row of our own or one of
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
@@ -49,14 +48,12 @@ class PassRecord(Frozen):
         modified: whether it changed the graph.
         nodes: the nodes of the graph after the pass.
         declined: what it did not rewrite, and why.
-        seconds: how long it took, with the check of the graph after it.
     """
 
     name: str
     modified: bool
     nodes: tuple[NodeSnapshot, ...]
     declined: tuple[Diagnostic, ...]
-    seconds: float = 0.0
 
     @property
     def text(self) -> str:
@@ -94,68 +91,51 @@ class _Seen(NamedTuple):
     snapshot: NodeSnapshot
 
 
-class _History:
-    """Compares the nodes before and after a pass, whatever the pass did to them: which has it made or changed?"""
-
-    def __init__(self, earlier: Rewriting, graph: OperatorGraph) -> None:
-        self._passes, once = [record.name for record in earlier.records], bool(graph.of_kind("dedup_ids"))
-        self._seen = {node: _look(graph, node, once, earlier.metas.get(node.name)) for node in graph.graph.nodes}
-
-    @property
-    def metas(self) -> dict[str, NodeMeta]:
-        snapshots = [seen.snapshot for seen in self._seen.values()]
-        return {snapshot.name: snapshot.meta for snapshot in snapshots if snapshot.meta is not None}
-
-    def after(self, graph: OperatorGraph, pass_name: str) -> tuple[NodeSnapshot, ...]:
-        """Note in the metadata of each node if this pass has touched it; returns the nodes as they are now."""
-        before, self._seen, once = self._seen, {}, bool(graph.of_kind("dedup_ids"))
-        done_by: dict[tuple[str, str], set[str]] = {}
-        for node in before.keys() - set(graph.graph.nodes):
-            if (meta := before[node].snapshot.meta) is not None:
-                for work in before[node].work:
-                    done_by.setdefault(work, set()).update(meta.passes)
-        self._passes.append(pass_name)
-        for node in graph.graph.nodes:
-            was = before.get(node)
-            if was is not None and was.facts == _facts(graph, node, once):
-                names = (node.name, tuple(source.name for source in node.all_input_nodes))
-                if names != (was.snapshot.name, was.snapshot.inputs):  # most nodes stay, and their snapshots are shared
-                    was = was._replace(snapshot=_snapshot(graph, node, was.snapshot.meta))
-                self._seen[node] = was
-                continue
-            seen = _look(graph, node, once)
-            if (meta := seen.snapshot.meta) is not None:
-                earlier = None if was is None else was.snapshot.meta
-                names_of_work = {name for work in seen.work for name in done_by.get(work, ())}
-                touched = {pass_name, *(names_of_work if earlier is None else earlier.passes)}
-                passes = tuple(name for name in dict.fromkeys(self._passes) if name in touched)
-                meta = replace(meta, made_by=pass_name if earlier is None else earlier.made_by, passes=passes)
-                seen = seen._replace(snapshot=replace(seen.snapshot, meta=meta))
-            self._seen[node] = seen
-        return tuple(seen.snapshot for seen in self._seen.values())
+_Graph = dict[fx.Node, _Seen]
 
 
-def _facts(graph: OperatorGraph, node: fx.Node, once: bool) -> Hashable:
-    """``once``: whether ids are sent once, so that there are fewer until their rows have come back."""
+def _look(graph: OperatorGraph, metas: Mapping[str, NodeMeta], before: _Graph, passes: list[str]) -> _Graph:
+    """The nodes as they are now. The last of the ``passes`` has touched each that differs from what it was ``before``.
+
+    ``metas``: what earlier runs have noted of nodes, by name, that were not looked at yet.
+    """
+    has_dedup = bool(graph.of_kind("dedup_ids"))
+    done_by: dict[tuple[str, str], set[str]] = {}
+    for node in before.keys() - set(graph.graph.nodes):
+        if (meta := before[node].snapshot.meta) is not None:
+            for work in before[node].work:
+                done_by.setdefault(work, set()).update(meta.passes)
+    now: _Graph = {}
+    for node in graph.graph.nodes:
+        was, facts = before.get(node), _facts(graph, node, has_dedup)
+        meta, does = (None, ()) if was is None else (was.snapshot.meta, was.work)
+        is_same = was is not None and was.facts == facts
+        kind = graph.kind(node)
+        if kind and not is_same:
+            tables = [table.table_name for table in graph.tables(node)]
+            does = tuple((done, table) for done in NODE_KINDS[kind].once or (kind,) for table in tables)
+            earlier, meta = meta, metas.get(node.name) or meta_of_value(graph, node)
+            if passes:
+                of_gone = {name for work in does for name in done_by.get(work, ())}
+                touched = {passes[-1], *(of_gone if earlier is None else earlier.passes)}
+                made_by = passes[-1] if earlier is None else earlier.made_by
+                in_order = tuple(name for name in dict.fromkeys(passes) if name in touched)
+                meta = replace(meta, made_by=made_by, passes=in_order)
+        inputs = tuple(source.name for source in node.all_input_nodes)
+        if was is not None and is_same and (node.name, inputs) == (was.snapshot.name, was.snapshot.inputs):
+            now[node] = was  # most nodes stay, and their snapshots are shared
+            continue
+        line = format_call(node) + attributes_text(graph, node)
+        now[node] = _Seen(facts, does, NodeSnapshot(node.name, node.op, line, inputs, meta))
+    return now
+
+
+def _facts(graph: OperatorGraph, node: fx.Node, has_dedup: bool) -> Hashable:
     kind = graph.kind(node)
-    fewer = once and bool(kind) and NODE_KINDS[kind].stage not in (Stage.SELECT, Stage.ASSEMBLE)
-    # A copy to the host moves the nodes after it there as well.
+    # There are fewer ids until their rows have come back. A copy to the host moves the nodes after it there as well.
+    fewer = has_dedup and bool(kind) and NODE_KINDS[kind].stage not in (Stage.SELECT, Stage.ASSEMBLE)
     device = device_of(graph, node) if kind else ""
     return kind, device, fewer, tuple(node.all_input_nodes), tuple(node.kwargs.items())
-
-
-def _look(graph: OperatorGraph, node: fx.Node, once: bool, meta: NodeMeta | None = None) -> _Seen:
-    kind, work = graph.kind(node), tuple[tuple[str, str], ...]()
-    if kind:
-        meta = meta or meta_of_value(graph, node)
-        tables = [table.table_name for table in graph.tables(node)]
-        work = tuple((done, table) for done in NODE_KINDS[kind].once or (kind,) for table in tables)
-    return _Seen(_facts(graph, node, once), work, _snapshot(graph, node, meta))
-
-
-def _snapshot(graph: OperatorGraph, node: fx.Node, meta: NodeMeta | None) -> NodeSnapshot:
-    inputs = tuple(source.name for source in node.all_input_nodes)
-    return NodeSnapshot(node.name, node.op, format_call(node) + attributes_text(graph, node), inputs, meta)
 
 
 @dataclass(frozen=True)
@@ -213,10 +193,11 @@ def run_passes(
         verify_graph(earlier.graph, after=BEFORE)
     passes = list(passes)
     graph = earlier.graph.copy()
-    history = _History(earlier, graph)
     records = list(earlier.records)
+    names = [record.name for record in records]
+    seen = _look(graph, earlier.metas, {}, [])
     for pass_, following in zip(passes, [*passes, None][1:], strict=True):
-        started, context = time.perf_counter(), graph.context
+        context = graph.context
         result = pass_.call(graph)
         if not (isinstance(result, PassResult) and isinstance(result.graph, OperatorGraph)):
             raise GraphVerificationError(f"after pass {pass_.name}: it returned {result!r}, no PassResult")
@@ -226,14 +207,16 @@ def run_passes(
         graph.renumber()
         if not (_is_own(pass_) and _is_own(following)):
             verify_graph(graph, after=pass_.name)
-        seconds = time.perf_counter() - started
-        nodes = history.after(graph, pass_.name)
+        names.append(pass_.name)
+        seen = _look(graph, {}, seen, names)
+        nodes = tuple(node.snapshot for node in seen.values())
         declined = tuple(replace(why, by=why.by or pass_.name) for why in result.declined)
         modified = not records or nodes != records[-1].nodes
-        records.append(PassRecord(pass_.name, modified, nodes, declined, seconds))
+        records.append(PassRecord(pass_.name, modified, nodes, declined))
         if callback is not None:
             callback(pass_.name, graph)
-    return Rewriting(graph, tuple(records), history.metas)
+    metas = {node.snapshot.name: node.snapshot.meta for node in seen.values() if node.snapshot.meta is not None}
+    return Rewriting(graph, tuple(records), metas)
 
 
 def _is_own(pass_: Pass | None) -> bool:

@@ -57,7 +57,6 @@ def test_records_hold_the_graph_as_it_was() -> None:
     assert [(node.name, node.meta) for node in made.records[-1].nodes] == [
         (node.name, node_meta(node)) for node in graph_module.graph.nodes
     ]
-    assert all(record.seconds >= 0 for record in made.records)
 
 
 def test_nodes_that_a_pass_leaves_alone_are_shared() -> None:
