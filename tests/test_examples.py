@@ -1,6 +1,6 @@
 """The examples: each runs, and what it prints is right; and what they say of arguments that cannot be used.
 
-Most run in this process. Ranks run in processes of their own; one example runs as from a shell.
+Most run in this process. Ranks run in processes of their own.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import difflib
 import json
 import logging
-import os
 import random
 import re
 import runpy
@@ -32,8 +31,6 @@ from tests.support.ports import free_port
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 EXAMPLES = REPOSITORY / "examples"
-PATHS = os.pathsep.join(path for path in (str(REPOSITORY), os.environ.get("PYTHONPATH")) if path)
-"""For interpreters that begin anew, also where recfx is not installed."""
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -238,29 +235,6 @@ def test_torchrec_tour_on_two_ranks() -> None:
     told = [line.split(" has bags")[0] for line in finished.stdout.splitlines() if " has bags" in line]
     assert told == ["rank 0", "rank 1"]
     assert "the loaded file answers as the model does: True" in finished.stdout
-
-
-def test_inference() -> None:
-    """``python examples/inference.py``: what importing says, and how the interpreter ends, are part of it."""
-    finished = subprocess.run(
-        [sys.executable, str(EXAMPLES / "inference.py"), "--smoke"],
-        capture_output=True, text=True, check=False, cwd=REPOSITORY, env={**os.environ, "PYTHONPATH": PATHS},
-        timeout=300,
-    )  # fmt: skip
-    assert_ended_well(finished)  # 1 if an answer was too different
-    for told in (
-        "recfx.export, quantize=None: largest difference",
-        "recfx.export, quantize='int8': largest difference",
-        "shard_quant_model: [26] tables on the devices: largest difference",
-        "shard_quant_model: [13, 13] tables on the devices: largest difference",
-        "torch.jit.script, save, load: largest difference",
-        "nothing ran on an NPU",
-    ):
-        assert told in finished.stdout
-    assert finished.stdout.count("\nok  ") == 12 - finished.stdout.count(
-        "it is left out"
-    )  # beside FBGEMM 1.4 and older
-    assert "Warning" not in finished.stderr
 
 
 @pytest.mark.parametrize("device", ["npu:0", "moon"])

@@ -24,61 +24,6 @@ NOT_COMBINED = "NONE"
 have arrived from other ranks are one tensor, key by key. The size of a value is that of all keys together."""
 
 
-class ValueType(Enum):
-    """The types of values that travel on edges. Each member's value is the name of the type in messages."""
-
-    BATCH = "the model's own KJT"
-    IDS = "a KJT of selected ids"
-    ROUTED_IDS = "a KJT of ids by destination"
-    IDS_IN_FLIGHT = "ids in flight"
-    CONTEXT_IN_FLIGHT = "a dist context in flight"
-    ARRIVED_IDS = "a KJT of ids that have arrived"
-    DIST_CONTEXT = "a dist context"
-    HOST_IDS = "a KJT of ids on the host"
-    DIFFERENT_IDS = "a KJT of the different ids of each key"
-    INVERSE = "the numbers of ids among the different ones"
-    SNAPSHOT = "a snapshot of the indexes"
-    FOUND_ROWS = "rows found ahead"
-    ROWS = "a KJT of rows"
-    DEVICE_ROWS = "a KJT of rows on the device"
-    BATCH_IN_FLIGHT = "a batch in flight"
-    POOLED = "pooled rows of a lookup"
-    UNPOOLED = "a row for each id of a lookup"
-    POOLED_IN_FLIGHT = "pooled rows in flight"
-    UNPOOLED_IN_FLIGHT = "rows in flight, one for each id"
-    ARRIVED_POOLED = "pooled rows that have arrived"
-    ARRIVED_UNPOOLED = "rows that have arrived, one for each id"
-    DIVIDED = "pooled means"
-    EXPANDED = "a row for each id, made of one for each different id"
-    KEYED_TENSOR = "a KeyedTensor"
-    JAGGED_DICT = "a dict of JaggedTensors"
-
-
-class Stage(Enum):
-    """The stages of a step, in order. No value goes back to an earlier stage."""
-
-    SELECT = 0
-    INPUT_DIST = 1
-    HASH = 2
-    LOOKUP = 3
-    OUTPUT_DIST = 4
-    ASSEMBLE = 5
-
-
-class Input(NamedTuple):
-    """One input of a node.
-
-    Args:
-        types: the types that are accepted.
-        repeats: there may be any number of such inputs in a row, including none.
-        optional: it may be missing.
-    """
-
-    types: tuple[ValueType, ...]
-    repeats: bool = False
-    optional: bool = False
-
-
 class Size(NamedTuple):
     """How big a value is.
 
@@ -117,6 +62,66 @@ def size_of_unpooled(ids: sympy.Expr, tables: tuple[TableSpec, ...]) -> Size:
     return Size((ids, sympy.Integer(tables[0].embedding_dim)), output_dtype(tables))
 
 
+class ValueType(Enum):
+    """The types of values that travel on edges: the name in messages, and how big a value is, for the tables that a
+    node works on, unless its place in the graph says more.
+    """
+
+    BATCH = "the model's own KJT", size_of_nothing
+    IDS = "a KJT of selected ids", size_of_ids
+    ROUTED_IDS = "a KJT of ids by destination", size_of_ids
+    IDS_IN_FLIGHT = "ids in flight", size_of_ids
+    CONTEXT_IN_FLIGHT = "a dist context in flight", size_of_nothing
+    ARRIVED_IDS = "a KJT of ids that have arrived", size_of_ids
+    DIST_CONTEXT = "a dist context", size_of_nothing
+    HOST_IDS = "a KJT of ids on the host", size_of_ids
+    DIFFERENT_IDS = "a KJT of the different ids of each key", size_of_ids
+    INVERSE = "the numbers of ids among the different ones", size_of_nothing
+    SNAPSHOT = "a snapshot of the indexes", size_of_nothing
+    FOUND_ROWS = "rows found ahead", size_of_ids
+    ROWS = "a KJT of rows", size_of_ids
+    DEVICE_ROWS = "a KJT of rows on the device", size_of_ids
+    BATCH_IN_FLIGHT = "a batch in flight", size_of_nothing
+    POOLED = "pooled rows of a lookup", size_of_pooled
+    UNPOOLED = "a row for each id of a lookup", size_of_rows
+    POOLED_IN_FLIGHT = "pooled rows in flight", size_of_pooled
+    UNPOOLED_IN_FLIGHT = "rows in flight, one for each id", size_of_rows
+    ARRIVED_POOLED = "pooled rows that have arrived", size_of_pooled
+    ARRIVED_UNPOOLED = "rows that have arrived, one for each id", size_of_rows
+    DIVIDED = "pooled means", size_of_pooled
+    EXPANDED = "a row for each id, made of one for each different id", size_of_rows
+    KEYED_TENSOR = "a KeyedTensor", size_of_pooled
+    JAGGED_DICT = "a dict of JaggedTensors", size_of_rows
+
+    def __init__(self, text: str, size: Callable[[tuple[TableSpec, ...]], Size]) -> None:
+        self.text, self.size = text, size
+
+
+class Stage(Enum):
+    """The stages of a step, in order. No value goes back to an earlier stage."""
+
+    SELECT = 0
+    INPUT_DIST = 1
+    HASH = 2
+    LOOKUP = 3
+    OUTPUT_DIST = 4
+    ASSEMBLE = 5
+
+
+class Input(NamedTuple):
+    """One input of a node.
+
+    Args:
+        types: the types that are accepted.
+        repeats: there may be any number of such inputs in a row, including none.
+        optional: it may be missing.
+    """
+
+    types: tuple[ValueType, ...]
+    repeats: bool = False
+    optional: bool = False
+
+
 COMBINES = ("SUM", "MEAN", NOT_COMBINED)
 """What a lookup makes of the rows of a bag, by the names of TorchRec's ``PoolingType``."""
 
@@ -131,16 +136,15 @@ class NodeKind:
         inputs: its inputs, in order.
         outputs: its outputs. A single output is the node's value itself; several outputs are items of the value.
         first_alone: with several outputs, the value may also be the first output itself, if the others are not needed.
-        size: how big the value is, for the tables that the node works on, unless the pass that makes it knows better.
+        size: how big the value is, for the tables that the node works on; default: that of the type.
         stage: the stage of a step that it belongs to.
         cut_before: whether a pipeline may do other work before it. Kinds with a cut are declared in the order in which
             they run.
         once: what the node does to its tables at most once per table, named after the kind that does nothing else.
         attributes: what passes decide about a node, with the types, in the order in which they are printed. Everything
             else follows from the node's place in the graph and from the graph's context, and is not stored.
-        local: whether its tables are the shards of this rank, if the collection is sharded and their ids have arrived.
         like_input: whether its one output is like its first input: of the same type, tables, columns and size. Then
-            ``outputs`` and ``size`` are left out.
+            ``outputs`` are left out.
     """
 
     name: str
@@ -153,12 +157,18 @@ class NodeKind:
     first_alone: bool = False
     once: tuple[str, ...] = ()
     attributes: Mapping[str, type] = field(default_factory=dict)
-    local: bool = False
     like_input: bool = False
 
     def __post_init__(self) -> None:
         if self.like_input and not self.outputs and self.inputs:
             object.__setattr__(self, "outputs", self.inputs[0].types[:1])
+        if self.size is size_of_nothing and self.outputs:
+            object.__setattr__(self, "size", self.outputs[0].size)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether its tables are the shards of this rank, if the collection is sharded and their ids have arrived."""
+        return self.stage in (Stage.INPUT_DIST, Stage.HASH, Stage.LOOKUP)
 
 
 _HASHED: Mapping[str, type] = {"hashed": tuple, "operators": str}
@@ -178,7 +188,6 @@ NODE_KINDS: dict[str, NodeKind] = {
             "a collection that has not been expanded yet",
             inputs=(Input((ValueType.BATCH,)),),
             outputs=(ValueType.KEYED_TENSOR,),
-            size=size_of_pooled,
             stage=Stage.ASSEMBLE,
         ),
         NodeKind(
@@ -186,7 +195,6 @@ NODE_KINDS: dict[str, NodeKind] = {
             "puts keys into the collection's order, by name; unknown keys are dropped, and a missing key is an error",
             inputs=(Input((ValueType.BATCH,)),),
             outputs=(ValueType.IDS,),
-            size=size_of_ids,
             stage=Stage.SELECT,
         ),
         NodeKind(
@@ -194,7 +202,6 @@ NODE_KINDS: dict[str, NodeKind] = {
             "leaves out ids of a key that an earlier sample of the batch has, or an earlier place of the same one",
             inputs=(Input((ValueType.IDS, ValueType.HOST_IDS)),),
             outputs=(ValueType.DIFFERENT_IDS, ValueType.INVERSE),
-            size=size_of_ids,
             stage=Stage.INPUT_DIST,
             attributes={"deduped": tuple},
         ),
@@ -203,7 +210,6 @@ NODE_KINDS: dict[str, NodeKind] = {
             "row-wise routing: sends each id to the rank that owns its row or its bucket of rows",
             inputs=(Input(_OWN),),
             outputs=(ValueType.ROUTED_IDS,),
-            size=size_of_ids,
             stage=Stage.INPUT_DIST,
         ),
         NodeKind(
@@ -211,7 +217,6 @@ NODE_KINDS: dict[str, NodeKind] = {
             "all-to-all of ids, started",
             inputs=(Input((*_OWN, ValueType.ROUTED_IDS)),),
             outputs=(ValueType.IDS_IN_FLIGHT, ValueType.CONTEXT_IN_FLIGHT),
-            size=size_of_ids,
             stage=Stage.INPUT_DIST,
             cut_before=True,
         ),
@@ -222,62 +227,51 @@ NODE_KINDS: dict[str, NodeKind] = {
             outputs=(ValueType.SNAPSHOT,),
             stage=Stage.INPUT_DIST,
             cut_before=True,
-            local=True,
         ),
         NodeKind(
             "input_dist_wait",
             "all-to-all of ids, waited for",
             inputs=(Input((ValueType.IDS_IN_FLIGHT,)), Input((ValueType.CONTEXT_IN_FLIGHT,))),
             outputs=(ValueType.ARRIVED_IDS, ValueType.DIST_CONTEXT),
-            size=size_of_ids,
             stage=Stage.INPUT_DIST,
             cut_before=True,
-            local=True,
         ),
         NodeKind(
             "to_host",
             "copies ids from the device of the tables to the host, where the indexes are, into pinned memory",
             inputs=(Input(_HERE),),
             outputs=(ValueType.HOST_IDS,),
-            size=size_of_ids,
             stage=Stage.INPUT_DIST,
             attributes={"with_bags": bool},
-            local=True,
         ),
         NodeKind(
             "hash_ids",
             "the tables' indexes: find or insert in training, find in eval",
             inputs=(Input(_HASHABLE),),
             outputs=(ValueType.ROWS, ValueType.BATCH_IN_FLIGHT),
-            size=size_of_ids,
             stage=Stage.HASH,
             first_alone=True,
             once=("hash_ids",),
             attributes=_HASHED,
-            local=True,
         ),
         NodeKind(
             "find_ids",
             "the rows that ids already have; it only reads, and may run before the batch's step",
             inputs=(Input(_HASHABLE), Input((ValueType.SNAPSHOT,))),
             outputs=(ValueType.FOUND_ROWS,),
-            size=size_of_ids,
             stage=Stage.HASH,
             attributes=_HASHED,
-            local=True,
         ),
         NodeKind(
             "insert_ids",
             "rows for the ids that have none yet; batches do this in order",
             inputs=(Input(_HASHABLE), Input((ValueType.FOUND_ROWS,))),
             outputs=(ValueType.ROWS, ValueType.BATCH_IN_FLIGHT),
-            size=size_of_ids,
             stage=Stage.HASH,
             cut_before=True,
             first_alone=True,
             once=("hash_ids",),
             attributes=_HASHED,
-            local=True,
         ),
         NodeKind(
             "find_rows",
@@ -285,21 +279,17 @@ NODE_KINDS: dict[str, NodeKind] = {
             "and the tables are",
             inputs=(Input(_HERE),),
             outputs=(ValueType.DEVICE_ROWS, ValueType.BATCH_IN_FLIGHT),
-            size=size_of_ids,
             stage=Stage.HASH,
             first_alone=True,
             once=("hash_ids",),
             attributes={**_HASHED, **_FROZEN},
-            local=True,
         ),
         NodeKind(
             "to_device",
             "copies rows from pinned memory of the host to the device of the tables, without waiting for the device",
             inputs=(Input((ValueType.ROWS,)),),
             outputs=(ValueType.DEVICE_ROWS,),
-            size=size_of_ids,
             stage=Stage.LOOKUP,
-            local=True,
         ),
         NodeKind(
             "lookup",
@@ -310,29 +300,24 @@ NODE_KINDS: dict[str, NodeKind] = {
                 Input((ValueType.BATCH_IN_FLIGHT,), optional=True),
             ),
             outputs=(ValueType.POOLED,),
-            size=size_of_pooled,
             stage=Stage.LOOKUP,
             once=("lookup",),
             attributes=_LOOKED_UP,
-            local=True,
         ),
         NodeKind(
             "hash_lookup",
             "hash_ids and lookup in one kernel, if the target has one",
             inputs=(Input(_HERE),),
             outputs=(ValueType.POOLED,),
-            size=size_of_pooled,
             stage=Stage.LOOKUP,
             once=("hash_ids", "lookup"),
             attributes={**_HASHED, **_FROZEN, **_LOOKED_UP},
-            local=True,
         ),
         NodeKind(
             "output_dist_start",
             "all-to-all or reduce-scatter of pooled rows, or all-to-all of a row for each id, started",
             inputs=(Input((*_POOLED, ValueType.UNPOOLED), repeats=True), Input((ValueType.DIST_CONTEXT,))),
             outputs=(ValueType.POOLED_IN_FLIGHT,),
-            size=size_of_pooled,
             stage=Stage.OUTPUT_DIST,
             attributes={"way": str, "hop": int},
         ),
@@ -341,7 +326,6 @@ NODE_KINDS: dict[str, NodeKind] = {
             "all-to-all or reduce-scatter of pooled rows, waited for; rows of ids are put into the order of the ids",
             inputs=(Input((ValueType.POOLED_IN_FLIGHT, ValueType.UNPOOLED_IN_FLIGHT)),),
             outputs=(ValueType.ARRIVED_POOLED,),
-            size=size_of_pooled,
             stage=Stage.OUTPUT_DIST,
             cut_before=True,
         ),
@@ -350,7 +334,6 @@ NODE_KINDS: dict[str, NodeKind] = {
             "gives every id the row of the different id that it is; the backward sums the gradients of equal ids",
             inputs=(Input((ValueType.ARRIVED_UNPOOLED,)), Input((ValueType.INVERSE,))),
             outputs=(ValueType.EXPANDED,),
-            size=size_of_rows,
             stage=Stage.ASSEMBLE,
         ),
         NodeKind(
@@ -358,7 +341,6 @@ NODE_KINDS: dict[str, NodeKind] = {
             "divides features that are MEAN but whose lookup ran as SUM by max(length, 1)",
             inputs=(Input(_POOLED), _IDS),
             outputs=(ValueType.DIVIDED,),
-            size=size_of_pooled,
             stage=Stage.ASSEMBLE,
             attributes={"divided": tuple},
         ),
@@ -367,7 +349,6 @@ NODE_KINDS: dict[str, NodeKind] = {
             "TorchRec's output type, in the unsharded key order",
             inputs=(Input((*_POOLED, ValueType.DIVIDED), repeats=True),),
             outputs=(ValueType.KEYED_TENSOR,),
-            size=size_of_pooled,
             stage=Stage.ASSEMBLE,
         ),
         NodeKind(
@@ -375,7 +356,6 @@ NODE_KINDS: dict[str, NodeKind] = {
             "TorchRec's output type for rows that are not pooled, one JaggedTensor per key, in the unsharded key order",
             inputs=(Input((ValueType.UNPOOLED, ValueType.ARRIVED_UNPOOLED, ValueType.EXPANDED), repeats=True), _IDS),
             outputs=(ValueType.JAGGED_DICT,),
-            size=size_of_rows,
             stage=Stage.ASSEMBLE,
         ),
     )

@@ -107,7 +107,7 @@ class OperatorGraph:
         kind = NODE_KINDS.get(self.kind(node))
         if kind is not None and kind.like_input and node.all_input_nodes:
             return self.works_on_shards(source_of(node))
-        if kind is None or not kind.local or self.collection(node).sharding is None:
+        if kind is None or not kind.is_local or self.collection(node).sharding is None:
             return False
         source = node
         while source.all_input_nodes and self.kind(source) != "input_dist_wait":

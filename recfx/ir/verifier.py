@@ -77,7 +77,7 @@ def _check_inputs(graph: OperatorGraph, node: fx.Node, kind: NodeKind, fail: Fai
                 break
             position += 1
         if position == begin and not (declared.repeats or declared.optional):
-            names = " or ".join(accepted.value for accepted in declared.types)
+            names = " or ".join(accepted.text for accepted in declared.types)
             if position == len(inputs):
                 fail(node, f"a {kind.name} needs {names} as input {position}, but has none")
             _refuse(node, kind, *inputs[position], fail, f"; input {position} is {names}")
@@ -88,7 +88,7 @@ def _check_inputs(graph: OperatorGraph, node: fx.Node, kind: NodeKind, fail: Fai
 def _refuse(
     node: fx.Node, kind: NodeKind, source: fx.Node, value_type: ValueType | None, fail: Fail, hint: str = ""
 ) -> NoReturn:
-    description = "a value that recfx does not know" if value_type is None else value_type.value
+    description = "a value that recfx does not know" if value_type is None else value_type.text
     fail(node, f"a {kind.name} cannot be fed by {source.name}, {description}{hint}")
 
 
@@ -156,7 +156,7 @@ def _check_other(graph: OperatorGraph, node: fx.Node, fail: Fail) -> None:
         (expected,) = NODE_KINDS[collection.assembled_by].outputs
         is_leaf = isinstance(result, fx.Node) and graph.kind(result) == "collection"
         if not isinstance(result, fx.Node) or not (is_leaf or _type_of(graph, result, fail) is expected):
-            fail(node, f"the graph must return {expected.value}, not {result}")
+            fail(node, f"the graph must return {expected.text}, not {result}")
     elif node.op != "placeholder" and not (
         node.target is operator.getitem and isinstance(node.args[0], fx.Node) and kind_of(node.args[0])
     ):

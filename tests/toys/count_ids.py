@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recfx.ir.node_kinds import Input, NodeKind, Stage, ValueType, size_of_ids
+from recfx.ir.node_kinds import Input, NodeKind, Stage, ValueType
 from recfx.ir.operator_graph import OperatorGraph
 from recfx.passes.base import PassResult
 from recfx.runtime.base import NodeModule
@@ -15,7 +15,6 @@ COUNT_IDS = NodeKind(
     "the ids of every feature are counted",
     inputs=(Input((ValueType.IDS,)),),
     outputs=(ValueType.IDS,),
-    size=size_of_ids,
     stage=Stage.SELECT,
     attributes={"keys": tuple},
 )
