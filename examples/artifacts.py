@@ -36,10 +36,10 @@ def write_all(model: nn.Module, batch: Rows, folder: Path) -> float:
     rows, cpu = batch[:16], torch.device("cpu")
     sample, step = rows.model_input(cpu), batch.model_input(cpu)
 
-    (folder / "report.html").write_text(recfx.explain(model).to_html("model.html"), encoding="utf-8")
+    (folder / "report.html").write_text(recfx.explain(model).to_html(), encoding="utf-8")
     tell("recfx.explain", folder / "report.html", "what was converted, how ids become rows, the kernels and why")
 
-    recfx.draw(model.train(), folder / "model.html", report="report.html", sample=step)
+    recfx.draw(model.train(), folder / "model.html", sample=step)
     tell("recfx.draw", folder / "model.html", "the model before and after, node by node")
 
     recfx.draw(model, folder / "sharded.html", topology(cpu, RANKS, RANKS), sample=step)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -14,7 +14,7 @@ from recfx.errors import Diagnostic, Severity, printable
 from recfx.inspect.report_data import CollectionReport, Verification
 from recfx.inspect.sections import ReasonRow, headline, holds_for, reason_grid, reason_rows, sections
 from recfx.planner.pricing.cost_text import plain
-from recfx.printing.grid import Grid, groups_of
+from recfx.printing.grid import groups_of
 from recfx.printing.page import escape, fragment, heading, page, pre, table
 from recfx.printing.text import plain_text, rich_table
 
@@ -23,7 +23,6 @@ REPORT_VERSION = "3"
 _WIDTH, _MOST_ROWS, _MOST_MESSAGES = 120, 20, 2
 _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.INFO: "cyan"}
 _FOLDED = ("Shards", "Nodes")
-_LINKED = ("Collections", "Tables", "Nodes")
 
 
 @dataclass(frozen=True, repr=False)
@@ -81,26 +80,20 @@ class Report:
         """
         return json.dumps(plain(self), indent=2)
 
-    def to_html(self, picture: str = "") -> str:
+    def to_html(self) -> str:
         """A single page that needs no other file.
 
         Example:
             >>> with open("report.html", "w", encoding="utf-8") as file:
             ...     size = file.write(recfx.explain(Model()).to_html())
-
-        Args:
-            picture: the address of a page of ``recfx.draw``, such as ``"model.html"`` if it is in the same folder: the
-                names of collections, tables and nodes are links to their places there.
         """
         about = f"<p>{escape(self._versions)}, report version {escape(self.version)}</p>"
-        parts = [about, *self._reasons(), *self._grids(sections(self.collections), picture)]
-        return page(self._headline, "ok" if self.ok else "error", parts, has_filter=True)
+        return page(self._headline, "ok" if self.ok else "error", [about, *self._parts()])
 
     def _repr_html_(self) -> str:
         """What a notebook shows: all but what is folded up in the page."""
-        grids = [grid for grid in sections(self.collections) if not grid.title.startswith(_FOLDED)]
         title = heading(self._headline, "ok" if self.ok else "error")
-        return fragment([title, *self._reasons(), *self._grids(grids)])
+        return fragment([title, *self._parts(folded=False)])
 
     @property
     def _headline(self) -> str:
@@ -131,26 +124,21 @@ class Report:
             if rows[0].reason.severity == Severity.INFO:
                 yield from _reason(rows, width)
 
-    def _reasons(self) -> Iterator[str]:
+    def _parts(self, folded: bool = True) -> Iterator[str]:
+        """The reasons and the tables in HTML; ``folded``: with those that are folded up."""
         rows = reason_rows(self.reasons)
         matter = [row for row in rows if row.reason.severity != Severity.INFO]
         notes = [row for row in rows if row.reason.severity == Severity.INFO]
         for title, some in (("Refusals and warnings", matter), ("Notes", notes)):
             if some:
                 yield f"<h2>{title}</h2>"
-                yield from table(reason_grid(some), classes=[row.reason.severity for row in some])
+                yield from table(reason_grid(some), [row.reason.severity for row in some])
         yield f"<h2>Verification</h2>{pre(self.verification.text)}"
-
-    def _grids(self, grids: Iterable[Grid], picture: str = "") -> Iterator[str]:
-        for grid in grids:
-            names = [row[0] for row in grid.rows] if grid.title.startswith(_LINKED) else []
-            if grid.title == "Collections":
-                names = [collection.path for collection in self.collections]
-            shown = table(grid, names=names, linked=picture)
-            if grid.title.startswith(_FOLDED):
-                yield _folded(grid.title, shown)
-            else:
-                yield from (f"<h2>{escape(grid.title)}</h2>", *shown)
+        for grid in sections(self.collections):
+            if not grid.title.startswith(_FOLDED):
+                yield from (f"<h2>{escape(grid.title)}</h2>", *table(grid))
+            elif folded:
+                yield f"<details><summary>{escape(grid.title)}</summary>{''.join(table(grid))}</details>"
 
 
 def _reason(rows: list[ReasonRow], width: int) -> Iterator[Text]:
@@ -170,7 +158,3 @@ def _reason(rows: list[ReasonRow], width: int) -> Iterator[Text]:
 
 def _prose(text: str, width: int) -> Text:
     return Text(textwrap.fill(printable(text), width, initial_indent="    ", subsequent_indent="    "))
-
-
-def _folded(title: str, lines: list[str]) -> str:
-    return f"<details><summary>{escape(title)}</summary>{''.join(lines)}</details>"

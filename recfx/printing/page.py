@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable
 from html import escape as escape_html
-from importlib.resources import files
-from urllib.parse import urlencode
 
 from recfx.errors import printable
 from recfx.printing.grid import Grid
@@ -51,24 +48,16 @@ _PAGE_STYLE = """
 @media (prefers-color-scheme: dark) { :root { --paper: #16181b; --text: #e4e4e4; } }
 body { margin: 2em auto; max-width: 96em; padding: 0 1em; color: var(--text); background: var(--paper); }
 .recfx th { position: sticky; top: 0; }
-.recfx tr.named td { background: color-mix(in srgb, var(--text) 15%, var(--paper)); }
-.filter { position: sticky; top: 0; z-index: 1; margin: 0; padding: .4em 0; background: var(--paper); }
-.filter input { font: inherit; width: 24em; max-width: 60%; }
-th button { all: unset; cursor: pointer; }
-th button:focus-visible { outline: 2px solid; }
-th[aria-sort="ascending"] button::after { content: " \\25B2"; }
-th[aria-sort="descending"] button::after { content: " \\25BC"; }
 """
 
 
-def page(title: str, status: str, parts: Iterable[str], *, has_filter: bool = False) -> str:
+def page(title: str, status: str, parts: Iterable[str]) -> str:
     """The whole page.
 
     Args:
         title: its first line, too.
         status: the class of that line: ``ok``, ``warning`` or ``error``.
         parts: what follows, in HTML.
-        has_filter: whether rows can be filtered and sorted, and links lead to them; the page then has a script.
     """
     head = [
         "<!DOCTYPE html>",
@@ -77,13 +66,7 @@ def page(title: str, status: str, parts: Iterable[str], *, has_filter: bool = Fa
         f"<title>{escape(title)}</title><style>{_PAGE_STYLE}</style></head><body>",
     ]
     inside = fragment([f'<h1 class="{status}">{escape(title)}</h1>', *parts])
-    script = [f"<script>{_script()}</script>"] if has_filter else []
-    return "\n".join([*head, inside, *script, "</body></html>"]) + "\n"
-
-
-@functools.cache
-def _script() -> str:
-    return files(__package__).joinpath("page.js").read_bytes().decode()
+    return "\n".join([*head, inside, "</body></html>"]) + "\n"
 
 
 def fragment(parts: Iterable[str]) -> str:
@@ -106,49 +89,20 @@ def pre(text: str) -> str:
     return f'<pre tabindex="0">{escape_html(printable(text, keep=chr(10)))}</pre>'
 
 
-def table(grid: Grid, classes: Iterable[str] = (), names: Iterable[str] = (), linked: str = "") -> list[str]:
-    """A table, without its title.
-
-    Args:
-        grid: what is in it.
-        classes: the class of each row, if they have any.
-        names: what each row is called in links, after the name of the first column, such as ``node=ebc_lookup``.
-        linked: another page, which has the same names: the first cell of each row is a link to its place there.
-    """
-    kind = grid.columns[0] if grid.columns else ""
-    of_rows = list(classes) or [""] * len(grid.rows)
-    of_links: list[str | None] = [*names] or [None] * len(grid.rows)
-    used: set[str | None] = {None}
-    lines = []
-    for row, of_row, name in zip(grid.rows, of_rows, of_links, strict=True):
-        cells = [_cell(column, text, column in grid.numbers) for column, text in zip(grid.columns, row, strict=True)]
-        if linked and name is not None:
-            address = f"{linked}#{urlencode({kind: name}, errors='replace')}"
-            cells[0] = f'<td><a href="{escape(address)}">{escape(row[0])}</a></td>'
-        named = "" if name in used else f' id="{escape(f"{kind}={name}")}"'  # links lead to the first of a name
-        used.add(name)
-        lines.append(f"<tr{f' class={of_row}' if of_row else ''}{named}>{''.join(cells)}</tr>")
+def table(grid: Grid, classes: Iterable[str] = ()) -> list[str]:
+    """A table, without its title; ``classes``: the class of each row, if they have any."""
     below = [f"<p>{escape(grid.more)}</p>"] if grid.more else []
-    return [_frame(grid, lines), *below] if lines else below
-
-
-def _cell(column: str, text: str, number: bool) -> str:
-    if column in _PROSE:
-        return f'<td class="prose" data-column="{column}">{escape(text)}</td>'
-    return f"<td{' class=number' if number else ''}>{escape(text)}</td>"
-
-
-def _frame(grid: Grid, rows: list[str]) -> str:
-    head = "".join(
-        f'<th scope="col"{" class=number" if column in grid.numbers else ""}>{escape(column)}</th>'
-        for column in grid.columns
-    )
-    # What is wider or higher than the window scrolls by itself, also with the keyboard.
-    return "\n".join(
-        [
-            f'<div class="scroll" tabindex="0" role="group" aria-label="{escape(grid.columns[0])}">'
-            f"<table><thead><tr>{head}</tr></thead><tbody>",
-            *rows,
-            "</tbody></table></div>",
-        ]
-    )
+    if not grid.rows:
+        return below
+    numbers = [" class=number" if column in grid.numbers else "" for column in grid.columns]
+    head = (f'<th scope="col"{of}>{escape(column)}</th>' for column, of in zip(grid.columns, numbers, strict=True))
+    lines = [
+        # What is wider or higher than the window scrolls by itself, also with the keyboard.
+        f'<div class="scroll" tabindex="0" role="group" aria-label="{escape(grid.columns[0])}">'
+        f"<table><thead><tr>{''.join(head)}</tr></thead><tbody>"
+    ]
+    prose = [f' class="prose" data-column="{column}"' if column in _PROSE else "" for column in grid.columns]
+    for row, of_row in zip(grid.rows, list(classes) or [""] * len(grid.rows), strict=True):
+        cells = (f"<td{words or of}>{escape(text)}</td>" for text, words, of in zip(row, prose, numbers, strict=True))
+        lines.append(f"<tr{f' class={of_row}' if of_row else ''}>{''.join(cells)}</tr>")
+    return ["\n".join([*lines, "</tbody></table></div>"]), *below]

@@ -105,13 +105,14 @@ def test_the_map_has_labels_and_numbers_and_a_keyboard_reads_its_cells(page: Pag
 
 
 @pytest.mark.parametrize("width", [360, 1280])
-def test_a_link_to_a_table_shows_it(width: int, page: Page, tmp_path: Path) -> None:
+def test_a_table_that_was_asked_for(width: int, page: Page, tmp_path: Path) -> None:
     model = nn.ModuleDict({"ebc": tables(0, 4)})
     placed = {"t0": table_wise(rank=1), **{name: table_wise(rank=0) for name in ("t1", "t2", "t3")}}
     plan = construct_module_sharding_plan(model["ebc"], placed, local_size=2, world_size=2, device_type="cpu")
-    recfx.draw(model, tmp_path / "model.html", plan=ShardingPlan({"ebc": plan}), world_size=2, report="report.html")
+    recfx.draw(model, tmp_path / "model.html", plan=ShardingPlan({"ebc": plan}), world_size=2)
     page.show(width=width, height=800)
-    page.open(tmp_path / "model.html", fragment="#table=t3")
+    page.open(tmp_path / "model.html")
+    page.run("reveal({ call: calls[0], table: 3 })")
     whole = "(({ top, bottom }) => top >= 0 && bottom <= innerHeight)(document.querySelector('#details dl.found')"
     whole += ".getBoundingClientRect())"
     assert page.run(whole)
@@ -119,50 +120,10 @@ def test_a_link_to_a_table_shows_it(width: int, page: Page, tmp_path: Path) -> N
     assert (shown["table"], shown["rows"], shown["on"], shown["kind"]) == ("t3", "4", "table_wise: rank 0", "lookup")
     assert texts(page, "#after .selected text:first-of-type") == ["lookup"]
     assert texts(page, "#details tr.found td:first-child") == ["t3"]
-    assert page.run("document.querySelector('#details .found a:last-child').hash") == "#table=t3"
-    page.run("location.hash = 'table=t0'")  # which the graph of rank 0 does not have
-    page.wait_for("document.querySelector('#details dl.found dd').textContent === 't0'")
+    page.run("reveal({ call: calls[0], table: 0 })")  # which the graph of rank 0 does not have
     assert page.run(whole)
     assert details(page)["on"] == "table_wise: rank 1not in this graph, which is that of rank 0"
     assert texts(page, "#details-title") == ["ebc"]
     page.click("#after [aria-label*='select_features']")
     assert page.run("[state.table, document.querySelector('#details dl.found')]") == [None, None]
-    assert page.complaints == []
-
-
-def test_links_lead_to_what_they_name(page: Page, tmp_path: Path) -> None:
-    model = nn.ModuleDict({"c0": tables(0, 2), "c1": tables(2, 2)})
-    placed = {"t0": table_wise(rank=1), "t1": table_wise(rank=0), "t2": table_wise(rank=0), "t3": table_wise(rank=0)}
-    plans = {
-        name: construct_module_sharding_plan(
-            one, {table: placed[table] for table in one.embedding_bags}, local_size=2, world_size=2, device_type="cpu"
-        )
-        for name, one in model.items()
-    }
-    recfx.draw(model, tmp_path / "model.html", plan=ShardingPlan(plans), world_size=2, report="report.html")
-    page.open(tmp_path / "model.html", fragment="#table=t3")
-    assert texts(page, "#details-title") == ["c1_lookup"]
-    page.run("goTo(0)")  # where there is no such node yet
-    for fragment, title in (
-        ("node=c0_keyed_tensor", "c0_keyed_tensor"),
-        ("collection=c1", "c1"),
-        ("rank=1", "Rank 1: 1 shard"),
-        ("node=c1_lookup", "c1_lookup"),
-    ):
-        page.run(f"location.hash = '{fragment}'")
-        page.wait_for(f"byId('details-title').textContent === '{title}'")
-    for fragment, told in (
-        ("rank=9", "There is no rank “9” in this picture."),
-        ("node=%zz", "There is no node “%zz” in this picture."),
-    ):
-        page.run(f"location.hash = '{fragment}'")
-        page.wait_for(f"byId('status').textContent === '{told}'")
-        assert texts(page, "#details-title") == ["c1_lookup"]
-    page.run("showCollection(calls[0])")
-    page.click("#trail a")
-    page.wait_for("location.hash === '#collection=c0'")
-    page.run("showCollection(calls[0])")
-    assert (
-        page.run("[...document.querySelectorAll('#trail a')].pop().getAttribute('href')") == "report.html#collection=c0"
-    )
     assert page.complaints == []

@@ -63,7 +63,7 @@ def test_html_is_one_escaped_page() -> None:
     name = "<script>alert('x')</script>&\""
     page = explain(nn.ModuleDict({name.replace(".", ""): collection(1)})).to_html()
     assert page.startswith("<!DOCTYPE html>")
-    assert page.count("<script") == 1  # the page's own
+    assert "<script" not in page
     parser = Balanced()
     parser.feed(page)
     assert parser.open == []
@@ -77,7 +77,7 @@ def test_html_holds_everything() -> None:
     model, sample = towers()
     report = explain(model, sample)
     parser = Balanced()
-    parser.feed(report.to_html("model.html"))
+    parser.feed(report.to_html())
     text = "\n".join(parser.text)
     assert "4 collections: 3 convertible, 1 refused. NOT OK" in text
     names = [table.name for one in report.collections for table in one.tables]

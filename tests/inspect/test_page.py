@@ -43,7 +43,7 @@ def test_names_are_never_markup(page: Page, tmp_path: Path) -> None:
     cells = page.run("[...document.querySelectorAll('td:first-child')].map((each) => each.textContent)")
     assert {name for name in STRANGE if name.isprintable()} < set(cells)
     assert {r"a\nb", r"esc\x1b[31m\x00", r"lone\udc80"} < set(cells)
-    assert page.run("document.querySelectorAll('script, img').length") == 1  # the page's own
+    assert page.run("document.querySelectorAll('script, img').length") == 0
     assert page.complaints == []
 
 
@@ -78,33 +78,6 @@ def test_many_tables_do_not_make_a_long_page(page: Page, tmp_path: Path) -> None
     assert abs(page.run(top) - before) < 2  # the names of the columns stay
     assert "t299" in page.run(f"{box}.textContent")
     assert page.run("document.querySelectorAll('tr.warning details').length") == 0  # it says all tables at once
-
-
-def test_rows_are_filtered_and_sorted_and_found_by_links(page: Page, tmp_path: Path) -> None:
-    model = nn.ModuleDict({"user": collection(12, rows=100), "item": collection(3)})
-    opened(page, model, tmp_path)
-    page.click(".filter input")
-    page.type("T1 user")
-    rows = "[...document.querySelectorAll('.recfx tbody tr')].filter((each) => each.offsetHeight)"
-    names = f"{rows}.map((each) => each.cells[0].textContent)"
-    assert page.run(names) == ["t1", "t10", "t11"]
-    assert re.fullmatch(r"\d+ of \d+ rows", page.run("document.querySelector('output').textContent"))
-    page.run("document.querySelector('.filter input').value = ''")
-    page.run("document.querySelector('.filter input').dispatchEvent(new Event('input'))")
-    heads = "[...document.querySelectorAll('.recfx table')[1].tHead.rows[0].cells]"
-    head = heads + ".find((each) => each.textContent === {!r})"
-    first = "document.querySelectorAll('.recfx table')[1].rows[1].cells[0].textContent"
-    orders = []
-    for name in ("table", "table", "table", "size", "size"):
-        page.run(f"{head.format(name)}.querySelector('button').click()")
-        orders.append((page.run(first), page.run(f"{head.format(name)}.getAttribute('aria-sort')")))
-    assert [order for _, order in orders] == ["ascending", "descending", None, "descending", "ascending"]
-    assert [name for name, _ in orders[:3]] == ["t0", "t11", "t0"]
-    page.run("document.querySelectorAll('details').forEach((each) => { each.open = false; })")
-    page.run("location.hash = '#node=item_keyed_tensor'")
-    page.wait_for("document.querySelector('.named')?.offsetHeight")
-    assert page.run("document.querySelector('.named').cells[0].textContent") == "item_keyed_tensor"
-    assert page.complaints == []
 
 
 def shown_in_notebooks(tmp_path: Path) -> list[object]:

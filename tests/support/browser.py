@@ -65,13 +65,11 @@ class Page:
         """Call a method of the protocol."""
         return self._browser.call(method, self._session, **arguments)
 
-    def open(
-        self, path: Path, ready: str = "document.documentElement?.dataset.ready === 'true'", *, fragment: str = ""
-    ) -> None:
+    def open(self, path: Path, ready: str = "document.documentElement?.dataset.ready === 'true'") -> None:
         """Load a file, and wait until its script says that it is ready, or until something else is true."""
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
-        self.call("Page.navigate", url=path.resolve().as_uri() + fragment)
+        self.call("Page.navigate", url=path.resolve().as_uri())
         self.wait_for(f"location.href !== 'about:blank' && {ready}")
 
     def run(self, script: str) -> Any:

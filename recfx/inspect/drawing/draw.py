@@ -85,7 +85,6 @@ def draw(
     *,
     plan: ShardingPlan | None = None,
     world_size: int | None = None,
-    report: str = "",
     sample: Any = None,
 ) -> Picture: ...
 
@@ -98,7 +97,6 @@ def draw(
     *,
     plan: ShardingPlan | None = None,
     world_size: int | None = None,
-    report: str = "",
     sample: Any = None,
 ) -> Path: ...
 
@@ -111,7 +109,6 @@ def draw(
     *,
     plan: ShardingPlan | None = None,
     world_size: int | None = None,
-    report: str = "",
     sample: Any = None,
 ) -> Path | Picture:
     """Draw a model's graphs, before and after conversion, into a file, or where a notebook shows them.
@@ -140,8 +137,6 @@ def draw(
         plan: draws the model as this plan shards it; times are for what ``recfx.plan`` made it for, if it did.
         world_size: the number of ranks that ``plan`` is for. Default: those that it knows, if
             ``recfx.plan`` or ``read_plan`` made it; those of the topology; or those of a table that is on all ranks.
-        report: the address of a page of ``Report.to_html``, such as ``"report.html"`` if it is in the same folder: what
-            a page shows of collections and nodes then links to its place there.
         sample: as for ``recfx.cost``: the batch and the lengths that a page starts from.
 
     Returns:
@@ -169,15 +164,15 @@ def draw(
             what_to_do="end the path in .html; the page can be printed, and its picture saved, from any browser.",
         )
     drawing = collect(model_or_graph, checked_topology(topology), plan, world_size, batch_of(sample))
-    text = render_html(drawing, report)
+    text = render_html(drawing)
     if target is None:
         return Picture(text)
     write_text(target, text)
     return target
 
 
-def render_html(drawing: dict[str, Any], report: str = "") -> str:
-    """The whole page of what ``collect`` returns; ``report`` is the address of the report's page.
+def render_html(drawing: dict[str, Any]) -> str:
+    """The whole page of what ``collect`` returns.
 
     Everything from the model is data, which the page's script shows as text.
     """
@@ -185,7 +180,7 @@ def render_html(drawing: dict[str, Any], report: str = "") -> str:
     parts = {
         "TITLE": escape(printable(drawing["title"])),
         "SUBTITLE": escape(printable(drawing["subtitle"])),
-        "DATA": _packed(drawing | limits | {"report": report}),
+        "DATA": _packed(drawing | limits),
     }
     # One pass over the template, whose other marks name files: nothing that was filled in is looked at again.
     return re.sub(r"<!--([\w.-]+)-->", lambda mark: parts.get(mark[1]) or read(mark[1]), read("page.html"))

@@ -16,24 +16,12 @@ function select(side, key, table = null) {
   byId("details").scrollTop = 0;
 }
 
-/** Show something that is called `title`; `link` leads to it, and `call` calls the collection around it. */
-function show(title, parts, link = "", call = null) {
+/** Show something that is called `title`; `call` calls the collection around it. */
+function show(title, parts, call = null) {
   byId("details-title").textContent = title;
   const up = call ? [" › ", button(labelOf(collectionOf(call)), () => showCollection(call), { class: "link" })] : [];
-  byId("trail").replaceChildren(data.title, ...up, ...links(link).flatMap((each) => [" › ", each]));
+  byId("trail").replaceChildren(data.title, ...up);
   byId("details-body").replaceChildren(...parts);
-}
-
-/** In a notebook's frame, links to places of this page would lead to the notebook. */
-const isFramed = location.protocol === "about:";
-if (isFramed) document.querySelector(".skip").remove();
-
-function links(link) {
-  const there = data.report && /^#(node|collection|table)=/.test(link);
-  return [
-    ...(link && !isFramed ? [element("a", { href: link }, "link to this")] : []),
-    ...(there ? [element("a", { href: data.report + link }, "in the report")] : []),
-  ];
 }
 
 function facts(pairs, attributes = {}) {
@@ -79,7 +67,7 @@ function showNode(node, call) {
     ]),
     ...(call ? [button("Collapse its collection", () => toggleCall(call, false))] : []),
     ...tableList(tables),
-  ], linkTo("node", node.name), call);
+  ], call);
 }
 
 function showStack({ nodes, key, call }) {
@@ -96,7 +84,7 @@ function showStack({ nodes, key, call }) {
     }),
     ...(call ? [button("Collapse their collection", () => toggleCall(call, false))] : []),
     listOf(shown),
-  ], "", call);
+  ], call);
 }
 
 function showCollection(call) {
@@ -121,7 +109,7 @@ function showCollection(call) {
     ]),
     ...(collection.steps.length ? [button(opened ? "Collapse" : "Expand", () => toggleCall(call, !opened))] : []),
     ...tableList(collection.tables),
-  ], linkTo("collection", collection.paths[0]));
+  ]);
 }
 
 const TABLE_FACTS = ["table", "features", "rows", "dim", "pooling", "type", "hashing"];
@@ -133,7 +121,7 @@ function askedFor(tables) {
   if (state.table === null || !tables.includes(state.table)) return [];
   const values = inWords(state.table);
   const pairs = TABLE_FACTS.map((name, place) => [name, values[place]]);
-  return [facts([...pairs, ["on", placesOf(state.table)], ["see", links(linkTo("table", values[0]))]], { class: "found" })];
+  return [facts([...pairs, ["on", placesOf(state.table)]], { class: "found" })];
 }
 
 function tableList(tables, limit = MOST_TABLES) {

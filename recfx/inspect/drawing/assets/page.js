@@ -1,16 +1,7 @@
 // --- the page
 
-function setTheme(dark) {
-  document.documentElement.dataset.theme = dark ? "dark" : "light";
-  byId("theme").setAttribute("aria-pressed", String(dark));
-  if (data) drawHeat();
-}
-
 async function start() {
-  const system = matchMedia("(prefers-color-scheme: dark)");
-  setTheme(system.matches);
-  system.addEventListener("change", (event) => setTheme(event.matches));
-  on("theme", "click", () => setTheme(document.documentElement.dataset.theme !== "dark"));
+  if (location.protocol === "about:") document.querySelector(".skip").remove(); // in a notebook it would lead there
   const stages = Object.entries(STAGES).map(([stage, text]) =>
     element("li", { class: `swatch-${stage}`, title: text, "data-seen": `.stage-${stage}`, hidden: true }, text.split(":")[0]));
   const touched = element("li", { class: "touched", "data-seen": ".touched:not(.selected, .found)", hidden: true }, "touched by this pass");
@@ -42,8 +33,8 @@ async function start() {
   startSizes();
   fit(); // now that all that is around the graphs has its size
   byId("details-title").textContent = "Nothing selected";
-  if (!follow()) openCostliest();
-  addEventListener("hashchange", follow);
+  openCostliest();
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawHeat);
   document.documentElement.dataset.ready = "true";
 }
 

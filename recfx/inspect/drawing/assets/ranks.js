@@ -184,5 +184,5 @@ function showRank(rank) {
     element("p", { class: "quiet" }, `Tables alone. The graph is that of rank ${data.costs.rank}; what it looks up of them is marked.`),
     ...costTable(totals(own)),
     table("Shards", columns, rows, { isFound: (place) => tableOf(own[place]) === state.table }),
-  ], linkTo("rank", rank));
+  ]);
 }
