@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+import contextlib
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TypeVar
 
 import torch
@@ -36,6 +37,16 @@ def check_names(what: str, expected: Collection[str], saved: Collection[str], wh
 def mismatch(message: str, *, module_path: str = "", what_to_do: str = BUILD_AS_SAVED) -> CheckpointError:
     """The error for a checkpoint of a different model."""
     return CheckpointError(message, reason="checkpoint_mismatch", module_path=module_path, what_to_do=what_to_do)
+
+
+@contextlib.contextmanager
+def refused_as(subject: str, module_path: str) -> Iterator[None]:
+    """Turn errors that foreign code raises about saved values into a ``CheckpointError``."""
+    try:
+        yield
+    except Exception as error:
+        message = f"{subject} does not accept what was saved ({type(error).__name__}: {error})."
+        raise mismatch(message, module_path=module_path) from error
 
 
 def check_storable(name: str, tensor: Tensor) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,13 +14,12 @@ from torch import nn
 
 from recfx.argument_types import typed
 from recfx.checkpoint.contents import MODEL, check_names, with_prefix
-from recfx.checkpoint.describe_optimizers import Stepped, attached_to, fused_tables, stepped_by
 from recfx.checkpoint.directory import disk_errors, locked
-from recfx.checkpoint.load_optimizers import FusedPlan, rebuild_state
+from recfx.checkpoint.load_optimizers import plan_fused, rebuild_state
 from recfx.checkpoint.manifest import Manifest, missing, torn
-from recfx.checkpoint.model_plan import ModelPlan, plan_model, prefix_of, refused_as
+from recfx.checkpoint.model_plan import Plan, plan_model, prefix_of
+from recfx.checkpoint.optimizers import STEP_AS_SAVED, SavedOptimizers, Stepped, attached_to, fused_tables, stepped_by
 from recfx.checkpoint.peers import checked_arguments
-from recfx.checkpoint.saved_optimizers import STEP_AS_SAVED, SavedOptimizers
 from recfx.checkpoint.settings import read_settings
 from recfx.checkpoint.storage import SavedFolder
 from recfx.checkpoint.tables import tables_of
@@ -102,7 +101,8 @@ def load_part(
     root, path, peers = checked_arguments(model, directory, "load_checkpoint")
     consequence = "Nothing was loaded."
     what_to_do = "make sure that the files can be read, and load again; or use another checkpoint."
-    plans: list[_Plans] = []
+    plans: list[Plan] = []
+    undo: list[Callable[[], None]] = []
     disk = disk_errors("checkpoint_unreadable", path, lambda: consequence, what_to_do)
     with disk, contextlib.ExitStack() as lock:
 
@@ -122,6 +122,15 @@ def load_part(
             plans.append(_plan(root, folder, optimizer, in_backward, submodule))
             return (optimizer is None, in_backward), plans[0].notes
 
+        def load_refusable() -> None:
+            for load in plans[0].refusable:
+                load(undo)
+
+        def carry_out() -> None:
+            with torch.no_grad():
+                for load in plans[0].rest:
+                    load()
+
         of_ranks = peers.agree(plan)
         if len({given for given, _ in of_ranks}) > 1:
             raise CheckpointError(
@@ -130,12 +139,13 @@ def load_part(
                 what_to_do="pass an optimizer on all ranks, or on none, and the same in_backward=.",
             )
         try:
-            peers.agree(lambda: plans[0].begin())
+            peers.agree(load_refusable)
         except BaseException:
-            plans[0].undo()
+            while undo:
+                undo.pop()()
             raise
         consequence = "The model may hold a mixture of old and new."
-        peers.agree(lambda: plans[0].carry_out())
+        peers.agree(carry_out)
     for note in dict.fromkeys(note for _, notes in of_ranks for note in notes) if peers.is_first else ():
         _log.warning("%s", note)
     for _, module in collections_by_prefix(root, ShardedCollection):
@@ -143,50 +153,7 @@ def load_part(
             start.forget_backwards()
 
 
-@dataclass
-class _Plans:
-    """Everything that is to be done on this rank, checked.
-
-    Args:
-        model: the plan for parameters and indexes.
-        fused: the plans for fused optimizers.
-        optimizers: other optimizers, in backward or ordinary, and the states for them.
-        load_warm_ups: loads TorchRec's warm-ups.
-        notes: what the user should know about optimizers.
-    """
-
-    model: ModelPlan
-    fused: list[FusedPlan]
-    optimizers: list[tuple[torch.optim.Optimizer, dict[str, Any]]]
-    load_warm_ups: Callable[[], None]
-    notes: list[Diagnostic]
-    done: list[Callable[[], None]] = field(default_factory=list)
-
-    def begin(self) -> None:
-        """Load what foreign code takes and may refuse: an ordinary optimizer, and extra states of modules.
-
-        Raises:
-            CheckpointError: ``checkpoint_mismatch``.
-        """
-        for optimizer, state in self.optimizers:
-            with refused_as("the optimizer", "optimizer"):
-                self.done.append(load_state(optimizer, state))
-        self.model.begin(self.done)
-
-    def undo(self) -> None:
-        while self.done:
-            self.done.pop()()
-
-    def carry_out(self) -> None:
-        """Load the rest. Everything has been checked; what can still fail is the disk."""
-        with torch.no_grad():
-            self.model.carry_out()
-            for plan in self.fused:
-                plan.carry_out()
-            self.load_warm_ups()  # last, as they set learning rates
-
-
-def _plan(root: nn.Module, folder: SavedFolder, optimizer: Any, in_backward: bool, submodule: str) -> _Plans:
+def _plan(root: nn.Module, folder: SavedFolder, optimizer: Any, in_backward: bool, submodule: str) -> Plan:
     settings = read_settings(folder)
     extra = settings["extra_state"]
     names = [*with_prefix(folder.described, MODEL), *extra]
@@ -196,32 +163,28 @@ def _plan(root: nn.Module, folder: SavedFolder, optimizer: Any, in_backward: boo
     inner = None if optimizer is None else unwrap_optimizer(optimizer)
     stepped = [] if inner is None else stepped_by(inner, root)
     tables, attached = fused_tables(root), attached_to(root)
-    of_backward = [*(table.weight for table, _ in tables), *(of_parameter.name for of_parameter in attached)]
+    of_backward = [*(table.weight for table, _ in tables), *(name for name, _, _ in attached)]
     _check_all_taken(root, saved, None if inner is None else [one.name for one in stepped], of_backward, in_backward)
-    fused: list[FusedPlan] = []
-    optimizers: list[tuple[Any, dict[str, Any]]] = []
-    notes: list[Diagnostic] = []
+    states: list[tuple[Any, dict[str, Any]]] = []
     if in_backward:
-        fused = [
-            FusedPlan(table, here, saved.entries.get(table.weight), plan.moves.get(table.weight))
-            for table, here in tables
-        ]
+        for table, fused in tables:
+            plan.rest.append(plan_fused(table, fused, saved.entries.get(table.weight), plan.moves.get(table.weight)))
         for name, parameter, of_parameter in attached:
-            state, _ = rebuild_state(of_parameter, [Stepped(parameter, name, None)], saved, plan.moves)
-            optimizers.append((of_parameter, state))
-        notes += _without_state([name for name in of_backward if name not in saved.entries])
+            state, _ = rebuild_state(of_parameter, [Stepped(parameter, name)], saved, plan.moves)
+            states.append((of_parameter, state))
+        plan.notes += _without_state([name for name in of_backward if name not in saved.entries])
     if inner is not None:
         state, of_settings = rebuild_state(inner, stepped, saved, plan.moves, of_backward)
-        optimizers.append((optimizer, state))
-        notes += of_settings
-    load_warm_ups = plan_warm_ups(optimizer, {} if optimizer is None else settings["warm_ups"])
-    for of_table in fused:
-        of_table.check()
-    for of_table in fused:
-        of_table.prepare()
-    if inner is None and in_backward:
-        notes += _not_loaded(saved, set(of_backward))
-    return _Plans(plan, fused, optimizers, load_warm_ups, notes)
+        states.append((optimizer, state))
+        plan.notes += of_settings
+    elif in_backward:
+        plan.notes += _not_loaded(saved, set(of_backward))
+    plan.refusable[:0] = [functools.partial(load_state, *pair) for pair in states]
+    plan.rest.append(plan_warm_ups(optimizer, {} if optimizer is None else settings["warm_ups"]))  # they set rates
+    for table, _ in tables if in_backward else ():  # allocates, before anything is changed
+        for shard, weight in zip(table.here, table.weights, strict=True):
+            table.fused_of(shard).prepare(weight)
+    return plan
 
 
 def _check_all_taken(
@@ -256,7 +219,7 @@ def _check_all_taken(
 
 def _not_loaded(saved: SavedOptimizers, taken: set[str]) -> list[Diagnostic]:
     """The warning about an ordinary optimizer that was saved and is not asked for."""
-    if not saved.ordinary_kind or taken >= saved.ordinary:
+    if not saved.ordinary_kind or taken.issuperset(name for group in saved.groups for name in group["params"]):
         return []
     kind = with_article(saved.ordinary_kind)
     message = f"the checkpoint has {kind}, whose state was not loaded, as optimizer= was not given."

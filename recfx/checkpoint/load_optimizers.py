@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from recfx.checkpoint.describe_optimizers import Stepped
-from recfx.checkpoint.saved_optimizers import SavedOptimizer, SavedOptimizers, kind_of_class, settings_in
+from recfx.checkpoint.optimizers import SavedOptimizer, SavedOptimizers, Stepped, kind_of_class, settings_in
 from recfx.checkpoint.tables import Table
 from recfx.checkpoint.wrapped_optimizers import other_optimizer
 from recfx.errors import Diagnostic, Severity, few
@@ -18,62 +16,53 @@ from recfx.hashing.row_move import RowMove
 from recfx.ir.tables import Shard
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.rules import rule_named
-from recfx.optim.rules.rule import STEP, Rule
+from recfx.optim.rules.rule import STEP
 
 
-@dataclass
-class FusedPlan:
-    """What is to be done to the fused optimizer of one table, on this rank.
+def plan_fused(
+    table: Table, fused: FusedOptimizer, saved: SavedOptimizer | None, move: RowMove | None
+) -> Callable[[], None]:
+    """Check what was saved of a table's fused optimizer, and return what loads it on this rank.
 
     Args:
         table: the table.
         fused: its rule, and its settings, which all of its shards share.
         saved: what was saved of its optimizer; None: it begins anew.
         move: where the rows go, if the table has more rows than saved.
+
+    Raises:
+        CheckpointError: ``checkpoint_mismatch``.
     """
-
-    table: Table
-    fused: FusedOptimizer
-    saved: SavedOptimizer | None
-    move: RowMove | None
-
-    def check(self) -> None:
-        """Raise ``checkpoint_mismatch`` if the optimizer cannot take what was saved."""
-        saved, fused, rule = self.saved, self.fused, self.fused.rule
-        if saved is None:
-            return
+    rule, names = fused.rule, {} if saved is None else saved.names
+    if saved is not None:
         saved.check_kind(rule.name)
         if bool(saved.settings.get("weight_decay")) != bool(fused.group.get("weight_decay")):
             raise saved.mismatch("only one of the saved optimizer and this one has a weight_decay.")
         if unsupported := FusedOptimizer(rule, {**fused.group, **saved.settings}).changed_setting():
             raise saved.mismatch(f"it was saved with {unsupported}, which has no fused form.")
-        rows = self.table.spec.num_embeddings if self.move is None else self.move.saved_rows
-        for state in rule.states if saved.names else ():
-            shape = saved.shape(state.name) if state.name in saved.names else "missing"
-            if shape != state.shape(rows, self.table.spec.embedding_dim):
+        rows = table.spec.num_embeddings if move is None else move.saved_rows
+        for state in rule.states if names else ():
+            shape = saved.shape(state.name) if state.name in names else "missing"
+            if shape != state.shape(rows, table.spec.embedding_dim):
                 raise saved.mismatch(f"its state {state.name!r} was saved as {shape}, which does not fit the table.")
 
-    def prepare(self) -> None:
-        """Allocate the state, before anything is changed."""
-        for shard, weight in zip(self.table.here, self.table.weights, strict=True):
-            self.table.fused_of(shard).prepare(weight)
-
-    def carry_out(self) -> None:
-        saved, names = self.saved, {} if self.saved is None else self.saved.names
+    def load() -> None:
         steps = 0.0
         if saved is not None:
             steps = float(saved.read(STEP) if STEP in names else saved.values.get(STEP) or 0.0)
-            self.fused.group.update(saved.settings)
-        for shard in self.table.here:
-            fused = self.table.fused_of(shard)
-            for name in (state.name for state in fused.rule.states):
-                target = fused.state[name].detach()
-                if self.move is not None or name not in names:
-                    target.fill_(fused.start(name))
+            fused.group.update(saved.settings)
+        for shard in table.here:
+            of_shard = table.fused_of(shard)
+            for name in (state.name for state in rule.states):
+                target = of_shard.state[name].detach()
+                if move is not None or name not in names:
+                    target.fill_(of_shard.start(name))
                 if saved is not None and name in names:
-                    saved.read_shard(name, shard, self.move, target)
-            if fused.rule.counts_steps:
-                fused.state[STEP].fill_(steps)
+                    saved.read_shard(name, shard, move, target)
+            if rule.counts_steps:
+                of_shard.state[STEP].fill_(steps)
+
+    return load
 
 
 def rebuild_state(
@@ -104,35 +93,24 @@ def rebuild_state(
         of_group = {number: stepped[number] for _, number in zip(group["params"], numbers, strict=False)}
         known = {number: saved.entries[one.name] for number, one in of_group.items() if one.name in saved.entries}
         taken = {number: entry for number, entry in known.items() if entry.name not in in_backward}
-        settings = _settings_of(optimizer, position, list(known.values()), list(taken.values()), saved)
+        # Parameters that were in one group have its settings; those that were all stepped in backward, the first one's.
+        groups = sorted({entry.group for entry in known.values() if entry.group is not None})
+        if len(groups) > 1:
+            raise other_optimizer(f"group {position} has parameters of groups {groups} of the saved optimizer.")
+        if not group["params"] and position < len(saved.groups):  # those of other ranks
+            groups = [position]
+        settings = {key: group[key] for key in group if key in optimizer.defaults}  # some are not saved
+        if groups:
+            settings |= settings_in(saved.groups[groups[0]])
+        elif taken:
+            former = next(iter(taken.values())).settings
+            settings |= {key: value for key, value in former.items() if key in group}
         rebuilt.append({**settings, "params": list(of_group)})
         notes += _other_settings(taken.values(), settings)
         for number, entry in taken.items():
             if of_parameter := _read_state(of_group[number], entry, optimizer, moves):
                 state[number] = of_parameter
     return {"state": state, "param_groups": rebuilt}, notes
-
-
-def _settings_of(
-    optimizer: torch.optim.Optimizer,
-    position: int,
-    known: Sequence[SavedOptimizer],
-    taken: Sequence[SavedOptimizer],
-    saved: SavedOptimizers,
-) -> dict[str, Any]:
-    """The settings of one group: those of the group that its parameters were in, which must be one. A group of
-    parameters that were all stepped in backward has the settings of the first.
-    """
-    group = optimizer.param_groups[position]
-    groups = sorted({entry.group for entry in known if entry.group is not None})
-    if len(groups) > 1:
-        raise other_optimizer(f"group {position} has parameters of groups {groups} of the saved optimizer.")
-    if not group["params"] and position < len(saved.groups):  # those of other ranks
-        groups = [position]
-    settings = settings_in(saved.groups[groups[0]]) if groups else {}
-    if not groups and taken:
-        settings = {key: value for key, value in taken[0].settings.items() if key in group}
-    return {**{key: group[key] for key in group if key in optimizer.defaults}, **settings}  # some are not saved
 
 
 _HARMLESS = ("foreach", "fused", "capturable", "differentiable", "initial_accumulator_value")
@@ -142,8 +120,6 @@ def _other_settings(entries: Collection[SavedOptimizer], settings: Mapping[str, 
     """Warnings about parameters that were stepped in backward, with settings that their group does not have."""
     stepped: dict[str, list[str]] = {}
     for entry in entries:
-        if entry.group is not None:
-            continue
         rule = rule_named(entry.kind)
         former = {**dict.fromkeys(() if rule is None else rule.refused, 0), **entry.settings}
         changed = [
@@ -151,19 +127,21 @@ def _other_settings(entries: Collection[SavedOptimizer], settings: Mapping[str, 
             for key in sorted(former.keys() & settings.keys() - {*_HARMLESS})
             if _plain(former[key]) != _plain(settings[key])
         ]
-        if changed:
+        if changed and entry.group is None:
             stepped.setdefault(", ".join(changed), []).append(entry.name)
     what_to_do = (
         "give them a group of their own in optimizer=, or shard with sharders=recfx.sharders(), which carry out "
         "optimizers in backward under every plan."
     )
-    messages = [
-        f"{few(names, 3)} was stepped in backward with {changed}, and has the settings of its group now."
-        for changed, names in stepped.items()
-    ]
     return [
-        Diagnostic("optimizer_settings_differ", "optimizer", message, what_to_do, Severity.WARNING)
-        for message in messages
+        Diagnostic(
+            "optimizer_settings_differ",
+            "optimizer",
+            f"{few(names, 3)} was stepped in backward with {changed}, and has the settings of its group now.",
+            what_to_do,
+            Severity.WARNING,
+        )
+        for changed, names in stepped.items()
     ]
 
 
@@ -184,19 +162,15 @@ def _read_state(
         )
     rule, parameter = rule_named(saved.kind), stepped.parameter
     if rule is not None and parameter.dim() == 2 and saved.group is None and not saved.names:
-        return _started(rule, parameter, saved.settings)
+        # The state before the first step, which some optimizers make only when they are built.
+        state = {
+            spec.name: torch.full(spec.shape(*parameter.shape), rule.start(spec.name, saved.settings), device="cpu")
+            for spec in rule.states
+        }
+        return {**state, STEP: torch.zeros((), device="cpu")} if rule.counts_steps else state
     shard = None if stepped.shard is None else stepped.shard[1]
     tensors = {key: saved.read(key) if shard is None else _read_part(saved, key, shard) for key in saved.names}
     return {**saved.values, **tensors}
-
-
-def _started(rule: Rule, parameter: Tensor, settings: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The state before the first step, which some optimizers make only when they are built."""
-    state = {
-        spec.name: torch.full(spec.shape(*parameter.shape), rule.start(spec.name, settings), device="cpu")
-        for spec in rule.states
-    }
-    return {**state, STEP: torch.zeros((), device="cpu")} if rule.counts_steps else state
 
 
 def _read_part(saved: SavedOptimizer, key: str, shard: Shard) -> Tensor:

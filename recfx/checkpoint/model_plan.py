@@ -10,11 +10,10 @@ import contextlib
 import copy
 import functools
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from recfx.checkpoint.contents import (
     BUILD_AS_SAVED,
@@ -24,12 +23,13 @@ from recfx.checkpoint.contents import (
     check_names,
     check_saved_as,
     mismatch,
+    refused_as,
     with_prefix,
 )
 from recfx.checkpoint.storage import SavedFolder
-from recfx.checkpoint.tables import TablePlan, plan_tables, tables_of
+from recfx.checkpoint.tables import plan_tables, tables_of
 from recfx.collections.wrappers import without_wrappers
-from recfx.errors import few
+from recfx.errors import Diagnostic, few
 from recfx.hashing.identity import IDENTITY
 from recfx.hashing.row_move import RowMove
 from recfx.hashing.state import EVERY_NAME
@@ -38,67 +38,26 @@ _EXTRA_STATE = "_extra_state"  # torch's name for what modules save by themselve
 _OPTIONAL = tuple(name for name in EVERY_NAME if name not in ("row_ids", "row_state", IDENTITY))
 
 
-@dataclass
-class ModelPlan:
-    """What is to be done to one model.
+class Plan:
+    """What is to be done to load a checkpoint on this rank; everything has been checked.
 
-    Args:
-        model: the model without wrappers.
-        folder: the data folder.
-        state: the state for ``load_state_dict``, without tables; tensors that are read in place are the model's own.
-        in_place: tensors of the model to read into, by name in the folder.
-        tables: this rank's parts of tables.
+    Attributes:
+        refusable: what gives values to foreign code, which may refuse them. Each function first adds to the list that
+            it is given what undoes it.
+        rest: what loads everything else; what can still fail is the disk.
+        moves: where the rows of tables that have more rows than saved go, by weight name.
+        notes: what the user should know about optimizers.
     """
 
-    model: nn.Module
-    folder: SavedFolder
-    state: dict[str, Any]
-    in_place: dict[str, Tensor]
-    tables: list[TablePlan]
-
-    @property
-    def moves(self) -> dict[str, RowMove]:
-        """Where the rows of tables that have more rows than saved go, by weight name."""
-        return {plan.table.weight: plan.move for plan in self.tables if plan.move is not None}
-
-    def begin(self, done: list[Callable[[], None]]) -> None:
-        """Give modules their extra states, which their own code loads; ``done`` gets the functions that undo it.
-
-        Raises:
-            CheckpointError: ``checkpoint_mismatch``.
-        """
-        for path, module in self.model.named_modules():
-            name = f"{path}." * bool(path) + _EXTRA_STATE
-            if name not in self.state or type(module).set_extra_state is nn.Module.set_extra_state:
-                continue
-            done.append(functools.partial(module.set_extra_state, copy.deepcopy(module.get_extra_state())))
-            with refused_as(f"the {type(module).__name__}", path):
-                module.set_extra_state(self.state[name])
-
-    def carry_out(self) -> None:
-        """Load the rest. Everything has been checked; what can still fail is the disk."""
-        for table in self.tables:
-            table.expect_load()
-        self.folder.read_into(self.in_place)
-        self.model.load_state_dict(self.state, strict=False)  # tables are not in it
-        for table in self.tables:
-            table.expect_load()  # once more, as load_state_dict says that indexes stay as they are
-        for table in self.tables:
-            table.carry_out(self.folder)
+    def __init__(self) -> None:
+        self.refusable: list[Callable[[list[Callable[[], None]]], None]] = []
+        self.rest: list[Callable[[], None]] = []
+        self.moves: dict[str, RowMove] = {}
+        self.notes: list[Diagnostic] = []
 
 
-@contextlib.contextmanager
-def refused_as(subject: str, module_path: str) -> Iterator[None]:
-    """Turn errors that foreign code raises about saved values into a ``CheckpointError``."""
-    try:
-        yield
-    except Exception as error:
-        message = f"{subject} does not accept what was saved ({type(error).__name__}: {error})."
-        raise mismatch(message, module_path=module_path) from error
-
-
-def plan_model(model: nn.Module, folder: SavedFolder, extra_state: Mapping[str, Any], start: str = MODEL) -> ModelPlan:
-    """Check the saved model, whose names begin with ``start``, against this one. Changes nothing.
+def plan_model(model: nn.Module, folder: SavedFolder, extra_state: Mapping[str, Any], start: str = MODEL) -> Plan:
+    """Check the saved model, whose names begin with ``start``, against this one without wrappers. Changes nothing.
 
     Raises:
         CheckpointError: ``checkpoint_mismatch``, ``model_on_meta``, or what is wrong with an index.
@@ -107,9 +66,10 @@ def plan_model(model: nn.Module, folder: SavedFolder, extra_state: Mapping[str, 
         for index in {index for table in tables_of(model) for index in table.indexes}:
             stack.enter_context(index.readable())
         state = model.state_dict()
-    saved = with_prefix(folder.described, start)
+    saved, plan = with_prefix(folder.described, start), Plan()
     names = _loaded_names(model, state, saved, extra_state)
-    plans = plan_tables(model, folder, saved, start)
+    tables = plan_tables(model, folder, saved, start)
+    plan.moves = {of_table.table.weight: of_table.move for of_table in tables if of_table.move is not None}
     of_tables = {key for table in tables_of(model) for key in (table.weight, *table.index_keys.values())}
     state = {name: state[name] for name in names if name not in of_tables}
     tensors = {name: value for name, value in state.items() if name not in extra_state}
@@ -123,7 +83,30 @@ def plan_model(model: nn.Module, folder: SavedFolder, extra_state: Mapping[str, 
     aside = folder.read([start + name for name in tensors if start + name not in in_place])
     state.update(with_prefix(aside, start))
     state.update(extra_state)
-    return ModelPlan(model, folder, state, in_place, plans)
+
+    def load() -> None:
+        for of_table in tables:
+            of_table.expect_load()
+        folder.read_into(in_place)
+        model.load_state_dict(state, strict=False)  # tables are not in it
+        for of_table in tables:
+            of_table.expect_load()  # once more, as load_state_dict says that indexes stay as they are
+        for of_table in tables:
+            of_table.carry_out(folder)
+
+    plan.refusable.append(functools.partial(_load_extra_states, model, state))
+    plan.rest.append(load)
+    return plan
+
+
+def _load_extra_states(model: nn.Module, state: Mapping[str, Any], undo: list[Callable[[], None]]) -> None:
+    """Give modules their extra states, which their own code loads."""
+    for path, module in model.named_modules():
+        name = f"{path}." * bool(path) + _EXTRA_STATE
+        if name in state and type(module).set_extra_state is not nn.Module.set_extra_state:
+            undo.append(functools.partial(module.set_extra_state, copy.deepcopy(module.get_extra_state())))
+            with refused_as(f"the {type(module).__name__}", path):
+                module.set_extra_state(state[name])
 
 
 def _loaded_names(

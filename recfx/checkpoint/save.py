@@ -15,9 +15,9 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from recfx.argument_types import typed
 from recfx.checkpoint import storage
 from recfx.checkpoint.contents import MODEL, SETTINGS, check_has_elements, check_storable
-from recfx.checkpoint.describe_optimizers import describe_in_backward, describe_optimizer, join_described
 from recfx.checkpoint.directory import MANIFEST, disk_errors, locked, make_directory, new_names, remove_leftovers
 from recfx.checkpoint.manifest import Manifest, is_foreign
+from recfx.checkpoint.optimizers import Described, describe_in_backward, describe_optimizer, join_described
 from recfx.checkpoint.peers import Peers, checked_arguments
 from recfx.checkpoint.settings import pack_settings
 from recfx.checkpoint.storage import SavedFolder
@@ -135,12 +135,12 @@ def _contents(model: nn.Module, optimizer: Any, peers: Peers) -> dict[str, Any]:
             elif isinstance(value, Tensor):
                 check_has_elements(name, [value])
                 common[MODEL + name] = value.detach()
-        described, whole, parts = (None, {}, {}) if inner is None else describe_optimizer(inner, model)
-        settings["in_backward"], of_attached, of_tables = describe_in_backward(model, peers.is_first)
-        written.update(parts)
-        written.update(of_tables)
-        common.update({**whole, **of_attached})
-        return described
+        of_backward = describe_in_backward(model, peers.is_first)
+        ordinary = Described({}, {}, {}) if inner is None else describe_optimizer(inner, model)
+        settings["in_backward"] = of_backward.settings
+        written.update({**ordinary.parts, **of_backward.parts})
+        common.update({**ordinary.whole, **of_backward.whole})
+        return ordinary.settings or None
 
     all_ranks = peers.agree(describe)
 

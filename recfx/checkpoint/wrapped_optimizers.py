@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -11,7 +12,7 @@ from torchrec.optim.fused import EmptyFusedOptimizer
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.warmup import WarmupOptimizer
 
-from recfx.checkpoint.contents import mismatch
+from recfx.checkpoint.contents import mismatch, refused_as
 from recfx.collections.sharding.optimizer import ShardedFusedOptimizer
 from recfx.errors import CheckpointError, type_of
 from recfx.optim.keyed_optimizer import FusedKeyedOptimizer
@@ -73,24 +74,23 @@ def other_optimizer(
     return mismatch(message, module_path="optimizer", what_to_do=what_to_do)
 
 
-def load_state(optimizer: Any, state: dict[str, Any]) -> Callable[[], None]:
-    """``load_state_dict`` of the optimizer inside, all or nothing; returns a function that undoes it."""
+def load_state(optimizer: Any, state: dict[str, Any], undo: list[Callable[[], None]]) -> None:
+    """``load_state_dict`` of the optimizer inside; ``undo`` gets what undoes it.
+
+    Raises:
+        CheckpointError: ``checkpoint_mismatch``: it does not accept the state.
+    """
     inner: Any = unwrap_optimizer(optimizer)
     wrappers = [wrapper for _, wrapper in _unwrapped(optimizer) if type(wrapper) in _AROUND_ONE]
-    before = [(part, part.state, part.param_groups) for part in (inner, *wrappers)]
-
-    def undo() -> None:
-        for part, state, groups in before:
-            part.state, part.param_groups = state, groups
-
-    try:
+    undo += [functools.partial(_set, part, part.state, part.param_groups) for part in (inner, *wrappers)]
+    with refused_as("the optimizer", "optimizer"):
         inner.load_state_dict(state)
-    except BaseException:
-        undo()
-        raise
     for wrapper in reversed(wrappers):  # torch has replaced the objects that they know
-        wrapper.state, wrapper.param_groups = wrapper._optimizer.state, wrapper._optimizer.param_groups
-    return undo
+        _set(wrapper, wrapper._optimizer.state, wrapper._optimizer.param_groups)
+
+
+def _set(optimizer: Any, state: Any, groups: Any) -> None:
+    optimizer.state, optimizer.param_groups = state, groups
 
 
 def warm_ups(optimizer: object) -> list[tuple[str, WarmupOptimizer, list[int]]]:

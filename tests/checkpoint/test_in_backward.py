@@ -11,7 +11,7 @@ from torch import nn
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 import recfx
-from recfx.checkpoint.describe_optimizers import attached_to, fused_tables
+from recfx.checkpoint.optimizers import attached_to, fused_tables
 from tests.builders.optimizers import attach
 from tests.checkpoint.crafted import change_settings, change_tensors
 from tests.checkpoint.training import RAW, OnePart, assert_same, batch

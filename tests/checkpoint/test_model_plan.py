@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import recfx
-from recfx.checkpoint import model_plan
 from recfx.checkpoint.storage import SavedFolder
+from recfx.checkpoint.tables import TablePlan
 from recfx.hashing import state
 from tests.checkpoint.crafted import change_settings
 from tests.checkpoint.training import OnePart, Training, assert_same, batch
@@ -107,9 +107,9 @@ def test_an_interrupted_load_is_made_good_by_another(
     target.steps(5, 6)
     begun: list[bool] = []
 
-    def begin(plan: model_plan.ModelPlan) -> None:
+    def begin(plan: TablePlan) -> None:
         begun.append(True)
-        carry_out(plan)
+        expect_load(plan)
 
     def interrupt(*arguments: Any) -> Any:
         if begun:
@@ -118,9 +118,9 @@ def test_an_interrupted_load_is_made_good_by_another(
 
     module, name = (SavedFolder, "read_into") if where == "weights" else (state, "buffers_from_state")
     ordinary: Any = getattr(module, name)
-    carry_out = model_plan.ModelPlan.carry_out
+    expect_load = TablePlan.expect_load
     with monkeypatch.context() as patched:
-        patched.setattr(model_plan.ModelPlan, "carry_out", begin)
+        patched.setattr(TablePlan, "expect_load", begin)
         patched.setattr(module, name, interrupt)
         with pytest.raises(KeyboardInterrupt):
             target.load(tmp_path)
