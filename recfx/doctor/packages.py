@@ -37,9 +37,6 @@ _FILES = {
     "fbgemm_gpu": ["docs/target.default.json.py", "docs/version.py"],
 }
 _SAYS = r"""(?:\b|__){}(?:__)?"?(?:: [\w\[\]]+)?\s*[:=]\s*['"]([^'"]+)['"]"""
-_WITH_KERNELS = "fbgemm_gpu_sparse_async_cumsum.so"
-"""FBGEMM's smallest library that has kernels for CUDA in every version, a megabyte or two."""
-
 _OLDEST_CANN = (8, 5)  # the first whose compiler takes what triton-ascend 3.2 lowers to
 _VERSION_OF_CANN = re.compile(r"^\s*\w*version\w*\s*=\s*\[?\"?([0-9][\w.]*)", re.IGNORECASE | re.MULTILINE)
 _ERROR = re.compile(r"[\w.]+(Error|Exception|Exit): ")
@@ -51,7 +48,6 @@ class Installed(NamedTuple):
     folder: Path
     version: str
     variant: str  # of FBGEMM: cpu or cuda
-    cuda: str  # of torch: the version of CUDA that it was built for, such as 12.6
 
 
 def look(module: str) -> Installed | None:
@@ -62,7 +58,7 @@ def look(module: str) -> Installed | None:
     folder = Path(next(iter(spec.submodule_search_locations or [spec.origin or ""])))
     paths = (folder / name for name in _FILES[module])
     text = next((path.read_text() for path in paths if path.is_file()), "")
-    matches = [re.search(_SAYS.format(name), text) for name in ("version", "variant", "cuda")]
+    matches = [re.search(_SAYS.format(name), text) for name in ("version", "variant")]
     return Installed(folder, *(match[1] if match else "" for match in matches))
 
 
@@ -102,27 +98,11 @@ def unfit(device: str = "") -> Diagnostic | None:
         message += f"{_in_words(to_install)}; recfx runs on torch {', '.join(one_set.name for one_set in SETS)}."
         advice = f"{install} (or set {ANY_VERSIONS}=1, and recfx tries to run on what is here)"
         return Diagnostic("versions_unfit", "", message, advice)
-    install = row.install(device, ["fbgemm_gpu"])
     if here["fbgemm_gpu"].variant == "cuda" and not has_cuda(packages["torch"]):
         message = "fbgemm_gpu is a build for CUDA, which cannot be loaded beside a torch without CUDA."
         remove = "pip uninstall -y fbgemm-gpu fbgemm-gpu-cpu && "
-        return Diagnostic("fbgemm_needs_cuda", "", message, remove + install)
-    of_torch, of_fbgemm = here["torch"].cuda.partition(".")[0], _major_cuda(here["fbgemm_gpu"])
-    if of_torch and of_fbgemm and of_torch != of_fbgemm:
-        message = f"fbgemm_gpu was built for CUDA {of_fbgemm}, but torch for CUDA {of_torch}."
-        index = f"https://download.pytorch.org/whl/cu{here['torch'].cuda.replace('.', '')}"
-        advice = f"pip uninstall -y fbgemm-gpu && {install} --index-url {index}, or build it for that version of CUDA"
-        return Diagnostic("fbgemm_for_other_cuda", "", message, advice)
+        return Diagnostic("fbgemm_needs_cuda", "", message, remove + row.install(device, ["fbgemm_gpu"]))
     return None
-
-
-def _major_cuda(fbgemm: Installed) -> str:
-    """The major version of CUDA whose runtime FBGEMM is linked with; ``""`` if there is none."""
-    library = fbgemm.folder / _WITH_KERNELS
-    if fbgemm.variant != "cuda" or not library.is_file():
-        return ""
-    match = re.search(rb"libcudart\.so\.(\d+)", library.read_bytes())
-    return match[1].decode() if match else ""
 
 
 def refused() -> VersionError | None:

@@ -114,7 +114,7 @@ def median_ms(call: Call, device: torch.device, quick: bool) -> float:
     """
     repeats, warm_up = (3, 1) if quick else (15, 3)
     run = partial(call.operator, *moved(call.arguments, device))
-    timed = _on_host(run) if device.type == "cpu" else _on_device(run, device)
+    timed = partial(_on_host, run) if device.type == "cpu" else _on_device(run, device)
     gc.collect()
     for _ in range(warm_up):
         timed()
@@ -124,13 +124,10 @@ def median_ms(call: Call, device: torch.device, quick: bool) -> float:
     return statistics.median(milliseconds)
 
 
-def _on_host(run: Callable[[], object]) -> Callable[[], float]:
-    def timed() -> float:
-        begin = time.perf_counter()
-        run()
-        return (time.perf_counter() - begin) * 1e3
-
-    return timed
+def _on_host(run: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    run()
+    return (time.perf_counter() - begin) * 1e3
 
 
 def _on_device(run: Callable[[], object], device: torch.device) -> Callable[[], float]:

@@ -32,12 +32,11 @@ from recfx.ir import tables as ir
 from recfx.ir.context import CollectionContext
 from recfx.ir.shards import CollectionSharding, ShardedTable
 from recfx.ir.ways_back import ALL_TO_ALL
-from recfx.planner.pricing.formulas import formula_of
-from recfx.planner.pricing.graph_prices import facts_of_shard
+from recfx.planner.pricing.graph_prices import costs_of_shard, load_of
 from recfx.planner.pricing.hardware import Constant, Hardware
-from recfx.planner.pricing.node_facts import NodeFacts, Symbols
-from recfx.planner.pricing.node_price import seconds_of_collective, seconds_of_work
+from recfx.planner.pricing.node_facts import Symbols, TableLoad
 from recfx.planner.pricing.planned_collection import planned_with
+from recfx.planner.pricing.step_price import seconds_of_collective, seconds_of_work
 from recfx.planner.pricing.work import LENGTH
 
 
@@ -91,21 +90,20 @@ class ShardEstimates(EmbeddingPerfEstimator):
         lengths = dict(zip(table.feature_names, option.input_lengths, strict=False))
         lengths |= dict(zip(table.sent_lengths, option.input_lengths, strict=False))
         symbols = Symbols(option.batch_size, self._world_size, lambda name: lengths.get(name, LENGTH), float)
-        nodes = facts_of_shard(context, part, self._trains, symbols)
-        phases = [(formula_of(facts.kind)(facts), context.copies_ids and facts.kind != "lookup") for facts in nodes]
-        forward = sum(seconds_of_work(phase.forward, hardware, on_host) for phase, on_host in phases)
-        backward = sum(seconds_of_work(phase.backward, hardware, on_host) for phase, on_host in phases)
-        there, back = self._wire(option, nodes[0])
+        nodes = costs_of_shard(context, part, self._trains, symbols=symbols)
+        forward = sum(seconds_of_work(node.forward, hardware, node.on_host) for node in nodes)
+        backward = sum(seconds_of_work(node.backward, hardware, node.on_host) for node in nodes)
+        there, back = self._wire(option, load_of(context, part, symbols), context.is_pooled)
         return Perf(1e3 * forward, 1e3 * there, 1e3 * backward, 1e3 * back)
 
-    def _wire(self, option: ShardingOption, facts: NodeFacts) -> tuple[float, float]:
+    def _wire(self, option: ShardingOption, load: TableLoad, is_pooled: bool) -> tuple[float, float]:
         """The seconds of what arrives and leaves in the forward, and in the backward."""
-        (load,), kind, ranks = facts.tables, type_named(option.sharding_type), self._world_size
+        kind, ranks = type_named(option.sharding_type), self._world_size
         rows = load.returned_rows * load.spec.embedding_dim * load.spec.output_dtype.itemsize
         ids = self._seconds("all_to_all", 8 * (load.ids + load.bags))
         if kind.is_replicated:
             return ids, self._seconds("all_gather", rows / ranks) if self._trains else 0.0
-        there, back = ("reduce_scatter", "all_gather") if kind.cuts_rows and facts.is_pooled else ("all_to_all",) * 2
+        there, back = ("reduce_scatter", "all_gather") if kind.cuts_rows and is_pooled else ("all_to_all",) * 2
         gradients = self._seconds(back, rows / ranks if back == "all_gather" else rows) if self._trains else 0.0
         return ids + self._seconds(there, rows), gradients
 

@@ -25,17 +25,22 @@ from recfx.collections.collection import UnshardedCollection
 from recfx.collections.sharding.collection import sharded_collections
 from recfx.errors import ConversionError, did_you_mean
 from recfx.planner.options import ShardEstimates, ShardingOptions, is_plannable
-from recfx.planner.placements import replace_placements
 from recfx.planner.priced_plan import PlanPrice, PricedPlan, Pricing
-from recfx.planner.pricing.all_ranks import price_step
 from recfx.planner.pricing.graph_prices import ModelPrices
 from recfx.planner.pricing.node_facts import Values, not_negative, shares_of, whole_number
-from recfx.planner.pricing.node_price import Totals, price
 from recfx.planner.pricing.planned_collection import planned_by
+from recfx.planner.pricing.step_price import Totals, price, price_step
 from recfx.planner.pricing.work import LENGTH
 from recfx.planner.search import Placed, busy, plans_to_price
 from recfx.planner.sharder import HashEmbeddingBagCollectionSharder, planned_types, torchrec_sharders
-from recfx.planner.topology import NpuTopology, check_topology, chip_of, device_of, hardware_of
+from recfx.planner.topology import (
+    NpuTopology,
+    check_topology,
+    chip_of,
+    device_of,
+    hardware_of,
+    replace_placements,
+)
 from recfx.replacement.replace_collections import as_converted
 
 RESERVED = 0.15

@@ -10,10 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, fields, replace
+from functools import lru_cache
 from numbers import Integral, Real
 from typing import Any, TypeAlias
 
+import torch
 from torch import nn
+from torch.distributed._shard.metadata import ShardMetadata
+from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
+from torch.distributed.remote_device import _remote_device
 from torchrec.distributed.planner import Topology
 from torchrec.distributed.planner.constants import (
     CROSS_NODE_BANDWIDTH,
@@ -22,10 +27,11 @@ from torchrec.distributed.planner.constants import (
     HBM_TO_DDR_MEM_BW,
     INTRA_NODE_BANDWIDTH,
 )
+from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
 
 from recfx.collections.sharding.plan import MOST_RANKS
+from recfx.collections.sharding.types import rank_of
 from recfx.errors import ConversionError, type_of
-from recfx.planner.placements import PRIVATE
 from recfx.planner.pricing.hardware import ASCEND_910B, CPU_HOST, H100, Constant, Hardware, same_for_all
 from recfx.versions.differences import make_topology
 
@@ -36,6 +42,8 @@ DDR_BYTES = 128 * 1024**3
 DEVICES_A_SERVER = ASCEND_910B.ranks_per_host
 # In both directions. TorchRec's own figure for CUDA (NVLink, 600 GB/s) is also a sum over links and directions.
 HCCS_BANDWIDTH = 2 * ASCEND_910B.link_bandwidth["all_to_all"].value
+PRIVATE = "privateuseone"
+"""What torch calls the device type ``npu`` until torch_npu renames it."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +112,40 @@ def npu_topology(world_size: int, local_world_size: int = DEVICES_A_SERVER, **se
     _check_number("local_world_size", local_world_size)
     return NpuTopology(world_size, min(world_size, local_world_size), **settings)
 
+
+def replace_placements(plan: ShardingPlan, device: str, local_world_size: int = MOST_RANKS) -> ShardingPlan:
+    """A new plan with the shards of ``plan`` on devices of another type: ``rank:3/cuda:3`` becomes ``rank:3/npu:3``.
+    Ranks, sizes, kernels and everything else stay the same.
+
+    Args:
+        plan: TorchRec's plan for devices that this host lacks.
+        device: ``"npu"``, ``"cpu"``, ``"cuda"``, ...
+        local_world_size: number of devices per host; a rank's device index is its rank modulo this number.
+    """
+    if device == "npu" and torch._C._get_privateuse1_backend_name() == PRIVATE:
+        device = PRIVATE
+    modules: dict[str, Any] = dict(plan.plan)
+    for path, tables in modules.items():
+        if isinstance(tables, EmbeddingModuleShardingPlan):
+            modules[path] = EmbeddingModuleShardingPlan()
+            for table, parameter in tables.items():
+                spec: Any = parameter.sharding_spec
+                if spec is not None:  # or it is data parallel
+                    shards = [_placed(shard, device, local_world_size) for shard in spec.shards]
+                    spec = EnumerableShardingSpec(shards)
+                modules[path][table] = replace(parameter, sharding_spec=spec)
+    return ShardingPlan(modules)
+
+
+def _placed(shard: ShardMetadata, device: str, local_world_size: int) -> ShardMetadata:
+    rank = rank_of(shard)
+    assert rank is not None, shard
+    place = _remote(f"rank:{rank}/cpu" if device == "cpu" else f"rank:{rank}/{device}:{rank % local_world_size}")
+    return ShardMetadata(list(shard.shard_offsets), list(shard.shard_sizes), place)
+
+
+_remote = lru_cache(maxsize=4096)(_remote_device)
+"""What ``ShardMetadata`` makes of a placement, for each of a thousand tables on each of a thousand ranks."""
 
 _BANDWIDTHS = {
     "hbm_mem_bw": (HBM_MEM_BW, "memory_bandwidth"),

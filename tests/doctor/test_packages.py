@@ -121,23 +121,6 @@ def test_fbgemm_for_cuda_needs_a_torch_for_cuda(place: Path) -> None:
     assert unfit() is None
 
 
-@pytest.mark.parametrize(("cuda", "fits"), [("12.6", True), ("13.0", False)])
-def test_fbgemm_and_torch_are_for_one_cuda(cuda: str, fits: bool, place: Path) -> None:
-    put(place, DEFAULT.torch, DEFAULT.torchrec, DEFAULT.fbgemm, variant="cuda")
-    with open(place / "torch/version.py", "a") as more:
-        more.write(f"from typing import Optional\ncuda: Optional[str] = '{cuda}'\nhip: Optional[str] = None\n")
-    (place / "torch/lib").mkdir()
-    (place / "torch/lib/libtorch_cuda.so").touch()
-    (place / "fbgemm_gpu/fbgemm_gpu_sparse_async_cumsum.so").write_bytes(b"\x7fELF libc10.so\0libcudart.so.12\0")
-    error = refused()
-    assert (error is None) is fits
-    if error is not None:
-        assert (error.reason, error.message.count("CUDA 1")) == ("fbgemm_for_other_cuda", 2)
-        assert " && pip install fbgemm-gpu==1.8.0 --index-url https://download.pytorch.org/whl/cu130," in (
-            error.what_to_do
-        )
-
-
 @pytest.mark.parametrize(("adapter", "device"), [("torch_npu", "npu"), ("torch/lib/libtorch_cuda.so", "cuda")])
 def test_the_command_is_for_the_device_that_torch_is_for(adapter: str, device: str, place: Path) -> None:
     put(place, "2.6.0", "1.8.0", "1.2.0")

@@ -17,7 +17,7 @@ from recfx.planner.pricing.hardware import (
     Constant,
     same_for_all,
 )
-from recfx.planner.pricing.node_price import seconds_of_collective, seconds_of_work
+from recfx.planner.pricing.step_price import seconds_of_collective, seconds_of_work
 from recfx.planner.pricing.work import Work
 from recfx.planner.topology import hardware_of, npu_topology, of_ranks
 from tests.builders.collections import collection

@@ -18,7 +18,7 @@ from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 import recfx
 from recfx.planner.priced_plan import PricedPlan
-from recfx.planner.pricing import all_ranks
+from recfx.planner.pricing import step_price
 from recfx.planner.pricing.hardware import ASCEND_910B, CPU_HOST, H100
 from recfx.planner.topology import npu_topology
 from tests.builders.optimizers import attach
@@ -188,7 +188,7 @@ def test_of_many_kinds_of_ranks_some_are_priced(monkeypatch: pytest.MonkeyPatch)
     plan = plan_of(model, 24, {f"t{n}": table_wise(rank=(5 * n) % 24) for n in range(24)})
     cost = recfx.cost(model, ASCEND_910B, plan=plan, world_size=24)
     exact = cost.at(4096, L={f"f{n}": 1 + n for n in range(24)})
-    monkeypatch.setattr(all_ranks, "MOST_KINDS", 5)
+    monkeypatch.setattr(step_price, "MOST_KINDS", 5)
     some = cost.at(4096, L=exact.lengths)
     assert some.seconds == pytest.approx(exact.seconds)
     assert [rank.resident for rank in some.ranks] == [rank.resident for rank in exact.ranks]

@@ -16,21 +16,19 @@ from recfx.errors import ConversionError
 from recfx.inspect.cost import cost
 from recfx.ir.meta import BATCH, WORLD, mean_length
 from recfx.ir.tables import Shard
-from recfx.planner.placements import PRIVATE
 from recfx.planner.pricing.cost import COST_VERSION, Cost
 from recfx.planner.pricing.cost_text import expression
-from recfx.planner.pricing.formulas import formula_of
-from recfx.planner.pricing.graph_prices import facts_of_shard
+from recfx.planner.pricing.graph_prices import costs_of_shard
 from recfx.planner.pricing.hardware import CPU_HOST, Constant, Hardware
 from recfx.planner.pricing.node_facts import KnownBatch
-from recfx.planner.pricing.node_price import runs_on_host, seconds_of_collective, seconds_of_work
 from recfx.planner.pricing.planned_collection import PlannedCollection
-from recfx.planner.pricing.work import LENGTH, NO_RESIDENT, NOTHING, NodeCost, Resident, Work
-from recfx.planner.topology import device_of_tables
+from recfx.planner.pricing.step_price import runs_on_host, seconds_of_collective, seconds_of_work
+from recfx.planner.pricing.work import LENGTH, NOTHING, NodeCost, Resident, Work
+from recfx.planner.topology import PRIVATE, device_of_tables
 
 
 def time_formula(node: NodeCost, hardware: Hardware, world_size: int, formula: Callable[[sympy.Expr], Any]) -> Any:
-    """The seconds that :func:`recfx.planner.pricing.node_price.price` predicts for a node of one rank, as a formula.
+    """The seconds that :func:`recfx.planner.pricing.step_price.price` predicts for a node of one rank, as a formula.
 
     It is 0 for a node that has nothing to do, and None if ``formula`` gives None for one of its expressions.
     """
@@ -149,7 +147,8 @@ class DrawnCosts:
             for shard in table.filled:
                 alike.setdefault((shard.num_rows, shard.num_columns, planned.resident(shard)), []).append(shard)
             for (rows, columns, resident), group in alike.items():
-                nodes = _nodes(planned, group[0], resident, self.cost.trains)
+                lookup, *others = costs_of_shard(planned.context, group[0].spec, self.cost.trains, planned.calls)
+                nodes = [replace(lookup, resident=resident), *others]
                 yield {
                     "table": table.table.name,
                     "type": table.type.name,
@@ -199,27 +198,6 @@ def formula(value: sympy.Expr, lengths: Mapping[sympy.Symbol, int]) -> Any:
     operation = _OPERATIONS.get(value.func)
     parts = [formula(part, lengths) for part in value.args]
     return None if operation is None or None in parts else [operation, *parts]
-
-
-def _nodes(planned: PlannedCollection, shard: Shard, resident: Resident, trains: bool) -> Iterator[NodeCost]:
-    """The part that one shard has in the nodes of its rank."""
-    context = planned.context
-    for facts in facts_of_shard(context, shard.spec, trains):
-        phases, is_lookup = formula_of(facts.kind)(facts), facts.kind == "lookup"
-        yield NodeCost(
-            name=facts.kind,
-            kind=facts.kind,
-            collection=planned.name,
-            tables=(shard.spec.name,),
-            device=context.device,
-            kernel="",
-            forward=phases.forward.mapped(sympy.sympify),
-            backward=phases.backward.mapped(sympy.sympify),
-            collectives=(),
-            resident=resident if is_lookup else NO_RESIDENT,
-            calls=planned.calls,
-            on_host=context.copies_ids and not is_lookup,
-        )
 
 
 def _ranges(ranks: Sequence[int]) -> tuple[tuple[int, int], ...]:

@@ -12,13 +12,12 @@ from typing import Any
 import sympy
 
 from recfx.errors import ConversionError, InputError
-from recfx.planner.pricing.all_ranks import StepPrice, price_step
 from recfx.planner.pricing.cost_text import expression, in_time, plain, step_text
 from recfx.planner.pricing.graph_prices import DENSE
 from recfx.planner.pricing.hardware import Hardware
 from recfx.planner.pricing.node_facts import NOTHING_KNOWN, KnownBatch, Values, shares_of
-from recfx.planner.pricing.node_price import NodePrice, Totals, price
 from recfx.planner.pricing.planned_collection import PlannedCollection
+from recfx.planner.pricing.step_price import NodePrice, StepPrice, Totals, price, price_step
 from recfx.planner.pricing.work import NodeCost, Resident
 from recfx.printing.grid import Grid, size
 from recfx.printing.shown import Shown

@@ -6,6 +6,8 @@ others. A node of a graph of modules is priced by the operator that it was made 
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,15 +17,17 @@ from torch import fx, nn
 
 from recfx.collections.compile_graph import context_now
 from recfx.collections.converted_collection import ConvertedCollection
-from recfx.ir.context import CollectionContext
+from recfx.hashing import HashIndex, ResolvedHashConfig
+from recfx.ir.context import CollectionContext, TableFacts
 from recfx.ir.meta import BATCH, Collective, find_module
 from recfx.ir.node_kinds import NODE_KINDS, ValueType
 from recfx.ir.node_values import meta_of_value
 from recfx.ir.operator_graph import OperatorGraph, lowered_from
 from recfx.ir.tables import TableSpec
+from recfx.optim.rules import rule_named
+from recfx.optim.rules.rule import Rule
 from recfx.planner.pricing.formulas import formula_of
 from recfx.planner.pricing.node_facts import SYMBOLS, NodeFacts, Symbols, TableLoad
-from recfx.planner.pricing.residents import Residents, rule_of
 from recfx.planner.pricing.work import NO_RESIDENT, NOTHING, NodeCost, Resident, Work, total
 from recfx.runtime import Lookup, TableStore
 from recfx.runtime.assemble import keyed_order
@@ -35,6 +39,67 @@ DENSE_ALL_REDUCE = "dense_all_reduce"
 """The name of the line that averages its gradients over ranks."""
 
 _SENT = (ValueType.ROUTED_IDS, ValueType.IDS_IN_FLIGHT)
+_STEP_BYTES = 4  # the number of steps is one float32
+
+
+class Residents:
+    """Counts what tables keep, as their facts tell it; tensors that are here, in a store, are counted once."""
+
+    def __init__(self) -> None:
+        self._seen: set[int] = set()
+
+    def of_table(self, table: TableSpec, facts: TableFacts, store: TableStore | None) -> Resident:
+        if store is not None and not self._is_new(store.weight(table.name)):
+            return NO_RESIDENT
+        return _table(table, facts)
+
+    def of_index(self, table: TableSpec, store: TableStore | None) -> Resident:
+        if store is None or table.name not in store.indexes:
+            return Resident(index=_index(table))
+        buffers = store.index(table.name).buffers()  # one that was loaded may keep more than a new one
+        return Resident(index=sum(buffer.nbytes for buffer in buffers if self._is_new(buffer)))
+
+    def of_dense(self, module: nn.Module) -> Resident:
+        """The parameters and buffers of ``module`` that were not counted yet."""
+        tensors = [*module.parameters(), *module.buffers()]
+        return Resident(weights=sum(tensor.nbytes for tensor in tensors if self._is_new(tensor)))
+
+    def _is_new(self, counted: object) -> bool:
+        is_new = id(counted) not in self._seen
+        self._seen.add(id(counted))
+        return is_new
+
+
+def rule_of(facts: TableFacts) -> Rule | None:
+    """The rule of a table's fused optimizer, if it has one."""
+    return None if facts.optimizer is None else rule_named(facts.optimizer.rule)
+
+
+def resident_of(table: TableSpec, facts: TableFacts) -> Resident:
+    """What a table, or a shard of one, would keep."""
+    return _table(table, facts) + Resident(index=_index(table))
+
+
+def _table(table: TableSpec, facts: TableFacts) -> Resident:
+    """The optimizer's state is as it is after the first step."""
+    rows, columns, state, rule = table.num_embeddings, table.embedding_dim, 0, rule_of(facts)
+    if rule is not None:
+        tensors = sum(4 * math.prod(tensor.shape(rows, columns)) for tensor in rule.states)
+        state = tensors + (_STEP_BYTES if rule.counts_steps else 0)
+    return Resident(weights=rows * columns * facts.dtype.itemsize, optimizer=state)
+
+
+def _index(table: TableSpec) -> int:
+    config, first = table.hashing, table.first_row
+    if config is None or not table.has_index:
+        return 0
+    return _index_bytes(config, first, first + table.num_embeddings)
+
+
+@functools.lru_cache(maxsize=4096)
+def _index_bytes(config: ResolvedHashConfig, first_row: int, end_row: int) -> int:
+    index = HashIndex(config.rows, config=config, device="meta", row_begin=first_row, row_end=end_row)
+    return sum(buffer.nbytes for buffer in index.buffers())
 
 
 def price_graph(graph: OperatorGraph, trains: bool, calls: int = 1, **settings: Any) -> list[NodeCost]:
@@ -141,16 +206,24 @@ def load_of(collection: CollectionContext, table: TableSpec, symbols: Symbols) -
     return TableLoad(table, ids, samples, row_bytes, rule_of(facts), facts.is_trained)
 
 
-def facts_of_shard(
-    collection: CollectionContext, shard: TableSpec, trains: bool, symbols: Symbols = SYMBOLS
-) -> list[NodeFacts]:
-    """The part that one shard has in the nodes of its rank that look up and hash."""
-    load, kinds = load_of(collection, shard, symbols), ["lookup", *(["hash_ids"] if shard.has_index else [])]
-    weighted, pooled = collection.is_weighted, collection.is_pooled
-    return [
-        NodeFacts(kind, (load,), load.ids, load.bags, is_weighted=weighted, is_pooled=pooled, trains=trains)
-        for kind in kinds
-    ]
+def costs_of_shard(
+    collection: CollectionContext, shard: TableSpec, trains: bool, calls: int = 1, symbols: Symbols = SYMBOLS
+) -> list[NodeCost]:
+    """The part that one shard has in the nodes of its rank that look up and hash, without what it keeps."""
+    load, costs = load_of(collection, shard, symbols), []
+    for kind in ["lookup", *(["hash_ids"] if shard.has_index else [])]:
+        phases = formula_of(kind)(
+            NodeFacts(
+                kind, (load,), load.ids, load.bags, trains=trains,
+                is_weighted=collection.is_weighted, is_pooled=collection.is_pooled,
+            )
+        )  # fmt: skip
+        forward, backward = (work.mapped(symbols.number) for work in (phases.forward, phases.backward))
+        on_host = collection.copies_ids and kind != "lookup"
+        tables = (shard.name,)
+        cost = NodeCost(kind, kind, collection.name, tables, collection.device, "", forward, backward, (), NO_RESIDENT)
+        costs.append(replace(cost, calls=calls, on_host=on_host))
+    return costs
 
 
 class ModelPrices:

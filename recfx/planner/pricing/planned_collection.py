@@ -26,7 +26,7 @@ from recfx.lowering.targets import PlannedTargets
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.passes import Pass, passes
 from recfx.passes.base import Rewriting
-from recfx.planner.pricing.residents import resident_of
+from recfx.planner.pricing.graph_prices import resident_of
 from recfx.planner.pricing.work import NO_RESIDENT, Resident
 
 

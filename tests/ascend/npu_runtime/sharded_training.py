@@ -15,7 +15,7 @@ import recfx
 from recfx.collections.collection import UnshardedCollection
 from recfx.collections.sharding.collection import ShardedCollection
 from recfx.collections.sharding.shard import shard_collection
-from recfx.planner.placements import replace_placements
+from recfx.planner.topology import replace_placements
 from tests.sharding.cases import OPTIMIZERS, Case, Model, batches, build, plan_of, taken, with_optimizer
 
 _host_groups: list[dist.ProcessGroup] = []

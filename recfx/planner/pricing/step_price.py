@@ -1,0 +1,262 @@
+"""Costs in numbers, for a batch on given hardware: of a node, of every rank, and of a step in which ranks wait for each
+other; and how long work and collectives take.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field, fields, replace
+
+from recfx.ir.meta import Collective
+from recfx.ir.node_kinds import NODE_KINDS, Stage
+from recfx.planner.pricing.graph_prices import price_graph
+from recfx.planner.pricing.hardware import Hardware
+from recfx.planner.pricing.node_facts import Values
+from recfx.planner.pricing.planned_collection import PlannedCollection
+from recfx.planner.pricing.work import NO_RESIDENT, NOTHING, NodeCost, Resident, Work
+
+_INDEX_KINDS = frozenset({"hash_ids", "find_ids", "insert_ids"})
+
+
+@dataclass(frozen=True)
+class Totals:
+    """The sums over all nodes of one rank per step, forward and backward.
+
+    Args:
+        read_bytes: read from memory.
+        written_bytes: written to memory.
+        flops: floating-point operations.
+        wire_bytes: what this rank passes to collectives, its own part included.
+        resident: bytes between steps.
+        seconds: the predicted time.
+    """
+
+    read_bytes: float = 0.0
+    written_bytes: float = 0.0
+    flops: float = 0.0
+    wire_bytes: float = 0.0
+    resident: Resident = NO_RESIDENT
+    seconds: float = 0.0
+
+    @property
+    def resident_bytes(self) -> int:
+        return self.resident.total
+
+    def plus(self, other: Totals) -> Totals:
+        return Totals(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(Totals)))
+
+    @classmethod
+    def of(cls, nodes: Iterable[Totals]) -> Totals:
+        return functools.reduce(cls.plus, nodes, cls())
+
+
+@dataclass(frozen=True)
+class NodePrice(Totals):
+    """One node in numbers; its last fields are as in :class:`recfx.planner.pricing.work.NodeCost`."""
+
+    name: str = ""
+    kind: str = ""
+    collection: str = ""
+    tables: tuple[str, ...] = ()
+
+
+def price(node: NodeCost, values: Values, hardware: Hardware) -> NodePrice:
+    """The numbers of one node."""
+    forward, backward = (work.mapped(values.number) for work in (node.forward, node.backward))
+    seconds = sum(seconds_of_phases(node, values, hardware))
+    seconds += node.calls * sum(seconds_of_call(call, values, hardware) for call in node.collectives)
+    return NodePrice(
+        name=node.name,
+        kind=node.kind,
+        collection=node.collection,
+        tables=node.tables,
+        read_bytes=node.calls * (forward.read_bytes + backward.read_bytes),
+        written_bytes=node.calls * (forward.written_bytes + backward.written_bytes),
+        flops=node.calls * (forward.flops + backward.flops),
+        wire_bytes=node.calls * sum(float(values.number(call.bytes)) for call in node.collectives),
+        resident=node.resident,
+        seconds=seconds,
+    )
+
+
+def seconds_of_phases(node: NodeCost, values: Values, hardware: Hardware) -> list[float]:
+    """How long the work of the forward takes per step, and that of the backward, without collectives."""
+    on_host, works = runs_on_host(node, hardware), (node.forward, node.backward)
+    phases = [work.mapped(values.number) for work in works]
+    return [node.calls * seconds_of_work(work, hardware, on_host) if work != NOTHING else 0.0 for work in phases]
+
+
+def seconds_of_call(call: Collective, values: Values, hardware: Hardware, times: float = 1.0) -> float:
+    """How long one collective takes that moves so many times what is passed to it."""
+    passed, ranks = times * values.number(call.bytes), call.ranks or values.world
+    return seconds_of_collective(call.operation, passed, ranks, hardware, across_hosts=call.across_hosts)
+
+
+def runs_on_host(node: NodeCost, hardware: Hardware) -> bool:
+    """Whether a node runs beside the device that has the tables, as indexes do wherever the graph was made."""
+    return (node.on_host or node.kind in _INDEX_KINDS) and hardware.host_memory_bandwidth != hardware.memory_bandwidth
+
+
+def seconds_of_work(work: Work, hardware: Hardware, on_host: bool = False) -> float:
+    """The time of one phase, whose amounts are numbers: its parts one after the other, and the overheads."""
+    bandwidth = hardware.host_memory_bandwidth if on_host else hardware.memory_bandwidth
+    miss = hardware.host_random_access if on_host else hardware.random_access
+    # A host has both its tables and its indexes in one memory, but an index does more per access than a table.
+    has_indexes = on_host or hardware.host_memory_bandwidth == hardware.memory_bandwidth
+    index_miss = hardware.host_random_access if has_indexes else hardware.random_access
+    return (
+        hardware.node_overhead.value
+        + (work.read_bytes + work.written_bytes) / bandwidth.value
+        + work.random_accesses * miss.value
+        + work.index_accesses * index_miss.value
+        + work.flops / hardware.flops.value
+        + work.copied_bytes / hardware.copy_bandwidth.value
+        + work.sorted_ids * hardware.sort_per_id.value
+        + work.tables * hardware.table_overhead.value
+        + work.indexes * hardware.index_overhead.value
+        + work.copied_ranges * hardware.range_overhead.value
+    )
+
+
+def seconds_of_collective(
+    operation: str, passed_bytes: float, ranks: int, hardware: Hardware, *, across_hosts: bool = False
+) -> float:
+    """How long a collective takes after all ranks have come to it, where a rank passes ``passed_bytes`` to it.
+
+    A rank keeps its own part. Of the rest, an all-to-all sends what other hosts need over the network. The other
+    operations do so only once per host, because the ranks of a host first add up their parts, or share what arrived. An
+    all-reduce is a reduce-scatter and an all-gather. With ``across_hosts``, the ranks are on a host each.
+    """
+    if ranks <= 1:
+        return 0.0
+    local = 1 if across_hosts else min(ranks, hardware.ranks_per_host)
+    hosts = math.ceil(ranks / local)
+    link, network = hardware.link_bandwidth[operation].value, hardware.network_bandwidth.value
+    whole = passed_bytes * ranks if operation == "all_gather" else passed_bytes
+    inside, outside = whole * (local - 1) / ranks, whole * (ranks - local) / ranks
+    if operation != "all_to_all":
+        rounds = 2 if operation == "all_reduce" else 1
+        inside, outside = rounds * whole * (local - 1) / local, rounds * whole / local * (hosts - 1) / hosts
+    return hardware.collective_latency[operation].value + max(inside / link, outside / network)
+
+
+IDS, TABLES, OUTPUT, WIRE, DENSE = "ids", "tables", "output", "wire", "dense"
+"""The parts of a step: before ids are exchanged; hashing and lookups; after pooled rows have arrived; the collectives;
+and what recfx did not make."""
+
+MOST_KINDS = 32
+"""If there are more kinds of ranks, this many graphs are made, from the kind with most rows to read down."""
+
+
+@dataclass(frozen=True)
+class StepPrice:
+    """All ranks, in numbers.
+
+    Args:
+        ranks: the totals of every rank; their seconds do not count waiting for other ranks.
+        seconds: the predicted time of a step, in which ranks wait for each other at every collective.
+        parts: how it is made up, by part of a step.
+    """
+
+    ranks: tuple[Totals, ...]
+    seconds: float
+    parts: dict[str, float]
+
+    @property
+    def imbalance(self) -> float:
+        """The time of the slowest rank over the mean of all ranks, 1 if all are equal."""
+        times = [rank.seconds for rank in self.ranks]
+        return max(1.0, max(times) * len(times) / sum(times)) if sum(times) else 1.0  # sums are rounded
+
+
+@dataclass
+class _PricedRank:
+    """One rank: its totals, and its times between collectives and in each of them."""
+
+    totals: Totals = field(default_factory=Totals)
+    between: dict[tuple[int, str, int], float] = field(default_factory=dict)  # by collection, part and phase
+    calls: dict[tuple[int, str, int, Hashable], float] = field(default_factory=dict)  # see _add_calls
+
+
+def price_step(
+    planned: Sequence[PlannedCollection], trains: bool, values: Values, hardware: Hardware, rest: Totals
+) -> StepPrice:
+    """The price of one step on all ranks; ``rest`` is what each of them does beside the collections."""
+    shared = hardware.links_are_shared and values.world <= hardware.ranks_per_host
+    alike = _ranks_alike(planned, values)
+    known = {rank: _price_rank(planned, rank, trains, values, hardware, shared) for rank in dict.fromkeys(alike)}
+    parts = dict.fromkeys((IDS, TABLES, OUTPUT, WIRE), 0.0) | {DENSE: rest.seconds}
+    for key in dict.fromkeys(key for rank in known.values() for key in rank.between):
+        parts[key[1]] += max(rank.between.get(key, 0.0) for rank in known.values())
+    calls = dict.fromkeys(call for rank in known.values() for call in rank.calls)
+    if shared:
+        parts[WIRE] = sum(known[rank].calls.get(call, 0.0) for rank in alike for call in calls) / len(alike)
+    else:
+        slowest: dict[Hashable, float] = {}  # what one rank sends in the forward it receives in the backward
+        for call in calls:
+            pair = call[:2] + call[3:]
+            slowest[pair] = max(slowest.get(pair, 0.0), *(rank.calls.get(call, 0.0) for rank in known.values()))
+        parts[WIRE] = sum(slowest[call[:2] + call[3:]] for call in calls)
+    totals = []
+    for rank, like in enumerate(alike):
+        resident = sum((collection.residents_of_ranks[rank] for collection in planned), start=rest.resident)
+        totals.append(replace(known[like].totals.plus(rest), resident=resident))
+    return StepPrice(tuple(totals), sum(parts.values()), parts)
+
+
+def _ranks_alike(planned: Sequence[PlannedCollection], values: Values) -> list[int]:
+    """For each rank, one that costs the same; of many kinds, the next one that has more rows to read."""
+    firsts: dict[Hashable, int] = {}
+    kinds = list(zip(*(collection.kinds_of_ranks for collection in planned), strict=True))
+    alike = [firsts.setdefault(kind, rank) for rank, kind in enumerate(kinds)]
+    if len(firsts) <= MOST_KINDS:
+        return alike
+    length, work = values.symbols.length, [0.0] * len(kinds)
+    for collection in planned:
+        for shard in collection.sharding.by_rank():
+            work[shard.rank] += float(shard.expected_ids(length)) * shard.num_columns
+    ordered = sorted(firsts.values(), key=lambda rank: -work[rank])
+    chosen = {}
+    for place, rank in enumerate(ordered):
+        group = place * MOST_KINDS // len(ordered)
+        chosen[rank] = ordered[-(-group * len(ordered) // MOST_KINDS)]
+    return [chosen[rank] for rank in alike]
+
+
+def _price_rank(
+    planned: Sequence[PlannedCollection], rank: int, trains: bool, values: Values, hardware: Hardware, shared: bool
+) -> _PricedRank:
+    priced = _PricedRank()
+    for number, collection in enumerate(planned):
+        for node in price_graph(collection.graph(rank), trains, collection.calls, symbols=values.symbols):
+            totals = price(node, values, hardware)
+            priced.totals = priced.totals.plus(totals)
+            for phase, seconds in enumerate(seconds_of_phases(node, values, hardware)):
+                key = (number, _part(node.kind), phase)
+                priced.between[key] = priced.between.get(key, 0.0) + seconds
+            _add_calls(priced, number, node, values, hardware, shared)
+    return priced
+
+
+def _add_calls(
+    priced: _PricedRank, number: int, node: NodeCost, values: Values, hardware: Hardware, shared: bool
+) -> None:
+    """Add a node's collectives. An all-to-all of ids ends when the rank that receives most has received it; equal last
+    entries of a key are a call of the forward and the one of the backward that takes the opposite way.
+    """
+    passed, times = sum(values.number(call.bytes) for call in node.collectives), 1.0
+    if node.kind == "input_dist_wait" and passed and not shared:
+        times = max(1.0, node.forward.read_bytes / passed)
+    for place, call in enumerate(node.collectives):
+        pair = call.operation if node.kind == "output_dist_start" else place
+        seconds = node.calls * seconds_of_call(call, values, hardware, times)
+        priced.calls[number, node.name, place, pair] = seconds
+
+
+def _part(kind: str) -> str:
+    stage = NODE_KINDS[kind].stage
+    if stage in (Stage.SELECT, Stage.INPUT_DIST):
+        return IDS
+    return OUTPUT if stage is Stage.ASSEMBLE or kind == "output_dist_wait" else TABLES
