@@ -1,6 +1,6 @@
 """The examples: each runs, and what it prints is right; and what they say of arguments that cannot be used.
 
-Most run in this process. Ranks run in processes of their own.
+Most run in this process. Ranks run in processes of their own, once under torchrun; one example runs as from a shell.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 import logging
+import os
 import random
 import re
 import runpy
@@ -21,6 +22,8 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import torch
+import torch.distributed.run
 
 import recfx
 from tests.drawing.page_data import data_of
@@ -31,6 +34,8 @@ from tests.support.ports import free_port
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 EXAMPLES = REPOSITORY / "examples"
+PATHS = os.pathsep.join(path for path in (str(REPOSITORY), os.environ.get("PYTHONPATH")) if path)
+"""For interpreters that begin anew, also where recfx is not installed."""
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -149,6 +154,17 @@ def test_demo(
         assert Path(path).stat().st_size
 
 
+@pytest.mark.parametrize("data", ["generated", "ml-100k/ml-100k.inter"])
+def test_a_sequence_model(run_example: Run, request: pytest.FixtureRequest, data: str) -> None:
+    files = [] if data == "generated" else ["--data", str(request.getfixturevalue("data_directory") / data)]
+    finished = run_example("train_sequence", "--smoke", *files)
+    assert_ended_well(finished)
+    assert "FAIL" not in finished.stdout
+    assert finished.stdout.count("\nok  ") == 2
+    assert ("943 users rated 1,682 films 100,000 times" in finished.stdout) == bool(files)
+    assert finished.stdout.count("recall@10 of the film that users rate next: ") == 2
+
+
 def test_whole_life(run_example: Run) -> None:
     finished = run_example("whole_life")
     assert_ended_well(finished)  # 1 if the resumed model answers as no other
@@ -205,6 +221,36 @@ def test_own_pass(run_example: Run) -> None:
     assert "drawn, exported, and loaded again: the answers are equal" in finished.stdout
 
 
+def test_explore_sharding_starts_its_processes() -> None:
+    arguments = ("--world-size", "4", "--type", "table_row_wise", "--type", "grid_shard")
+    finished = run_script(EXAMPLES / "explore_sharding.py", *arguments)
+    assert_ended_well(finished)
+    assert finished.stdout.count("at most 0.0e+00 from the unsharded collection") == 8
+    assert "ebc_output_dist_wait_1 = output_dist_wait(ebc_output_dist_start_1)" in finished.stdout
+
+
+def test_explore_sharding_under_torchrun() -> None:
+    """``torchrun`` starts as many interpreters, which import everything anew."""
+    torchrun = Path(torch.distributed.run.__file__)
+    arguments = ("--standalone", "--nproc-per-node=2", str(EXAMPLES / "explore_sharding.py"), "--type", "row_wise")
+    finished = run_script(torchrun, *arguments, environment={"PYTHONPATH": PATHS}, directory=REPOSITORY)
+    assert_ended_well(finished)
+    assert "large_1    (2048, 64)  rows 2048..4095 columns 0..63" in finished.stdout
+    assert "ebc_bucketize = bucketize(ebc_select_features)" in finished.stdout
+
+
+def test_profile_step(run_example: Run, tmp_path: Path) -> None:
+    trace = tmp_path / "step.json"
+    finished = run_example("profile_step", "--smoke", "--trace", str(trace))
+    assert_ended_well(finished)
+    (line,) = [line for line in finished.stdout.splitlines() if "_hash_lookup" in line]
+    node, *numbers = line.replace(" ms", "").split()
+    assert len(numbers) == 6  # forward, backward, step, all of them, predicted, ratio
+    assert float(numbers[3]) == pytest.approx(sum(map(float, numbers[:3])), abs=0.002)
+    names = {event.get("name") for event in json.loads(trace.read_text())["traceEvents"]}
+    assert {node, f"{node} (backward)", f"{node} (step)"} <= names
+
+
 def test_the_notebook_is_what_its_script_prints(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLES))
     monkeypatch.chdir(tmp_path)
@@ -235,6 +281,29 @@ def test_torchrec_tour_on_two_ranks() -> None:
     told = [line.split(" has bags")[0] for line in finished.stdout.splitlines() if " has bags" in line]
     assert told == ["rank 0", "rank 1"]
     assert "the loaded file answers as the model does: True" in finished.stdout
+
+
+def test_inference() -> None:
+    """``python examples/inference.py``: what importing says, and how the interpreter ends, are part of it."""
+    finished = subprocess.run(
+        [sys.executable, str(EXAMPLES / "inference.py"), "--smoke"],
+        capture_output=True, text=True, check=False, cwd=REPOSITORY, env={**os.environ, "PYTHONPATH": PATHS},
+        timeout=300,
+    )  # fmt: skip
+    assert_ended_well(finished)  # 1 if an answer was too different
+    for told in (
+        "recfx.export, quantize=None: largest difference",
+        "recfx.export, quantize='int8': largest difference",
+        "shard_quant_model: [26] tables on the devices: largest difference",
+        "shard_quant_model: [13, 13] tables on the devices: largest difference",
+        "torch.jit.script, save, load: largest difference",
+        "nothing ran on an NPU",
+    ):
+        assert told in finished.stdout
+    assert finished.stdout.count("\nok  ") == 12 - finished.stdout.count(
+        "it is left out"
+    )  # beside FBGEMM 1.4 and older
+    assert "Warning" not in finished.stderr
 
 
 @pytest.mark.parametrize("device", ["npu:0", "moon"])

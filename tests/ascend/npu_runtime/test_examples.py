@@ -16,8 +16,9 @@ SCRIPTS = sorted(
     path.stem
     for path in EXAMPLES.glob("*.py")
     if "__main__" in (text := path.read_text(encoding="utf-8")) and "--device" in text
-    # `torchrec_tour.py`, a notebook's source, is left out: for its checkpoint, torch_npu gathers objects through the
-    # device, and the simulation's group cannot.
+    # Left out, with `torchrec_tour.py`, a notebook's source: for its checkpoint, torch_npu gathers objects through the
+    # device, and the simulation's group cannot. The model of the other pads by operators that have no kernel there.
+    if path.stem != "train_sequence"
 )
 
 
@@ -27,7 +28,7 @@ def results(script: str, device: str) -> tuple[list[str], str]:
     assert finished.returncode == 0, finished.stdout + finished.stderr
     assert "Traceback" not in finished.stderr
     lines = re.findall(
-        r".*\bloss\b.*\d|.*\bAUC\b.*\d|.*\(to within \d.*",
+        r".*\bloss\b.*\d|.*\bAUC\b.*\d|.*at most .* from the unsharded.*|.*largest difference \d.*|.*\(to within \d.*",
         finished.stdout,
     )
     return [line for line in lines if "samples/s" not in line], finished.stdout
