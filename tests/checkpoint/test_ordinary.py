@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import StepLR
 from torchrec import KeyedJaggedTensor
 from torchrec.optim.clipping import GradientClipping, GradientClippingOptimizer
 from torchrec.optim.fused import EmptyFusedOptimizer
-from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimizerWrapper, OptimizerWrapper
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
 
 import recfx
@@ -284,12 +284,3 @@ def test_a_warm_up_with_fewer_stages(tmp_path: Path) -> None:
     shorter = WarmupOptimizer(dense(model), stages()[:1])
     with refused("checkpoint_mismatch", match="in its stage 2, but here it has 2", error=recfx.CheckpointError):
         recfx.load_checkpoint(model, tmp_path, optimizer=shorter)
-
-
-def test_a_wrapper_of_which_nothing_is_known(tmp_path: Path) -> None:
-    class Mine(OptimizerWrapper):
-        pass
-
-    model, _ = build("clipping")
-    with refused("optimizer_not_supported", match="optimizer= is a Mine", error=recfx.CheckpointError):
-        recfx.save_checkpoint(model, tmp_path, optimizer=Mine(dense(model)))

@@ -175,24 +175,6 @@ class ExtraState(OnePart):
         self.calls = dict(state)
 
 
-def test_modules_under_two_names(tmp_path: Path) -> None:
-    class Twice(OnePart):
-        def __init__(self, rows: int) -> None:
-            super().__init__(rows)
-            self.again = self.first
-
-    source, target = (
-        Training.build("adam", rows=40, model_class=Twice),
-        Training.build("adam", rows=90, model_class=Twice),
-    )
-    source.steps(0, 2)
-    source.save(tmp_path)
-    recfx.load_checkpoint(target.model, tmp_path)
-    ids = source.model.first.index("a").items()[0]
-    assert torch.equal(*(training.model.eval()(batch(1)).detach() for training in (source, target)))
-    assert len(target.model.again.index("a")) == len(ids)
-
-
 def test_a_state_that_was_not_there_yet_starts_anew(tmp_path: Path) -> None:
     """Adagrad's sums do not start from 0 here."""
     saved, trained = Training.build("adagrad"), Training.build("adagrad", seed=1)

@@ -38,15 +38,6 @@ def test_verify(capsys: pytest.CaptureFixture[str]) -> None:
         assert json.loads(capsys.readouterr().out)["verification"]["ok"] is (status == 0)
 
 
-def test_managed_collisions_are_converted_on_request(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", f"{MODELS}:managed_collisions", "--json"]) == 0
-    assert [one["status"] for one in json.loads(capsys.readouterr().out)["collections"]] == ["kept"]
-    assert main(["explain", f"{MODELS}:managed_collisions", "--managed-collisions", "convert", "--json"]) == 0
-    printed = json.loads(capsys.readouterr().out)
-    assert [one["status"] for one in printed["collections"]] == ["convertible"]
-    assert {"managed_collision_converted"} <= {reason["code"] for reason in printed["reasons"]}
-
-
 def test_draw(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page, text = tmp_path / "model.html", tmp_path / "whole.html"
     assert main(["draw", f"{MODELS}:dlrm", str(page), "--json"]) == 0
@@ -96,16 +87,12 @@ def test_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "message"),
     [
         ([], "required: command"),
-        (["train", f"{MODELS}:dlrm"], "invalid choice"),
         (["verify", f"{MODELS}:dlrm"], "explain --verify"),
-        (["explain"], "module:factory"),
         (["explain", f"{MODELS}:dlrm", "--hardware", "h100"], "it needs --ranks"),
         (["draw", f"{MODELS}:only_model", "x.html", "--whole-graph"], "only_model returns no sample"),
         (["draw", f"{MODELS}:dlrm", "x.html", "--ranks", "2", "--whole-graph"], "--whole-graph does not fit --ranks"),
         (["plan", f"{MODELS}:dlrm", "x.json", "--ranks", "0"], "--ranks 0: there must be one at least"),
         (["plan", f"{MODELS}:dlrm", "x.json", "--ranks", "2", "--constrain", "row_wise"], "write TABLE=TYPE"),
-        (["draw", f"{MODELS}:dlrm", "x.html", "--ranks", "2000000"], "can be 1,048,576 at most"),
-        (["export", f"{MODELS}:only_model", "model.pt"], "only_model returns no sample"),
         (["export", f"{MODELS}:dlrm", "model.pt", "--quantize", "t0=int8", "--quantize", "fp16"], "takes one format"),
     ],
 )
@@ -118,14 +105,6 @@ def test_usage_errors_are_status_2(arguments: list[str], message: str, capsys: p
     assert message in printed.err
     assert "Traceback" not in printed.err
     assert "--traceback shows" not in printed.err  # there is nothing to show
-
-
-def test_raw_ids_for_a_converted_model_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    page = str(tmp_path / "model.html")
-    assert main(["draw", f"{MODELS}:converted_dlrm", page]) == 0
-    capsys.readouterr()
-    assert main(["draw", f"{MODELS}:converted_dlrm", page, "--raw-ids"]) == 1
-    assert capsys.readouterr().err.startswith("python -m recfx draw: [")
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

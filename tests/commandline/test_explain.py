@@ -29,17 +29,6 @@ def test_sample_is_used_and_refusal_is_status_1(capsys: pytest.CaptureFixture[st
     assert [one["found"] for one in report["collections"]] == ["traced", "traced", "never called", "traced"]
 
 
-def test_what_is_kept_on_purpose_is_no_failure() -> None:
-    assert main(["explain", f"{MODELS}:towers", "--keep"]) == 0
-
-
-def test_raw_ids(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", f"{MODELS}:only_model", "--raw-ids", "--json"]) == 0
-    (one,) = json.loads(capsys.readouterr().out)["collections"]
-    assert {table["hashing"]["mode"] for table in one["tables"]} == {"index"}
-    assert one["status"] == "convertible"
-
-
 def test_html_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "report.html"
     assert main(["explain", f"{MODELS}:only_model", "--html", str(page)]) == 0

@@ -14,9 +14,7 @@ from recfx.doctor.checks import (
     calls_of,
     check,
     check_all,
-    kernels_here,
     mismatch,
-    tolerances,
 )
 from recfx.doctor.report import Answer
 from recfx.kernels.build import library
@@ -45,10 +43,6 @@ def test_wrong_from_some_size_on() -> None:
     wrong = answer(lambda numbers: numbers * 2 + (numbers.numel() > 2))
     assert (wrong.checked, wrong.wrong, wrong.smallest) == (4, 2, "3 numbers")
     assert "Mismatched elements: 3 / 3" in wrong.message
-
-
-def test_a_change_of_an_argument_is_wrong() -> None:
-    assert answer(lambda numbers: numbers.mul_(2)).wrong == 3  # twice zero is zero
 
 
 def test_what_is_raised_is_a_result() -> None:
@@ -96,22 +90,10 @@ def test_what_differs(actual: Any, expected: Any) -> None:
     assert mismatch(expected, expected, {}) == ""
 
 
-def test_tolerances() -> None:
-    assert tolerances(CPU, in_one_order=True) == {}
-    assert tolerances(CPU)[torch.float32] == 1e-5
-    assert tolerances(torch.device("cuda"), in_one_order=True) == ON_A_DEVICE
-    assert mismatch(torch.tensor([1.00005]), torch.tensor([1.0]), ON_A_DEVICE) == ""
-
-
 def test_the_kernels_of_the_host_are_right() -> None:
     answers = list(check_all(CPU, quick=True))
     assert [answer for answer in answers if answer.message or answer.where != "host"] == []
     assert len(answers) == len(list(calls_of(LookupCase([1], 1), in_triton=False)))
-
-
-def test_without_a_library_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "load", lambda: False)
-    assert list(kernels_here(CPU)) == []
 
 
 def test_every_operator_in_triton_is_looked_at() -> None:

@@ -82,24 +82,6 @@ def test_only_numbers_are_tried_that_can_be_kept(setting: str, device: str) -> N
     assert set(speed_module.CANDIDATES[setting][device]) <= set(tuned.ALLOWED[setting][CALL.kernel])
 
 
-def test_rows_are_tried_with_the_number_of_programs_that_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    pairs: list[tuple[int | None, int | None]] = []
-
-    def time_of(call: Call, device: torch.device, quick: bool) -> float:
-        pair = (
-            tuned.number("", tuned.PROGRAMS_PER_CORE, CALL.kernel),
-            tuned.number("", tuned.ROWS_IN_FLIGHT, CALL.kernel),
-        )
-        pairs.append(pair)
-        return 1.0 if pair[0] == 4 else 2.0
-
-    one_call(monkeypatch)
-    monkeypatch.setattr(speed_module, "median_ms", time_of)
-    report = measured(monkeypatch, NPU)
-    assert pairs == [(None, None), (None, None), (1, None), (2, None), (4, None), (4, 32), (4, 16), (4, 8)]
-    assert [choice.chosen for choice in report.choices] == [4, 32]
-
-
 def test_what_is_chosen_is_kept_if_it_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
     one_call(monkeypatch)
     kept: dict[str, Any] = {}
@@ -120,26 +102,3 @@ def test_what_is_chosen_is_kept_if_it_can_be(monkeypatch: pytest.MonkeyPatch) ->
     report = measured(monkeypatch, NPU, quick=False)
     assert [choice.kept_in for choice in report.choices] == [""] * 2
     assert "read-only" in str(report)
-
-
-def test_events_of_a_device_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The host runs ahead of the device, which is busy with a copy; only what lies between the events counts."""
-    log: list[str] = []
-
-    class Event:
-        def __init__(self, enable_timing: bool) -> None:
-            assert enable_timing
-
-        def record(self) -> None:
-            log.append("record")
-
-        def synchronize(self) -> None:
-            log.append("synchronize")
-
-        def elapsed_time(self, other: object) -> float:
-            return 4.0
-
-    monkeypatch.setattr(torch, "get_device_module", lambda device: SimpleNamespace(Event=Event))
-    timed = speed_module._on_device(lambda: log.append("run"), CPU)
-    assert timed() == 4.0
-    assert log == ["record", "run", "record", "synchronize"]

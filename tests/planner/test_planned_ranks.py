@@ -77,12 +77,6 @@ def test_a_plan_of_ours_knows_its_ranks_and_their_hardware(again: Callable[[Any]
     assert data_of(page)["costs"]["hardware"] == priced.hardware.label
 
 
-def test_other_numbers_of_ranks_are_planned_for_the_same_hardware() -> None:
-    plan = on_ranks_0_to_4(npu_topology(8))
-    priced = recfx.cost(Model(), plan=plan).at(64, W=2)
-    assert (len(priced.ranks), priced.hardware.name) == (2, "Ascend 910B")
-
-
 def test_other_hardware_for_the_same_ranks() -> None:
     plan = on_ranks_0_to_4(npu_topology(8))
     priced = recfx.cost(Model(), H100, plan=plan).at(64)

@@ -15,7 +15,6 @@ import torch.distributed as dist
 from torch import nn
 from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.distributed.planner import EmbeddingShardingPlanner
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 import recfx
@@ -30,9 +29,9 @@ BATCH = KeyedJaggedTensor(KEYS, torch.arange(8), lengths=torch.ones(8).int())
 
 
 class Model(nn.Module):
-    def __init__(self, kind: Callable[..., nn.Module] = EmbeddingBagCollection) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.ebc = kind(TABLES)
+        self.ebc = EmbeddingBagCollection(TABLES)
 
     def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
         pooled: torch.Tensor = self.ebc(features).values()
@@ -43,31 +42,14 @@ def prices(report: recfx.Report) -> list[str]:
     return [reason.message for reason in report.reasons if reason.code == "plan_price"]
 
 
-def made_plan(world_size: int, kind: Callable[..., nn.Module] = EmbeddingBagCollection) -> ShardingPlan:
-    return recfx.plan(Model(kind), make_topology(world_size, "cpu"))
-
-
-def _converted_before(env: ShardingEnv, plan: ShardingPlan) -> nn.Module:
-    converted = recfx.convert(Model())
-    sharded = recfx.convert(converted, env=env)
-    assert not prices(recfx.explain(converted)), "it is not sharded"
-    return sharded
-
-
-def _built_directly(env: ShardingEnv, plan: ShardingPlan) -> nn.Module:
-    sharded = recfx.convert(Model(recfx.HashEmbeddingBagCollection), env=env)
-    assert recfx.explain(sharded).verification.text == "not run: built directly"
-    return sharded
+def made_plan(world_size: int) -> ShardingPlan:
+    return recfx.plan(Model(), make_topology(world_size, "cpu"))
 
 
 WAYS: dict[str, Callable[[ShardingEnv, ShardingPlan], nn.Module]] = {
     "no_plan": lambda env, plan: recfx.convert(Model(), env=env),
-    "in_place": lambda env, plan: recfx.convert(Model(), env=env, inplace=True),
-    "converted_before": _converted_before,
-    "built_directly": _built_directly,
     "whole_graph": lambda env, plan: recfx.convert(Model(), (BATCH,), env=env, whole_graph=True),
     "given_plan": lambda env, plan: recfx.convert(Model(), plan=plan, env=env),
-    "part_of_a_model": lambda env, plan: nn.Sequential(recfx.convert(Model(), env=env), nn.Linear(32, 1)),
     "model_parallel": lambda env, plan: DistributedModelParallel(
         recfx.convert(Model()), env, plan=plan, sharders=recfx.sharders()
     ),
@@ -75,12 +57,11 @@ WAYS: dict[str, Callable[[ShardingEnv, ShardingPlan], nn.Module]] = {
 
 
 def reported(rank: int, world_size: int, way: str) -> dict[str, Any]:
-    kind = recfx.HashEmbeddingBagCollection if way == "built_directly" else EmbeddingBagCollection
-    plan = made_plan(world_size, kind)
+    plan = made_plan(world_size)
     sharded = WAYS[way](ShardingEnv.from_process_group(dist.group.WORLD), plan)
     report = recfx.explain(sharded)
     shown = {
-        "plan": prices(recfx.explain(Model(kind), plan=plan)),
+        "plan": prices(recfx.explain(Model(), plan=plan)),
         "reasons": prices(report),
         "json": [item["message"] for item in json.loads(report.to_json())["reasons"] if item["code"] == "plan_price"],
         "text": " ".join(str(report).split()),
@@ -105,18 +86,6 @@ def test_equals_what_the_report_of_the_plan_says(way: str) -> None:
         assert expected in shown["text"]
         assert expected in shown["html"]
         assert shown["ok"]
-
-
-def other_plans(rank: int, world_size: int) -> dict[str, list[str]]:
-    env = ShardingEnv.from_process_group(dist.group.WORLD)
-    converted = recfx.convert(Model())
-    topology = make_topology(world_size, "cpu")
-    stock = EmbeddingShardingPlanner(topology=topology).collective_plan(converted, recfx.sharders(), dist.group.WORLD)
-    changed = made_plan(world_size)
-    tables: Any = changed.plan["ebc"]
-    tables["t0"] = stock.plan["ebc"]["t0"]
-    plans = {"stock": stock, "changed": changed}
-    return {name: prices(recfx.explain(recfx.convert(converted, plan=plan, env=env))) for name, plan in plans.items()}
 
 
 def _leave_out(tables: Any) -> None:

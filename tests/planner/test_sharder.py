@@ -9,14 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torchrec.distributed import embedding_types
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
-from torchrec.distributed.planner.types import ParameterConstraints, PlannerError
+from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
@@ -26,7 +24,6 @@ import recfx
 from recfx.collections.sharding.types import type_names
 from recfx.planner.sharder import HashEmbeddingBagCollectionSharder, stock_defaults
 from tests.sharding.models import PATHS, Model, Subclass, collection
-from tests.sharding.ranks import ranks
 from tests.support.refusals import refused
 
 RAW = recfx.HashConfig(dense_rows=0)
@@ -77,16 +74,6 @@ def test_every_sharding_type(sharding_type: str, device: str) -> None:
         }.get(sharding_type)
 
 
-def test_kernels_that_the_planner_refuses() -> None:
-    model = recfx.convert(collection("t"))
-    dense = {"t0": ParameterConstraints(sharding_types=["row_wise"], compute_kernels=["dense"])}
-    with pytest.raises(PlannerError, match="DENSE kernel requires DATA_PARALLEL"):
-        planner(constraints=dense).plan(model, recfx.sharders())
-    uvm = {"t0": ParameterConstraints(compute_kernels=["fused_uvm"])}
-    with pytest.raises(RuntimeError, match="No available sharding type"):
-        planner("cuda", constraints=uvm).plan(model, recfx.sharders())
-
-
 def test_what_the_sharder_offers() -> None:
     sharder = HashEmbeddingBagCollectionSharder()
     for device in ("cpu", "cuda", "npu", "meta"):
@@ -130,58 +117,6 @@ def test_copies_of_converted_subclasses(kept: Callable[[nn.Module], nn.Module]) 
     assert tables_of(planner().plan(model, recfx.sharders())) == {"": ["s0", "s1", "s2"]}
 
 
-class Sharded(nn.Module):
-    """What stands in for a sharded collection."""
-
-
-def test_distributed_model_parallel_without_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: dict[str, tuple[Any, ...]] = {}
-
-    def record(self: HashEmbeddingBagCollectionSharder, module: nn.Module, *rest: Any) -> nn.Module:
-        calls[rest[-1]] = (module, *rest)
-        return Sharded()
-
-    monkeypatch.setattr(HashEmbeddingBagCollectionSharder, "shard", record)
-    model = recfx.convert(Model(), hashing=RAW)
-    collections = {path: model.get_submodule(path) for path in PATHS}
-    env = ShardingEnv.from_local(world_size=1, rank=0)
-    wrapped = DistributedModelParallel(
-        model, env, torch.device("cpu"), sharders=recfx.sharders(), init_data_parallel=False, init_parameters=False
-    )
-    assert calls.keys() == collections.keys()
-    for path, (module, params, given_env, device, _) in calls.items():
-        assert module is collections[path]
-        assert sorted(params) == EVERY_TABLE[path]
-        assert given_env is env
-        assert device == torch.device("cpu")
-        assert isinstance(wrapped.module.get_submodule(path), Sharded)
-
-
-def test_what_sharding_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-
-    def shard_collection(*arguments: Any, **settings: Any) -> nn.Module:
-        calls.append((arguments, settings))
-        return Sharded()
-
-    monkeypatch.setattr("recfx.planner.sharder.shard_collection", shard_collection)
-    env, params = ShardingEnv.from_local(world_size=1, rank=0), {"learning_rate": 0.5}
-    host_env = ShardingEnv.from_local(world_size=1, rank=0)
-    host_env.process_group = group = object()
-    model = recfx.convert(collection("t"), hashing=RAW)
-    plan = planner(world_size=1).plan(model, recfx.sharders()).plan[""]
-    device = torch.device("cpu")
-    for environment, expected in ((None, None), (host_env, group)):
-        (sharder, *_) = recfx.sharders(environment, params)
-        assert isinstance(sharder.shard(model, plan, env, device, "part.ebc"), Sharded)
-        assert calls.pop() == (
-            (model, plan, env, device),
-            {"fused_params": params, "host_group": expected, "path": "part.ebc", "wires": {}},
-        )
-    recfx.sharders()[0].shard(model, plan, env)
-    assert calls == [((model, plan, env, None), {"fused_params": None, "host_group": None, "path": "", "wires": {}})]
-
-
 def test_shard_refuses_what_is_not_converted() -> None:
     sharder = HashEmbeddingBagCollectionSharder()
     env = ShardingEnv.from_local(world_size=1, rank=0)
@@ -207,16 +142,3 @@ def test_an_index_inside_a_feature_processed_collection_is_not_dropped() -> None
     for planned in (model, nn.ModuleDict({"fp": plain})):
         plan = recfx.plan(planned, Topology(world_size=2, compute_device="cpu"))
         assert tables_of(plan) == {"fp._embedding_bag_collection": ["t0", "t1", "t2"]}
-
-
-def collective(rank: int, world_size: int) -> str:
-    model = recfx.convert(Model(), hashing=RAW)
-    group = dist.group.WORLD
-    sharders = recfx.sharders(host_env=ShardingEnv(world_size, rank, group))
-    return str(planner(world_size=world_size).collective_plan(model, sharders, group))
-
-
-def test_collective_plan() -> None:
-    first, second = ranks(2).run(collective)
-    assert first == second
-    assert all(table in first for tables in EVERY_TABLE.values() for table in tables)

@@ -22,7 +22,7 @@ from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCol
 from torchrec.distributed.mc_embeddingbag import ManagedCollisionEmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
-from torchrec.distributed.sharding_plan import column_wise, construct_module_sharding_plan, table_wise
+from torchrec.distributed.sharding_plan import column_wise, construct_module_sharding_plan
 from torchrec.distributed.types import QuantizedCommCodecs, ShardingEnv, ShardingPlan
 from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
@@ -389,21 +389,6 @@ def convert_with_a_plan(rank: int, world_size: int) -> list[Any]:
 def test_a_model_that_convert_has_sharded_has_a_fused_optimizer() -> None:
     names = [f"sparse.embedding_bags.{table}.weight" for table in "ab"]
     assert ranks(2).run(convert_with_a_plan) == [[True, names]] * 2
-
-
-def looked_at(rank: int, world_size: int) -> list[list[str]]:
-    model = converted(RAW)
-    plan = construct_module_sharding_plan(model.sparse, dict.fromkeys("ab", table_wise(rank=1)))
-    sharded = DistributedModelParallel(model, device=CPU, plan=ShardingPlan({"sparse": plan})).module.sparse
-    parts = (sharded._input_dists, sharded._lookups, sharded._output_dists)
-    return [sorted({type(module).__name__ for module in part}) for part in parts]
-
-
-def test_the_parts_that_torchrecs_introduction_looks_at() -> None:
-    assert ranks(2).run(looked_at) == [
-        [["InputDistStart"], [], ["AllToAll"]],
-        [["InputDistStart"], ["Lookup"], ["AllToAll"]],
-    ]
 
 
 def shard_where_others_have_wrapped(rank: int, world_size: int) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, get_args
 
 import numpy
@@ -12,7 +10,6 @@ import pytest
 import sympy
 import torch
 from torch import nn
-from torch.fx.passes.split_module import split_module
 from torchrec import KeyedJaggedTensor
 from torchrec.distributed.planner import Topology
 
@@ -78,19 +75,6 @@ def test_the_expressions_of_a_lookup() -> None:
     assert sympy.expand(node.flops - 8 * ids) == 0
 
 
-def test_a_fused_step_touches_no_more_rows_than_there_are() -> None:
-    cost = recfx.cost(hashed(), H100)
-    few, many = cost.at(10, L=1).totals, cost.at(10_000, L=1).totals
-    assert many.read_bytes < 1000 * few.read_bytes
-
-
-def test_eval_has_no_backward() -> None:
-    model = hashed()
-    training, evaluating = recfx.cost(model, H100), recfx.cost(model.eval(), H100)
-    assert (training.trains, evaluating.trains) == (True, False)
-    assert evaluating.at(16).totals.written_bytes < training.at(16).totals.written_bytes
-
-
 @pytest.mark.parametrize("whole", [False, True])
 def test_a_traced_graph_costs_what_its_model_costs(whole: bool) -> None:
     model, sample = hashed(), batch(4)
@@ -113,20 +97,6 @@ def test_a_graph_is_not_planned(topology: Topology) -> None:
             recfx.cost(graph, topology)
         assert recfx.cost(graph, npu_topology(1)).at(8).seconds > 0
     assert len(recfx.cost(model, topology).at(8).ranks) == topology.world_size
-
-
-@pytest.mark.parametrize("size", [1, 4])
-def test_the_parts_of_a_graph_cost_what_it_costs(size: int) -> None:
-    graph = recfx.trace(hashed(), batch(4))
-    place = {node: number // size for number, node in enumerate(graph.graph.nodes)}
-    parts = split_module(graph, nn.Module(), place.__getitem__)
-    nodes_of_parts = []
-    for part in parts.children():
-        with contextlib.suppress(recfx.ConversionError):  # `no_collection`: a part with nothing but dense nodes
-            nodes_of_parts += recfx.cost(part, H100).nodes
-    whole = recfx.cost(graph, H100).nodes
-    unnamed = [[replace(node, name="") for node in nodes if node.kind != "dense"] for nodes in (nodes_of_parts, whole)]
-    assert unnamed[0] == unnamed[1]
 
 
 def test_collections_that_are_called_twice_are_kept_once() -> None:
@@ -172,12 +142,6 @@ def test_what_has_changed_since_the_conversion_is_known_before_a_forward(
     index = 64 if node.kind == "hash_lookup" else 0
     assert per_id == 8 + index + weight.shape[1] * weight.element_size()
     assert (price.resident.optimizer > 0) == (change is changed)
-
-
-def test_a_whole_graph_knows_the_dtype_of_its_tables() -> None:
-    whole = recfx.convert(Model(), batch(4), hashing=RAW, whole_graph=True)
-    before, after = recfx.cost(whole).resident, recfx.cost(whole.half()).resident
-    assert (after.weights, after.index) == (before.weights / 2, before.index)
 
 
 def test_lengths_by_feature_and_for_all() -> None:

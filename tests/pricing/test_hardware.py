@@ -43,14 +43,6 @@ def test_the_same_devices_for_other_numbers_of_ranks(topology: Topology) -> None
     assert hardware_of(large) == hardware_of(topology)
 
 
-def test_work_takes_the_time_of_its_parts() -> None:
-    idle = seconds_of_work(Work(), H100)
-    assert idle == H100.node_overhead.value
-    assert seconds_of_work(Work(read_bytes=3.35e12), H100) == pytest.approx(1 + idle)
-    assert seconds_of_work(Work(read_bytes=3.35e12), H100, on_host=True) > 10
-    assert seconds_of_work(Work(copied_bytes=64e9), H100) == pytest.approx(1 + idle)
-
-
 def test_indexes_and_tables_have_a_time_of_their_own() -> None:
     """On a host, an access to an index takes another time than one to a row; a copy of it on a device does not."""
     host = replace(
@@ -67,18 +59,6 @@ def test_indexes_and_tables_have_a_time_of_their_own() -> None:
     device = replace(host, host_memory_bandwidth=Constant(1.0, ""))
     assert seconds_of_work(Work(random_accesses=2, index_accesses=3), device) == 500
     assert seconds_of_work(Work(random_accesses=2, index_accesses=3), device, on_host=True) == 5000
-
-
-def test_what_leaves_a_host_goes_over_the_network() -> None:
-    fast = replace(H100, ranks_per_host=8)
-    latency = H100.collective_latency["all_to_all"].value
-    inside = seconds_of_collective("all_to_all", 450 * GB, 8, fast) - latency
-    outside = seconds_of_collective("all_to_all", 450 * GB, 16, fast) - latency
-    assert inside == pytest.approx(7 / 8)
-    assert outside == pytest.approx(450 / 50 / 2)
-    # Hosts exchange sums, to which all their ranks have added.
-    assert seconds_of_collective("reduce_scatter", 450 * GB, 16, fast) < outside / 3
-    assert seconds_of_collective("all_to_all", GB, 1, fast) == 0
 
 
 @pytest.mark.parametrize(

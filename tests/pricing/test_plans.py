@@ -70,22 +70,6 @@ def test_a_plan_costs_what_the_sharded_model_costs() -> None:
         assert expected == actual
 
 
-def test_a_model_that_is_not_converted_is_priced_as_if_it_were() -> None:
-    model = Model("cpu", rows=50)
-    expected = recfx.cost(recfx.convert(model), H100).at(32)
-    assert recfx.cost(model, H100).at(32).totals == expected.totals
-
-
-def test_a_topology_plans_the_model() -> None:
-    cost = recfx.cost(Model(), npu_topology(8))
-    assert (cost.world_size, cost.rank, cost.device) == (8, 0, "npu")
-    at = cost.at(1024, L=2)
-    assert len(at.ranks) == 8
-    assert at.imbalance >= 1
-    assert at.seconds == pytest.approx(sum(at.step.parts.values()))
-    assert at.seconds >= max(rank.seconds for rank in at.ranks) * 0.5
-
-
 def test_the_nodes_of_a_plan_are_those_of_its_device() -> None:
     """Ids of hashed tables are exchanged and hashed on the hosts of NPUs; GPUs exchange them themselves."""
     model = recfx.convert(many_tables(2), hashing=recfx.HashConfig(dense_rows=0, buckets=4))
