@@ -14,14 +14,12 @@ from torch import nn
 
 from recfx.argument_types import typed
 from recfx.checkpoint.contents import MODEL, check_names, with_prefix
-from recfx.checkpoint.directory import disk_errors, locked
+from recfx.checkpoint.directory import Manifest, disk_errors, locked, missing, torn
 from recfx.checkpoint.load_optimizers import plan_fused, rebuild_state
-from recfx.checkpoint.manifest import Manifest, missing, torn
 from recfx.checkpoint.model_plan import Plan, plan_model, prefix_of
 from recfx.checkpoint.optimizers import STEP_AS_SAVED, SavedOptimizers, Stepped, attached_to, fused_tables, stepped_by
 from recfx.checkpoint.peers import checked_arguments
-from recfx.checkpoint.settings import read_settings
-from recfx.checkpoint.storage import SavedFolder
+from recfx.checkpoint.storage import SavedFolder, read_settings
 from recfx.checkpoint.tables import tables_of
 from recfx.checkpoint.wrapped_optimizers import load_state, other_optimizer, plan_warm_ups, unwrap_optimizer
 from recfx.collections.converted_collection import collections_by_prefix

@@ -15,12 +15,19 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from recfx.argument_types import typed
 from recfx.checkpoint import storage
 from recfx.checkpoint.contents import MODEL, SETTINGS, check_has_elements, check_storable
-from recfx.checkpoint.directory import MANIFEST, disk_errors, locked, make_directory, new_names, remove_leftovers
-from recfx.checkpoint.manifest import Manifest, is_foreign
+from recfx.checkpoint.directory import (
+    MANIFEST,
+    Manifest,
+    disk_errors,
+    is_foreign,
+    locked,
+    make_directory,
+    new_names,
+    remove_leftovers,
+)
 from recfx.checkpoint.optimizers import Described, describe_in_backward, describe_optimizer, join_described
 from recfx.checkpoint.peers import Peers, checked_arguments
-from recfx.checkpoint.settings import pack_settings
-from recfx.checkpoint.storage import SavedFolder
+from recfx.checkpoint.storage import SavedFolder, pack_settings
 from recfx.checkpoint.wrapped_optimizers import unwrap_optimizer, warm_ups
 from recfx.collections.converted_collection import collections_by_prefix
 from recfx.collections.sharding.collection import ShardedCollection

@@ -16,10 +16,8 @@ import torch
 
 import recfx
 from recfx.checkpoint import storage
-from recfx.checkpoint.directory import new_names
-from recfx.checkpoint.manifest import Manifest
-from recfx.checkpoint.settings import pack_settings, read_settings
-from recfx.checkpoint.storage import SavedFolder
+from recfx.checkpoint.directory import Manifest, new_names
+from recfx.checkpoint.storage import SavedFolder, pack_settings, read_settings
 from tests.checkpoint.training import Training, assert_same
 
 

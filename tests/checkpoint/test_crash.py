@@ -11,8 +11,8 @@ import pytest
 
 import recfx
 from recfx.checkpoint import directory as checkpoint_directory
-from recfx.checkpoint import manifest as manifest_module
-from recfx.checkpoint.manifest import Manifest
+from recfx.checkpoint import directory as manifest_module
+from recfx.checkpoint.directory import Manifest
 from tests.checkpoint import killed_writer
 from tests.checkpoint.training import OnePart, Training, assert_same
 from tests.support.forked_script import run_script

@@ -14,7 +14,8 @@ from torch import nn
 from torch.distributed.checkpoint.filesystem import FileSystem
 
 import recfx
-from recfx.checkpoint import manifest, save, storage
+from recfx.checkpoint import directory as manifest
+from recfx.checkpoint import save, storage
 from recfx.checkpoint.directory import remove_leftovers
 from recfx.checkpoint.storage import SavedFolder
 from tests.checkpoint.training import OnePart, Training, assert_same

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import recfx
-from recfx.checkpoint.manifest import Manifest
+from recfx.checkpoint.directory import Manifest
 from tests.builders.optimizers import attach
 from tests.checkpoint.crafted import refused, reseal
 from tests.checkpoint.training import RAW, OnePart, Training, TwoPart, assert_same

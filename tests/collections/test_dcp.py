@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from recfx.checkpoint.manifest import Manifest
+from recfx.checkpoint.directory import Manifest
 from tests.checkpoint.training import Training, assert_same, batch
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 import recfx
-from recfx.checkpoint.manifest import FORMAT_VERSION as CHECKPOINT_VERSION
+from recfx.checkpoint.directory import FORMAT_VERSION as CHECKPOINT_VERSION
 from recfx.exporter.manifest import FORMAT_VERSION
 from tests.files import models
 from tests.files.stored import Facts, answers, store

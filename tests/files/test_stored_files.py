@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import recfx
-from recfx.checkpoint.manifest import FORMAT_VERSION as CHECKPOINT_VERSION
+from recfx.checkpoint.directory import FORMAT_VERSION as CHECKPOINT_VERSION
 from recfx.exporter.manifest import FORMAT_VERSION
 from recfx.kernels.build import library
 from tests.exporter.hashed_models import by_name

@@ -258,7 +258,7 @@ def fail_on(rank: int, world_size: int, case: Case, folder: str, where: str) -> 
         if where == "data" and rank == 1:
             patch.setattr(FileSystemWriter, "write_data", fail)
         if where == "manifest":
-            patch.setattr("recfx.checkpoint.manifest.Manifest.switch", fail)
+            patch.setattr("recfx.checkpoint.directory.Manifest.switch", fail)
         if where == "index" and rank == 1:
             patch.setattr("recfx.checkpoint.save.describe_in_backward", fail)
         with pytest.raises((CheckpointError, OSError), match="no space left on this rank") as caught:
