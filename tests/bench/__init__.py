@@ -26,17 +26,14 @@ BENCHMARKS: dict[str, str] = {
         "export",
         "hash_index",
         "convert_time",
-        # One per kernel family, under the name of the family.
+        # Kernels in C++.
         "pooled_lookup",
         "fused_step",
         "bag_offsets",
         "bucketize",
-        "row_initialization",
-        "index_rebuild",
-        # One per kernel in Triton, likewise.
+        # Kernels in Triton.
         "triton/pooled_lookup",
         "triton/fused_optimizer",
-        "triton/per_sample_weights",
         "triton/find_rows",
         "triton/quantized_lookup",
     )
