@@ -77,7 +77,7 @@ def _extend() -> None:
 
     extend_torchrec()  # DistributedModelParallel(recfx.convert(model)) shards what was converted, as it does without
     extend_torch()  # torch.jit.script and torch.export refuse what was converted
-    guard_tables()  # torch's parametrizations leave converted tables as they are
+    guard_tables()  # AveragedModel refuses tables with an index
     WHEN_READY.append(warn)
 
 

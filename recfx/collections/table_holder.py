@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Callable
 from typing import Any, NoReturn
 
 from torch import nn
-from torch.nn.utils import parametrize
 from torch.optim.swa_utils import AveragedModel
 
 from recfx.collections.converted_collection import converted_collections
@@ -31,8 +29,6 @@ class _Holder(nn.Module):
             what = "its own forward" if name == "forward" else f"{name}={value!r}"
             instead = "set it before the conversion, which says what it supports"
             raise self._refused(what, "unsupported_bag_option", instead)
-        if name == "__class__":  # the first thing that torch.nn.utils.parametrize does
-            raise self._refused("a parametrization", "unsupported_bag", "unconvert the model first")
         super().__setattr__(name, value)
 
     def __delattr__(self, name: str) -> None:
@@ -60,7 +56,7 @@ class _Holder(nn.Module):
     register_backward_hook: Callable[..., Any] = _refuse_hook
 
     def _get_name(self) -> str:
-        return _standard_class(type(self)).__name__  # how it prints
+        return _STANDARD[type(self)].__name__  # how it prints
 
     def _refused(self, what: str, reason: str, instead: str) -> ConversionError:
         return ConversionError(
@@ -80,10 +76,7 @@ class EmbeddingHolder(_Holder, nn.Embedding):
 
 
 _HOLDERS: dict[type[nn.Module], type[_Holder]] = {nn.EmbeddingBag: TableHolder, nn.Embedding: EmbeddingHolder}
-
-
-def _standard_class(holder: type[nn.Module]) -> type[nn.Module]:
-    return next(standard for standard, converted in _HOLDERS.items() if issubclass(holder, converted))
+_STANDARD: dict[type[nn.Module], type[nn.Module]] = {holder: standard for standard, holder in _HOLDERS.items()}
 
 
 def hold(tables: nn.ModuleDict) -> None:
@@ -95,27 +88,12 @@ def hold(tables: nn.ModuleDict) -> None:
 
 def all_held(tables: nn.ModuleDict) -> bool:
     """Whether no table's module has been replaced since."""
-    return set(map(type, tables._modules.values())) <= {*_HOLDERS.values()}
+    return set(map(type, tables._modules.values())) <= _STANDARD.keys()
 
 
 def guard_tables() -> None:
-    """Let torch ask a table's module before it changes the weight or takes it away, and let ``AveragedModel`` refuse
-    tables with an index. Called once by ``first_use``, and idempotent.
-    """
-    weight_norm: Any = importlib.import_module("torch.nn.utils.weight_norm")  # its function has the same name
-    wrap_once(weight_norm.WeightNorm, "apply", _refusing_holders)
-    wrap_once(parametrize, "register_parametrization", _refusing_holders)
+    """Let ``AveragedModel`` refuse tables with an index. Called once by ``first_use``, and idempotent."""
     wrap_once(AveragedModel, "update_parameters", _refusing_indexes)
-
-
-def _refusing_holders(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def extended(module: nn.Module, *arguments: Any, **keywords: Any) -> Any:
-        if isinstance(module, _Holder):
-            raise module._refused("a parametrization", "unsupported_bag", "unconvert the model first")
-        return original(module, *arguments, **keywords)
-
-    return extended
 
 
 def _refusing_indexes(original: Callable[..., None]) -> Callable[..., None]:
@@ -138,5 +116,5 @@ def _refusing_indexes(original: Callable[..., None]) -> Callable[..., None]:
 def release(tables: nn.ModuleDict) -> None:
     """Make the holders standard modules again."""
     for table in tables._modules.values():
-        if type(table) in _HOLDERS.values():
-            object.__setattr__(table, "__class__", _standard_class(type(table)))
+        if type(table) in _STANDARD:
+            object.__setattr__(table, "__class__", _STANDARD[type(table)])

@@ -35,16 +35,13 @@ CHANGES: dict[str, Callable[[nn.EmbeddingBag], object]] = {
     "backward_hook": lambda bag: bag.register_full_backward_hook(lambda *arguments: None),
     "backward_pre_hook": lambda bag: bag.register_full_backward_pre_hook(lambda *arguments: None),
     "parametrization": lambda bag: parametrize.register_parametrization(bag, "weight", nn.Tanh()),
-    "parametrization that changes the weight": lambda bag: parametrizations.orthogonal(bag),
     "weight norm": lambda bag: parametrizations.weight_norm(bag),
-    "old weight norm": lambda bag: torch.nn.utils.weight_norm(bag),
     "old spectral norm": lambda bag: torch.nn.utils.spectral_norm(bag),
     "pruning": lambda bag: prune.l1_unstructured(bag, "weight", 0.5),
     "deleted": lambda bag: delattr(bag, "weight"),
 }
 
 
-@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated:FutureWarning")
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_change_after_the_conversion_is_refused_and_changes_nothing(name: str) -> None:
     converted = recfx.convert(collection())
@@ -57,7 +54,6 @@ def test_a_change_after_the_conversion_is_refused_and_changes_nothing(name: str)
     assert converted.state_dict().keys() == state.keys()
 
 
-@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated:FutureWarning")
 @pytest.mark.parametrize("name", CHANGES)
 def test_the_standard_collection_takes_it_and_so_does_one_that_was_unconverted(name: str) -> None:
     for bags in (collection().embedding_bags, recfx.unconvert(recfx.convert(collection())).embedding_bags):
