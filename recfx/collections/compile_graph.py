@@ -38,10 +38,6 @@ def compile_graph(
         backend: ``"auto"``, or the one backend that every lookup must use.
         rewrites: the passes; None: all of ``recfx.passes()``.
         of_original: what passes have made for another collection; taken over if its graph was equal to this one.
-
-    Raises:
-        ConversionError: ``unknown_backend``, ``backend_unusable``, ``table_shape_changed``; of passes of the user's,
-            ``malformed_graph``, ``pass_failed``, ``not_distributed``, ``not_lowered``, ``operator_with_state``.
     """
     if of_original is None or of_original.graph.context != graph.context:
         of_original = rewritten(graph, rewrites)
@@ -49,12 +45,7 @@ def compile_graph(
 
 
 def rewritten(graph: OperatorGraph | Rewriting, rewrites: Sequence[Pass] | None = None) -> Rewriting:
-    """What the passes make of the graph of a collection, or of what other passes have made of it.
-
-    Raises:
-        ConversionError: ``malformed_graph``, ``pass_failed`` or ``not_distributed``, for passes of the user's; and
-            those that passes raise.
-    """
+    """What the passes make of the graph of a collection, or of what other passes have made of it."""
     if rewrites is None:
         return run_passes(graph, passes())
     done: list[str] = []
@@ -92,11 +83,7 @@ def _refuse_own_ids(graph: OperatorGraph) -> None:
 
 
 def refuse_raw_ids(graph_module: fx.GraphModule) -> None:
-    """Refuse lookups that would take raw ids for rows, as they do if a list of passes lacks ``insert_hash``.
-
-    Raises:
-        ConversionError: ``not_hashed``.
-    """
+    """Refuse lookups that would take raw ids for rows, as they do if a list of passes lacks ``insert_hash``."""
     graph: OperatorGraph = graph_module.meta[REWRITING_KEY].graph
     for lookup in graph.of_kind("lookup", "hash_lookup"):
         giver = lookup
@@ -123,9 +110,6 @@ def compile_again(
 
     Returns:
         The other form, which is ``graph_module`` itself if no pass changes it; and the records of these passes.
-
-    Raises:
-        ConversionError: ``malformed_graph`` or ``pass_failed``: they cannot follow what passes of the user's left.
     """
     before: Rewriting = graph_module.meta[REWRITING_KEY]
     rewriting = rewritten(before, rewrites)

@@ -304,11 +304,7 @@ def replace_in_place(root: nn.Module, replacements: Mapping[int, nn.Module]) -> 
 
 
 def refuse_fully_sharded(root: nn.Module, what_to_do: str) -> None:
-    """Refuse modules on which ``fully_shard`` was called: their hooks gather the parameters of these very objects.
-
-    Raises:
-        ConversionError: ``fully_sharded``.
-    """
+    """Refuse modules on which ``fully_shard`` was called: their hooks gather the parameters of these very objects."""
     for path, module in root.named_modules():
         if isinstance(module, FSDPModule):
             raise ConversionError(

@@ -76,9 +76,6 @@ def check_weight(name: str, row_ids: object, saved: object, dim: int) -> None:
     """Check that a saved weight has the rows of its index, and the columns of the table.
 
     torch would load the index and only then complain about the weight.
-
-    Raises:
-        CheckpointError: ``torn_state``, ``columns_mismatch``.
     """
     if not isinstance(saved, Tensor) or not isinstance(row_ids, Tensor):
         return
@@ -176,11 +173,7 @@ def fit_state(
 def fit_weights(
     collection: ConvertedCollection, saved: Mapping[str, object], prefix: str, moves: Mapping[str, RowMove]
 ) -> dict[str, Tensor]:
-    """The saved weights whose rows move, as new ``[rows, dim]`` tensors, by key; rows that are not saved stay.
-
-    Raises:
-        CheckpointError: ``rows_mismatch`` if the table is on meta and so has no rows to put the saved ones between.
-    """
+    """The saved weights whose rows move, as new ``[rows, dim]`` tensors, by key; rows that are not saved stay."""
     fitted = {}
     for table, move in moves.items():
         key, weight = prefix + kind_of(collection).weight_name("", table), collection.weight(table)

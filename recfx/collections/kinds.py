@@ -130,11 +130,7 @@ _OPTIONS = {"max_norm": None, "scale_grad_by_freq": False, "sparse": False, "pad
 
 
 def plain_table(kind: CollectionKind, config: Any, table: Any, collection: str) -> Any:
-    """``table``, if nothing is lost by reading its weight without calling it.
-
-    Raises:
-        ConversionError: ``unsupported_bag``, ``unsupported_bag_option``.
-    """
+    """``table``, if nothing is lost by reading its weight without calling it."""
     holder, owner, problem = kind.holder.__name__, kind.standard.__name__, ""
     if table is None:
         problem = "is missing"

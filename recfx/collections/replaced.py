@@ -36,11 +36,7 @@ def is_replaced(module: nn.Module) -> bool:
 
 @contextlib.contextmanager
 def calls_refused(originals: Mapping[str, nn.Module]) -> Iterator[None]:
-    """A context in which this thread may not call any of ``originals``, by path; outside, they are as before.
-
-    Raises:
-        ConversionError: ``replaced_collection_called``, where one is called.
-    """
+    """A context in which this thread may not call any of ``originals``, by path; outside, they are as before."""
     entered = _enter([_Caught(original, path) for path, original in originals.items()])
     try:
         yield

@@ -21,11 +21,7 @@ from recfx.ir.tables import TableSpec
 def allocate_tables(
     kind: CollectionKind, configs: list[BaseEmbeddingConfig], device: torch.device | str | None
 ) -> nn.ModuleDict:
-    """One module per table, with its physical rows and its ``data_type``.
-
-    Raises:
-        ValueError: two tables have the same name; the message is that of the standard collection.
-    """
+    """One module per table, with its physical rows and its ``data_type``."""
     tables = nn.ModuleDict()
     for config in configs:
         if config.name in tables:
@@ -78,9 +74,6 @@ def describe_tables(
     Args:
         hashing: how each table's ids become rows; None leaves it static.
         adopt: True for tables that already exist, whose rows are dense by default.
-
-    Raises:
-        ConversionError: ``rows_shrink``, ``invalid_hash_config``, and what the kind's ``check_table`` raises.
     """
     names = get_embedding_names_by_table(configs)
     specs = []

@@ -166,11 +166,7 @@ def _child(module: nn.Module, name: str) -> nn.Module:
 
 
 def check_constants(root: nn.Module, constants: dict[tuple[str, str], Any]) -> None:
-    """Refuse to run a graph if attributes of the model are no longer those that the graph has as constants.
-
-    Raises:
-        ConversionError: ``outdated_graph``.
-    """
+    """Refuse to run a graph if attributes of the model are no longer those that the graph has as constants."""
     module, of_module = root, ""
     for (path, name), constant in constants.items():
         if path != of_module:
@@ -187,11 +183,7 @@ def check_constants(root: nn.Module, constants: dict[tuple[str, str], Any]) -> N
 
 
 def refuse_graph(model: nn.Module, error: type[RecfxError]) -> None:
-    """Refuse a graph of ``recfx.trace``, whose code calls what is inside the converted collections.
-
-    Raises:
-        RecfxError: ``traced_graph``, as ``error``.
-    """
+    """Refuse a graph of ``recfx.trace``, whose code calls what is inside the converted collections."""
     graph = unwrap(model)
     if isinstance(graph, fx.GraphModule) and (
         PASSES_KEY in graph.meta or any(_is_inside(graph, node) for node in graph.graph.nodes)

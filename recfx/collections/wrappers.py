@@ -50,11 +50,7 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def usable_device(device: torch.device | str | int) -> torch.device:
-    """The device, if this host has it.
-
-    Raises:
-        ConversionError: ``invalid_argument`` (it does not name a device), ``device_unavailable``.
-    """
+    """The device, if this host has it."""
     if not isinstance(device, (torch.device, str, int)) or isinstance(device, bool):
         raise ConversionError(
             f"device is {type_of(device)}.",

@@ -332,9 +332,6 @@ def trace_graph(root: nn.Module, sample: Sample, tracer: ShallowTracer, *, infer
 def expect_constant(value: object, constant: object, name: str) -> None:
     """Refuse another value for an argument that is a constant of the graph, such as None; without a name, for a number
     or keys that the code of the model needs, as :func:`fixed_value` makes them.
-
-    Raises:
-        InputError: ``wrong_argument``.
     """
     if isinstance(value, fx.Proxy):  # also where a pickled graph is traced again
         value.tracer.create_proxy("call_function", expect_constant, (value, constant, name), {})

@@ -83,10 +83,6 @@ def run_step(
     """Run one step of ``model``, a copy: the step changes it, and the result holds its tensors. The loss is a fixed
     random combination of all outputs. Parameters that still have a gradient after the backward (because no optimizer in
     backward took it) take an SGD step.
-
-    Raises:
-        ConversionError: ``replaced_collection_called``: it calls one of ``originals``, collections by path of the model
-            that it is a copy of; or a later copy calls one of this copy.
     """
     run = Run()
     model.train(training)

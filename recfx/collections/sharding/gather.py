@@ -50,9 +50,6 @@ def gather_tables(
     If columns are cut, a state with one number per row, such as that of row-wise Adagrad, has one number per column
     block. That of the table is their mean, weighted by columns, which is what the uncut table would have after the same
     gradients.
-
-    Raises:
-        CheckpointError: the state that was loaded in place into some rank's index is not valid; raised on all ranks.
     """
     gatherer = _Gatherer(module)
     together(gatherer.group, module.prepare_to_save)
@@ -150,11 +147,7 @@ def without_model_parallel(model: nn.Module) -> nn.Module:
 
 
 def gather_collections(model: nn.Module) -> dict[str, dict[str, WholeTable]]:
-    """The whole tables of every sharded collection, by its name and theirs, on every rank. Collective.
-
-    Raises:
-        OutOfStepError: ``ranks_at_different_calls``: not all ranks call ``unconvert``.
-    """
+    """The whole tables of every sharded collection, by its name and theirs, on every rank. Collective."""
     begin_on_all_ranks(list(sharded_collections(model).values()), "unconvert")
     return {path: gather_tables(module) for path, module in sharded_collections(model).items()}
 

@@ -58,12 +58,7 @@ class SavedState:
             self._tensor_of(piece).detach().copy_(part)
 
     def parts(self, saved: object) -> dict[Piece, Tensor]:
-        """This rank's parts of ``saved``: a whole tensor, or a ``ShardedTensor`` that was cut in the same way.
-
-        Raises:
-            CheckpointError: ``other_plan``, ``shape_mismatch``; ``rows_mismatch``: no weights with this number of rows
-                were loaded since the last training step.
-        """
+        """This rank's parts of ``saved``: a whole tensor, or a ``ShardedTensor`` that was cut in the same way."""
         if isinstance(saved, ShardedTensor) and not self._table.is_replicated:
             return parts_of(saved, self._pieces, self._group, self._name)
         if not isinstance(saved, Tensor) or isinstance(saved, ShardedTensor) or saved.is_meta:

@@ -78,10 +78,6 @@ def on_all_ranks_with_plan(
 
     Args:
         plan: what the user has given this rank; must name the same collections on all ranks, or be None on all.
-
-    Raises:
-        RecfxError: that of another rank, if no plan is given.
-        ConversionError: ``ranks_have_different_plans``, also if another rank refuses its plan.
     """
 
     def call() -> tuple[str, _Result]:
@@ -107,10 +103,6 @@ def agreed_sharding(
     """The shards of a collection as this rank reads the plan, if all ranks have one plan and one kind of settings.
 
     Collective.
-
-    Raises:
-        ConversionError: ``ranks_have_different_settings``, ``ranks_have_different_plans``, or that of ``settings`` or
-            ``read`` on this rank.
     """
     settings_once, read_once, told = cache(settings), cache(read), _told(group, path)
 
@@ -200,11 +192,7 @@ _ON_ALL_RANKS = (ShardingType.DATA_PARALLEL.value, ShardingType.ROW_WISE.value)
 
 
 def check_plan(plan: Any) -> None:
-    """Refuse what is no plan of a whole model: a mapping from collections to mappings from tables.
-
-    Raises:
-        ConversionError: ``invalid_argument``.
-    """
+    """Refuse what is no plan of a whole model: a mapping from collections to mappings from tables."""
     is_plan = isinstance(plan, ShardingPlan)
     if not is_plan or not isinstance(plan.plan, Mapping):
         raise ConversionError(
@@ -218,11 +206,7 @@ def check_plan(plan: Any) -> None:
 
 
 def ranks_named(plan: ShardingPlan) -> int:
-    """The number of ranks up to the last one that a plan names; what is no rank is left to those who read the plan.
-
-    Raises:
-        ConversionError: ``plan_rank``: no cluster has so many.
-    """
+    """The number of ranks up to the last one that a plan names; what is no rank is left to those who read the plan."""
     per_collection: dict[str, Any] = plan.plan
     last = 0
     for path, tables in per_collection.items():
@@ -234,11 +218,7 @@ def ranks_named(plan: ShardingPlan) -> int:
 
 
 def ranks_spanned(plan: ShardingPlan) -> int | None:
-    """The number of ranks, if a table is on all of them, or if the plan names none at all; otherwise None.
-
-    Raises:
-        ConversionError: ``plan_rank``: no cluster has so many.
-    """
+    """The number of ranks, if a table is on all of them, or if the plan names none at all; otherwise None."""
     tables = [
         table
         for of_collection in plan.plan.values()

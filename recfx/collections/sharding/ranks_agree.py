@@ -76,9 +76,6 @@ def tell_counts(group: dist.ProcessGroup, first: int, second: int, mark: int, na
 
     Args:
         mark: which call this is, as given by ``marks.identity``.
-
-    Raises:
-        OutOfStepError: ``ranks_at_different_calls``, on all ranks.
     """
     row = torch.tensor([first, second, _UNREAD, mark, _UNREAD], device=sent_on(group))
     numbers = [number.expand(group.size()) for number in row]
@@ -103,10 +100,6 @@ def begin_on_all_ranks(sharded: Sequence[Any], call: str) -> None:
     Args:
         sharded: the collections of the model, all in one process group.
         call: one of recfx's functions.
-
-    Raises:
-        OutOfStepError: ``ranks_at_different_calls``, also on a rank that sends the ids of a batch;
-            ``backward_on_some_ranks``, before what they have trained is saved.
     """
     if not sharded or any(module.in_pipeline for module in sharded):
         return
@@ -134,11 +127,6 @@ def group_of_model(
         call: the function of recfx that all ranks call.
         if_several: what users can do if collections are in different groups.
         if_sharded_alone: what they can do if TorchRec alone has sharded something.
-
-    Raises:
-        RecfxError: ``several_process_groups``, ``model_is_sharded``, ``no_process_group`` if the group was destroyed,
-            as ``error``.
-        OutOfStepError: ``ranks_at_different_calls``.
     """
     group: dist.ProcessGroup | None = None
     sharded: list[Any] = []

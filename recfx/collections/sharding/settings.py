@@ -50,9 +50,6 @@ def optimizer_settings(
 
     Returns:
         New settings without the parameter, which would keep the whole table in memory.
-
-    Raises:
-        ConversionError: ``unsupported_fused_param``.
     """
     all_settings, attached = OptimizerSettings({}, {}), module.take_over_optimizers()
     for sharded in sharding.tables:
@@ -77,11 +74,7 @@ def optimizer_settings(
 
 
 def check_optimizers(module: UnshardedCollection) -> None:
-    """Refuse optimizers in backward without a fused form, which would stay behind on the whole table.
-
-    Raises:
-        ConversionError: the code for which the optimizer has none.
-    """
+    """Refuse optimizers in backward without a fused form, which would stay behind on the whole table."""
     module.take_over_optimizers()
     for table, why in module.not_fused.items():
         raise ConversionError(

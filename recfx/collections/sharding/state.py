@@ -281,9 +281,6 @@ def fit_whole_index(
 
     Returns:
         what this rank's shards take from it, and the move of the table's rows; None if no row moves.
-
-    Raises:
-        CheckpointError: the same as ``fit_index``.
     """
     fitted, move = fit_index(whole_index(table), saved, weight, table.embedding_dim)
     tensors = {name: value for name, value in fitted.items() if isinstance(value, Tensor)}
@@ -305,9 +302,6 @@ def fit_slices(
 
     Args:
         slices: the saved state of each slice, by its rows and by buffer name.
-
-    Raises:
-        CheckpointError: the same as ``check_saved_index``; each rank checks its own slices.
     """
     pieces = {shard: slices[shard.rows] for shard in shards}
     for shard, piece in pieces.items():
@@ -324,11 +318,7 @@ def load_local_state(
     missing_keys: list[str],
     *rest: Any,
 ) -> None:
-    """A load hook that replaces whole tables with this rank's shards.
-
-    Raises:
-        CheckpointError: the same as ``LocalState``. Nothing of this collection has changed.
-    """
+    """A load hook that replaces whole tables with this rank's shards."""
     planned = LocalState(module, state_dict, prefix)
     names = [shard.name for shard in module.sharding.local() if shard.table.has_index]
     indexes = {f"{prefix}hash_indexes.{name}.": module.index(name) for name in names}
@@ -363,10 +353,6 @@ class LocalState:
         local: what goes to this rank's shards, by their keys.
         missing: keys that ``saved`` lacks, and the tables they belong to.
         moves: where the rows go of tables that have more rows now, by table.
-
-    Raises:
-        CheckpointError: ``other_plan``, ``shape_mismatch``, ``not_a_tensor``, ``torn_state``, or any other code for
-            what is wrong with an index.
     """
 
     def __init__(self, module: ShardedTables, saved: Mapping[str, Any], prefix: str) -> None:

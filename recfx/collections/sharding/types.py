@@ -78,11 +78,7 @@ def _check_tiling(plan: TablePlan, ranges: list[tuple[int, int]], size: int, wha
 
 
 def column_blocks(plan: TablePlan) -> list[tuple[tuple[int, int], list[PlannedShard]]]:
-    """The shards that the plan lists by their columns, from left to right, those of each block from top to bottom.
-
-    Raises:
-        ConversionError: ``plan_invalid``, ``plan_rank``; ``plan_shape_mismatch``: some columns are on no rank.
-    """
+    """The shards that the plan lists by their columns, from left to right, those of each block from top to bottom."""
     spec = plan.parameter.sharding_spec
     if not isinstance(spec, EnumerableShardingSpec):
         raise _wrong(plan, "plan_invalid", "has no EnumerableShardingSpec that says where its shards are.")
@@ -102,11 +98,7 @@ def column_blocks(plan: TablePlan) -> list[tuple[tuple[int, int], list[PlannedSh
 
 
 def row_borders(plan: TablePlan, pieces: Sequence[PlannedShard]) -> list[int]:
-    """Where the plan cuts the rows of one column block.
-
-    Raises:
-        ConversionError: ``plan_invalid``, ``plan_shape_mismatch``: some rows are on no rank.
-    """
+    """Where the plan cuts the rows of one column block."""
     _check_tiling(plan, [piece.rows for piece in pieces], plan.table.num_embeddings, "rows")
     return [*(piece.rows[0] for piece in pieces), plan.table.num_embeddings]
 
