@@ -156,6 +156,15 @@ def sharded_of(model: nn.Module) -> ShardedCollection:
     return sparse
 
 
+def counted(model: nn.Module) -> dict[str, list[int]]:
+    """What this rank's indexes have counted, by table."""
+    counts = {}
+    for name, index in sharded_of(model).hash_indexes.items():
+        assert isinstance(index, recfx.HashIndex)
+        counts[name] = index.index_buffers().counts.tolist()
+    return counts
+
+
 def dcp_state(model: Any) -> dict[str, Any]:
     """What ``torch.distributed.checkpoint`` saves of the model, or loads in place: views."""
     return {"model": model.state_dict(), "optimizer": model.sparse.fused_optimizer.state_dict()}

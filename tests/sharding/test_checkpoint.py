@@ -13,10 +13,9 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 import recfx
 from recfx.checkpoint.tables import tables_of as tables_in
 from recfx.errors import CheckpointError
-from tests.sharding.cases import Case, deduped
+from tests.sharding.cases import Case
 from tests.sharding.ranks import ranks
 from tests.sharding.stateful import (
-    ADMIT,
     LRU,
     assert_equal,
     case_of,
@@ -55,102 +54,6 @@ def load(rank: int, world_size: int, case: Case, folder: str, way: str = "recfx"
     load_from(model, folder)
     state: dict[str, torch.Tensor] = state_of(model)
     return state
-
-
-def onward(rank: int, world_size: int, case: Case, folder: str, saves: bool) -> dict[str, torch.Tensor]:
-    """Two steps after a save, in the same model or in one that has loaded it."""
-    model = make(case, world_size, seed=0 if saves else 5)
-    if saves:
-        train(model, case, rank, world_size, 0, STEPS)
-        recfx.save_checkpoint(model, folder)
-    else:
-        recfx.load_checkpoint(model, folder)
-    train(model, case, rank, world_size, STEPS, STEPS + 2)
-    return tables_of(model)
-
-
-@pytest.mark.parametrize(("hashing", "optimizer"), [(LRU, "adagrad"), (None, "adam")], ids=["lru", "no"])
-def test_steps_on_other_ranks_are_those_of_the_run_that_did_not_stop(
-    tmp_path: Path, hashing: recfx.HashConfig | None, optimizer: str
-) -> None:
-    """Gradients of a row are summed in another order; rows of ids and everything else are the same to the bit."""
-
-    def case(plan: str, world_size: int) -> Case:
-        return in_kinds(case_of(plan, hashing, optimizer, world_size))["mixed"]
-
-    expected = ranks(2).run(onward, case("mixed", 2), str(tmp_path), True)[0]
-    answers = [onward(0, 0, case("tables", 0), str(tmp_path), False)]
-    answers += ranks(4).run(onward, case("rows", 4), str(tmp_path), False)
-    answers += ranks(2).run(onward, case("columns", 2), str(tmp_path), False)
-    for answer in answers:
-        for name, value in expected.items():
-            if value.is_floating_point() and not name.endswith(".lr"):
-                torch.testing.assert_close(answer[name], value, rtol=1e-4, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
-            elif not name.endswith(".counts"):
-                assert torch.equal(answer[name], value), name
-
-
-def go_on(rank: int, world_size: int, case: Case, folder: str, way: str) -> dict[str, torch.Tensor]:
-    """Trained without a stop; and stopped, with the model built anew."""
-    save_to, load_from, _ = WAYS[way]
-    model = make(case, world_size)
-    train(model, case, rank, world_size, 0, STEPS)
-    save_to(model, folder)
-    resumed = make(case, world_size, seed=9)
-    load_from(resumed, folder)
-    for module in (model, resumed):
-        train(module, case, rank, world_size, STEPS, 3 * STEPS)
-    left, expected = tables_of(resumed), tables_of(model)
-    if way == "dcp":  # TorchRec's names of an optimizer's state have no step for Adagrad
-        expected = {name: value for name, value in expected.items() if not name.endswith(".step")}
-    assert_equal({name: left[name] for name in expected}, expected)
-    return left
-
-
-@pytest.mark.parametrize(("way", "kind"), [("recfx", "pooled"), ("recfx", "sequence"), ("dcp", "pooled")])
-def test_training_goes_on_as_if_it_had_not_stopped(way: str, kind: str, tmp_path: Path) -> None:
-    state = ranks(2).run(go_on, in_kinds(case_of("mixed"))[kind], str(tmp_path), way)[0]
-    evicted = recfx.kernels.index.index_buffers.COUNTERS.index("evicted")
-    assert int(state["a.index.counts"][evicted]) > 0
-
-
-@pytest.mark.parametrize("kind", ["pooled", "sequence"])
-def test_rowwise_adagrad_keeps_a_state_a_column_block(kind: str, tmp_path: Path) -> None:
-    ranks(2).run(go_on, in_kinds(case_of("columns", LRU, "rowwise_adagrad"))[kind], str(tmp_path), "recfx")
-
-
-@pytest.mark.parametrize("hashing", [None, recfx.HashConfig(dense_rows=0, rows=512)], ids=["static", "raw"])
-def test_training_goes_on_where_different_ids_are_sent_once(hashing: recfx.HashConfig | None, tmp_path: Path) -> None:
-    ranks(2).run(go_on, deduped(case_of("mixed", hashing, "adagrad")), str(tmp_path), "recfx")
-
-
-@pytest.mark.parametrize(
-    ("way", "hashing", "optimizer"),
-    [
-        ("recfx", LRU, "adagrad"), ("recfx", ADMIT, "adam"), ("recfx", None, "rowwise_adagrad"),
-        ("dcp", LRU, "adam"), ("dcp", ADMIT, "adagrad"), ("dcp", None, "adagrad"),
-    ],
-    ids=["recfx-lru", "recfx-admit", "recfx-no", "dcp-lru", "dcp-admit", "dcp-no"],
-)  # fmt: skip
-def test_any_number_of_ranks_loads_what_any_number_saved(
-    tmp_path: Path, way: str, hashing: recfx.HashConfig | None, optimizer: str
-) -> None:
-    def case(plan: str, world_size: int) -> Case:
-        return in_kinds(case_of(plan, hashing, optimizer, world_size))["mixed"]
-
-    rowwise = optimizer == "rowwise_adagrad"
-    plain, two, four = str(tmp_path / "plain"), str(tmp_path / "two"), str(tmp_path / "four")
-    saved = {
-        plain: save(0, 0, case("tables", 0), plain, way),
-        two: ranks(2).run(save, case("columns" if rowwise else "mixed", 2), two, way)[0],
-        four: ranks(4).run(save, case("rows" if rowwise else "mixed", 4), four, way)[0],
-    }
-    sources = {(1, "rows"): two, (2, "replicas"): two, (4, "mixed"): two, (2, "columns"): plain, (2, "rows"): four}
-    for (world_size, plan), folder in sources.items():
-        for state in ranks(world_size).run(load, case(plan, world_size), folder, way):
-            assert_equal(state, saved[folder])
-    for folder in (two, four):
-        assert_equal(load(0, 0, case("tables", 0), folder, way), saved[folder])
 
 
 def before_a_step(rank: int, world_size: int, case: Case, folder: str) -> None:

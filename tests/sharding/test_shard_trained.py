@@ -17,54 +17,10 @@ from tests.builders.optimizers import attach
 from tests.sharding.cases import Case, Model, Table, batches, build, shard_converted, with_optimizer
 from tests.sharding.ranks import ranks
 from tests.sharding.stateful import (
-    ADMIT,
-    LRU,
     assert_same,
     case_of,
-    make,
-    model_state,
-    optimizer_state,
     train,
-    whole_state,
 )
-
-
-def go_on(rank: int, world_size: int, case: Case, before: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Two more steps, of a model that has made some unsharded."""
-    model = make(case, 0, seed=7)
-    assert isinstance(model, Model)
-    converted: Any = model.sparse
-    converted.load_state_dict(model_state(before))
-    converted.fused_optimizer.load_state_dict(optimizer_state(before))
-    weight = converted.weight("b")
-    weight.data = weight.data.t().contiguous().t()  # stored column by column
-    collection = model.sparse = shard_converted(case, converted, world_size)
-    assert_same(whole_state(model), before)
-    assert all(parameter.is_contiguous() for parameter in collection.parameters())
-    train(model, case, rank, world_size, 2, 4)
-    state = whole_state(model)
-    model.sparse = converted
-    assert_same(whole_state(model), before)
-    return state
-
-
-@pytest.mark.parametrize(
-    ("plan", "hashing", "optimizer"),
-    [
-        ("mixed", LRU, "adagrad"),
-        ("columns", ADMIT, "adam"),
-        ("rows", None, "rowwise_adagrad"),
-        ("replicas", LRU, "adam"),
-    ],
-)
-def test_training_goes_on_sharded(plan: str, hashing: recfx.HashConfig | None, optimizer: str) -> None:
-    case = case_of(plan, hashing, optimizer)
-    whole = make(case, 0)
-    train(whole, case, 0, 0, 0, 2)
-    before = whole_state(whole)
-    train(whole, case, 0, 0, 2, 4)
-    for state in ranks(2).run(go_on, case, before):
-        assert_same(state, whole_state(whole), exact=False)
 
 
 def frozen(rank: int, world_size: int, case: Case) -> dict[str, Any]:

@@ -8,26 +8,21 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
-from torchrec.distributed.types import EnumerableShardingSpec, ParameterSharding, ShardingEnv, ShardMetadata
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import recfx
 from recfx.collections.sharding.gather import gather_tables
-from recfx.collections.sharding.shard import shard_collection
 from recfx.errors import CheckpointError
 from recfx.kernels.index.index_buffers import FREED
-from tests.sharding.cases import Case, batches, build, plan_of, values_of
+from tests.sharding.cases import Case, batches, build
 from tests.sharding.ranks import ranks
 from tests.sharding.stateful import (
     ADMIT,
     LRU,
     PLANS,
-    assert_equal,
     assert_same,
-    carry_over,
     case_of,
+    counted,
     in_kinds,
     load_dcp,
     make,
@@ -35,7 +30,6 @@ from tests.sharding.stateful import (
     optimizer_state,
     save_dcp,
     sharded_of,
-    tables_of,
     train,
     whole_state,
 )
@@ -102,14 +96,6 @@ def load_plain(
     sharded_of(again).load_state_dict(sparse.state_dict())
     assert_same(model_state(whole_state(again)), model_state(whole_state(model)))
     return whole_state(model)
-
-
-@pairwise(plan=["columns", "mixed", "rows"], hashing=[LRU, ADMIT], kind=["pooled", "sequence"])
-def test_whole_tensors_load_under_any_plan(plan: str, hashing: recfx.HashConfig, kind: str) -> None:
-    case = in_kinds(case_of(plan, hashing, "adam"))[kind]
-    state = plain_state(case)
-    for loaded in ranks(2).run(load_plain, case, state, True):
-        assert_same(loaded, state)
 
 
 @pairwise(plan=["columns", "mixed", "rows"], kind=["pooled", "sequence"])
@@ -306,63 +292,6 @@ ROWS = case_of("rows", ADMIT)
 """The first rank has the dense rows of table ``a`` as well."""
 
 
-def train_on_nothing(model: torch.nn.Module, case: Case) -> None:
-    """A batch that no row and no candidate knows of: only ``counts`` says that it was."""
-    keys = batches(case, 1, 1)[0][0].keys()
-    nothing = KeyedJaggedTensor(
-        keys, torch.empty(0, dtype=torch.int64), lengths=torch.zeros(len(keys), dtype=torch.int64)
-    )
-    values_of(model.get_submodule("sparse")(nothing)).sum().backward()
-
-
-def counted(model: torch.nn.Module) -> dict[str, list[int]]:
-    """What this rank's indexes have counted, by table."""
-    counts = {}
-    for name, index in sharded_of(model).hash_indexes.items():
-        assert isinstance(index, recfx.HashIndex)
-        counts[name] = index.index_buffers().counts.tolist()
-    return counts
-
-
-def forecasts(model: torch.nn.Module) -> list[Any]:
-    """What is derived from the counts of this rank's slices; where slots are says nothing about them."""
-    (report,) = recfx.explain(model).collections
-    return [(table.name, replace(table.hashing, longest_probe=None), table.reasons) for table in report.tables]
-
-
-def without_probes(scalars: dict[str, float]) -> dict[str, float]:
-    return {name: value for name, value in scalars.items() if not name.endswith("longest_probe")}
-
-
-def resumed(rank: int, world_size: int, case: Case, how: str, folder: str) -> list[Any]:
-    """Counts before, and after the load into a model that had counted something else."""
-    model, again = make(case, world_size), make(case, world_size, seed=7)
-    train(model, case, rank, world_size, 0, 4)
-    train_on_nothing(model, case)
-    train(again, case, rank, world_size, 5, 6)
-    monitors = [recfx.monitor(watched) for watched in (model, again)]
-    carry_over(model, again, how, folder)
-    before, after = counted(model), counted(again)
-    told, tells = forecasts(model), forecasts(again)
-    monitors[0].scalars()
-    for trained in (model, again):
-        train(trained, case, rank, world_size, 6, 7)
-    told_later, tells_later = (without_probes(monitor.scalars()) for monitor in monitors)
-    return [before, after, told == tells, counted(model) == counted(again) and told_later == tells_later]
-
-
-@pairwise(how=["state_dict", "checkpoint", "dcp", "dcp in place"], plan=["rows", "mixed"], kind=["pooled", "sequence"])
-def test_every_rank_gets_back_what_it_had_counted(plan: str, how: str, kind: str, tmp_path: Path) -> None:
-    answers = ranks(2).run(resumed, in_kinds(case_of(plan, ADMIT))[kind], how, str(tmp_path / "saved"))
-    for before, after, same_forecasts, same_later in answers:
-        assert after == before
-        assert {counts[0] for counts in after.values()} == {5}
-        assert same_forecasts
-        assert same_later
-    if plan == "rows":
-        assert all(counts[2] > 0 for before, *_ in answers for name, counts in before.items() if name != "c")
-
-
 def shares(rank: int, world_size: int, case: Case, saved: str, how: str) -> dict[str, list[int]]:
     model = make(case, world_size)
     if how == "plain":
@@ -403,57 +332,3 @@ def test_every_rank_of_another_world_gets_a_share_of_what_was_counted(worlds: tu
             assert [sum(column) for column in zip(*of_ranks, strict=True)][1:] == sums[0][name][1:], (how, name)
             assert {counts[0] for counts in of_ranks} == {4}
             assert all(counts[1] > 0 and counts[2] > 0 for counts in of_ranks), (how, name, of_ranks)
-
-
-def make_crossed(case: Case, world_size: int, seed: int = 0) -> torch.nn.Module:
-    """Each rank has two slices of the rows of table ``d``: one of its left columns, another of its right columns."""
-    model = make(case, 0, seed)
-    plan = plan_of(case, model.sparse, world_size)  # type: ignore[arg-type]
-    rows = case.hashing.rows // 2  # type: ignore[operator, union-attr]
-    shards = [
-        ShardMetadata([piece * rows, block * 128], [rows, 128], f"rank:{(piece + block) % 2}/cpu")
-        for block in range(2)
-        for piece in range(2)
-    ]
-    plan["d"] = ParameterSharding("row_wise", "fused", [0, 1, 1, 0], EnumerableShardingSpec(shards))
-    env = ShardingEnv.from_process_group(dist.group.WORLD)
-    model.sparse = shard_collection(model.sparse, plan, env)  # type: ignore[arg-type]
-    return model
-
-
-def two_slices(rank: int, world_size: int, case: Case, how: str, folder: str) -> list[Any]:
-    """Counts, before and after loading into a model that has trained longer; and what both are one step later."""
-    model, again = make_crossed(case, world_size), make_crossed(case, world_size, seed=7)
-    train(model, case, rank, world_size, 0, 4)
-    train_on_nothing(model, case)
-    train(again, case, rank, world_size, 4, 10)
-    carry_over(model, again, how, folder)
-    before, after = counted(model), counted(again)
-    for trained in (model, again):
-        train(trained, case, rank, world_size, 4, 7)
-    resumed_state, expected = (
-        {
-            name: value for name, value in tables_of(trained).items() if not name.endswith(".step")
-        }  # TorchRec's state has none
-        for trained in (again, model)
-    )
-    assert_equal({**resumed_state, "over": expected["over"]}, expected)
-    return [before, after, resumed_state]
-
-
-@pytest.mark.parametrize(
-    ("how", "hashing"), [("state_dict", LRU), ("checkpoint", ADMIT), ("dcp in place", ADMIT)], ids=str
-)
-def test_two_slices_of_a_table_on_a_rank(how: str, hashing: recfx.HashConfig, tmp_path: Path) -> None:
-    case = case_of("rows", replace(hashing, rows=80, dense_rows=0))
-    whole = make(case, 0)
-    train(whole, case, 0, 0, 0, 4)
-    train_on_nothing(whole, case)
-    train(whole, case, 0, 0, 4, 7)
-    index = whole.get_submodule("sparse").index("d")  # type: ignore[operator]
-    for before, after, state in ranks(2).run(two_slices, case, how, str(tmp_path / "saved")):
-        assert before["d"] != before["d@1"]
-        assert after == before
-        assert {counts[0] for counts in after.values()} == {5}
-        for name, value in index.state_dict().items():
-            assert torch.equal(state[f"d.index.{name}"], value), name
