@@ -7,11 +7,9 @@ from typing import Any
 import pytest
 import torch
 from torchrec import KeyedJaggedTensor
-from torchrec.streamable import Multistreamable
 
 import recfx
 from recfx.collections.sharding import pipeline_stages
-from recfx.collections.sharding.pipeline_stages import BatchContext
 from recfx.errors import OutOfStepError
 from recfx.ir.operator_graph import OperatorGraph
 from recfx.passes import PassResult, Rewrite
@@ -92,19 +90,3 @@ def test_a_form_of_the_graph_that_is_not_valid_is_noticed(monkeypatch: pytest.Mo
         with pytest.raises(recfx.ConversionError, match=r"after pass split_hash_ids: .* nothing uses this") as caught:
             _ = module._staged.prefetching
     assert caught.value.reason == "malformed_graph"
-
-
-class _Value(Multistreamable):
-    def __init__(self) -> None:
-        self.streams: list[Any] = []
-
-    def record_stream(self, stream: Any) -> None:
-        self.streams.append(stream)
-
-
-def test_values_that_cross_a_cut_stay_alive_for_the_stream() -> None:
-    value, stream = _Value(), object()
-    context = BatchContext(values={"ids": value, "sizes": [3], "nothing": None})
-    context.record_stream(stream)  # type: ignore[arg-type]
-    assert value.streams == [stream]
-    assert (context.says, context.marks) == (0, [])

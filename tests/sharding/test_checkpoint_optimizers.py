@@ -21,8 +21,6 @@ from torchrec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
 
 import recfx
 from recfx.collections.sharding.gather import gather_tables
-from recfx.optim.fused_optimizer import FusedOptimizer
-from tests.checkpoint.crafted import change_tensors
 from tests.sharding.cases import Case, Model, batches, concatenate, model_and_plan, model_parallel, values_of
 from tests.sharding.ranks import ranks
 from tests.sharding.stateful import assert_equal, case_of, in_kinds, make, tables_of, train
@@ -123,28 +121,6 @@ def test_an_ordinary_optimizer_of_named_parameters(tmp_path: Path) -> None:
         assert_equal(again, first)
 
 
-def without_memory(rank: int, world_size: int, case: Case, folder: str) -> bool:
-    source, target = make(case, world_size), make(case, world_size)
-    recfx.save_checkpoint(source, folder)
-    with torch.no_grad():
-        for weight in target.parameters():
-            weight.add_(1)
-    before = [weight.clone() for weight in target.parameters()]
-
-    def fail(*_: Any) -> None:
-        raise MemoryError("no memory")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(FusedOptimizer, "prepare", fail)
-        with pytest.raises((MemoryError, recfx.CheckpointError)):
-            recfx.load_checkpoint(target, folder)
-    return all(torch.equal(*both) for both in zip(before, target.parameters(), strict=True))
-
-
-def test_memory_for_the_states_of_shards_is_found_before_anything_changes(tmp_path: Path) -> None:
-    assert ranks(2).run(without_memory, case_of("mixed", None, "adam"), str(tmp_path)) == [True, True]
-
-
 def refused(rank: int, world_size: int, case: Case, folder: str) -> str:
     model = make(case, world_size)
     optimizer = torch.optim.Adam(model.get_submodule("sparse").parameters(), lr=0.1)
@@ -154,17 +130,6 @@ def refused(rank: int, world_size: int, case: Case, folder: str) -> str:
     assert_equal({name: value.detach() for name, value in model.named_parameters()}, before)
     assert not optimizer.state
     return caught.value.message
-
-
-def test_a_state_of_another_table(tmp_path: Path) -> None:
-    def case(plan: str, world_size: int) -> Case:
-        return replace(case_of(plan, None, "adam", world_size), kernel="dense")
-
-    dense(0, 0, case("tables", 0), str(tmp_path), "", 1)
-    name = "optimizer.sparse.embedding_bags.a.weight.exp_avg"
-    change_tensors(tmp_path, lambda tensors: tensors.update({name: torch.zeros(96, 4)}))
-    message = "the state 'exp_avg' was saved as (96, 4), but the table is (48, 8)."
-    assert message in ranks(2).run(refused, case("columns", 2), str(tmp_path))
 
 
 def in_backward(rank: int, world_size: int, case: Case, folder: str, loads: bool) -> dict[str, torch.Tensor]:

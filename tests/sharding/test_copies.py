@@ -17,7 +17,6 @@ from torchrec.distributed.types import ShardingPlan
 import recfx
 from recfx.collections.sharding.collection import ShardedHashEmbeddingBagCollection
 from recfx.collections.sharding.shard import leave_to_collections
-from recfx.runtime import InputDistStart, Lookup, OutputDistStart
 from tests.sharding.cases import (
     Case,
     Table,
@@ -63,45 +62,6 @@ def test_a_copy_has_its_own_tables_the_same_groups_and_what_else_was_shared() ->
         assert together["weight"].data_ptr() != weight.data_ptr()
         assert all(vars(duplicate.groups)[name] is group for name, group in vars(module.groups).items())
         assert duplicate.index("a") is not module.index("a")
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_the_mode_of_the_unsharded_module_stays(training: bool) -> None:
-    with fake_group(0, 2):
-        module = sharded(training)
-        assert {submodule.training for submodule in module.modules()} == {training}
-
-
-def test_what_torchrec_finds_on_its_own_sharded_modules() -> None:
-    with fake_group(0, 2):
-        module = sharded()
-        of_kind = {
-            kind: [node for node in module.graph_module.modules() if isinstance(node, kind)]
-            for kind in (InputDistStart, Lookup, OutputDistStart)
-        }
-        assert [len(nodes) for nodes in of_kind.values()] == [1, 2, 2]
-        assert [module._input_dists, module._lookups, module._output_dists] == list(of_kind.values())
-        assert module._has_uninitialized_input_dist is False
-        assert set(module.sharded_parameter_names("sparse")) == {
-            f"sparse.embedding_bags.{name}.weight" for name in ("a", "b", "b@1", "c")
-        }
-
-
-def test_shards_are_held_in_bags_of_their_size() -> None:
-    with fake_group(0, 2):
-        bags: Any = sharded().embedding_bags
-        described = {
-            name: (bag.num_embeddings, bag.embedding_dim, bag.mode, bag.include_last_offset)
-            for name, bag in bags.items()
-        }
-        assert described == {
-            "a": (32, 8, "sum", True),
-            "b": (32, 4, "mean", True),
-            "b@1": (32, 4, "mean", True),
-            "c": (16, 8, "sum", True),
-        }
-        with pytest.raises(recfx.ConversionError, match="unsupported_bag_option"):
-            bags["a"].mode = "max"
 
 
 def test_data_parallel_ignores_tables_besides_what_it_ignored_before() -> None:

@@ -8,7 +8,9 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.optim import _apply_optimizer_in_backward
 from torchrec import KeyedJaggedTensor
+from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 
 import recfx
@@ -113,6 +115,20 @@ def test_gradients_of_weights_are_not_lost_without_a_word() -> None:
     weights = batch.weights().requires_grad_()
     standard(batch).values().sum().backward()
     torch.testing.assert_close(ranks(1).run(weights_that_are_trained)[0], weights.grad)
+
+
+def settings_after(rank: int, world_size: int) -> list[dict[str, Any]]:
+    standard, _ = build(Case(MIXED))
+    in_backward, fused_params = {"lr": 0.5}, {"learning_rate": 0.25}
+    _apply_optimizer_in_backward(torch.optim.SGD, standard.parameters(), in_backward)
+    model = torch.nn.ModuleDict({"sparse": recfx.convert(standard)})
+    DistributedModelParallel(model, device=torch.device("cpu"), sharders=recfx.sharders(fused_params=fused_params))
+    return [in_backward, fused_params]
+
+
+def test_settings_of_optimizers_are_not_written_into() -> None:
+    """As TorchRec's sharders do."""
+    assert ranks(2).run(settings_after) == [[{"lr": 0.5}, {"learning_rate": 0.25}]] * 2
 
 
 def train_with_schedule(rank: int, world_size: int) -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -70,21 +70,6 @@ def groups_of(rank: int, world_size: int, environment: ShardingEnv, local_size: 
     return answers
 
 
-def test_groups_are_found_where_ranks_are_in_different_numbers_of_groups() -> None:
-    everybody = [0, 1, 2, 3]
-    assert ranks(4).run(members, [everybody], 2) == [
-        [everybody, [0, 1], [0, 2]],
-        [everybody, [0, 1], [1, 3]],
-        [everybody, [2, 3], [0, 2]],
-        [everybody, [2, 3], [1, 3]],
-    ]
-
-
-def test_groups_are_found_where_the_environment_is_a_part_of_the_world() -> None:
-    expected = [[HALVES[rank % 2], HALVES[rank % 2], [rank]] for rank in range(4)]
-    assert ranks(4).run(members, HALVES, 2) == expected
-
-
 def train_with_a_group_of_its_own(rank: int, world_size: int, case: Case) -> object:
     return with_a_group_of_its_own(train_sharded, rank, world_size, case, 2)
 

@@ -105,14 +105,6 @@ def test_every_rank_sees_its_share(wrapping: str) -> None:
         assert codes(answer["planned"]) == codes(report) | {("weights_not_used", table) for table in tables}
 
 
-def test_dense_kernels_and_static_tables() -> None:
-    for answer in ranks(2).run(explained, DENSE, ""):
-        (collection,) = answer["report"].collections
-        assert collection.tables[0].sharding.compute_kernel == "dense"
-        assert collection.tables[0].optimizer == "none: gradients to weight.grad"
-        assert "optimizer_state_per_column_block" not in {code for code, _ in codes(answer["report"])}
-
-
 def few_buckets(rank: int, world_size: int) -> tuple[Report, int]:
     config = recfx.HashConfig(dense_rows=0, buckets=2, admit_after=2)
     case = Case((TABLES[0], Table("tiny", 3, 8, ("f3",), "SUM", ("row_wise",))), raw_ids=30, optimizer="adagrad")
@@ -191,9 +183,3 @@ def wrong_plans(rank: int, world_size: int) -> None:
 
 def test_what_is_wrong_with_a_plan_is_in_the_report() -> None:
     ranks(2).run(wrong_plans)
-
-
-def test_a_plan_without_a_process_group() -> None:
-    model, plan = model_and_plan(RAW, 2)
-    table = recfx.explain(model, plan=plan).collections[0].tables[0]
-    assert (table.sharding.rank, table.sharding.world_size) == (0, 2)

@@ -277,23 +277,6 @@ def test_a_table_that_is_full_on_one_rank(folders: Callable[[str], Path]) -> Non
     torch.testing.assert_close(*weights, rtol=0, atol=0)
 
 
-def fill_a_table_alone(rank: int, world_size: int) -> None:
-    case = Case((Table("whole", 4, 8, ("f0",), "SUM", ("table_wise", 0)),), hashing=recfx.HashConfig(dense_rows=0))
-    model = sharded_model(case, world_size)
-
-    def batch(ids: list[int]) -> KeyedJaggedTensor:
-        return KeyedJaggedTensor(["f0"], torch.tensor(ids), lengths=torch.ones(len(ids), dtype=torch.int64))
-
-    step(model, batch([1, 2]))
-    with pytest.raises(recfx.TableFullError):
-        step(model, batch([3, 4, 5, 6]))
-    assert step(model, batch([1, 3])) > 0
-
-
-def test_a_rank_that_is_alone_goes_on_after_its_table_was_full() -> None:
-    ranks(1).run(fill_a_table_alone)
-
-
 # Wrong input on one rank
 
 

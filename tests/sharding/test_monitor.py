@@ -93,17 +93,6 @@ def sent_once(rank: int, world_size: int) -> None:
         recfx.monitor(sharded)
 
 
-def not_sent_once(rank: int, world_size: int) -> list[str]:
-    case = deduped(hashed_case("row_wise", "lru"))
-    (described,) = recfx.explain(shard(case, build(case)[0], world_size)).collections
-    return [f"{reason.path} {reason.code}" for reason in described.reasons if reason.code.startswith("dedup")]
-
-
-def test_a_table_that_was_to_send_different_ids_once_and_does_not_says_why() -> None:
-    said = ["embeddings.a dedup_counted", "embeddings.b dedup_counted"]
-    assert ranks(2).run(not_sent_once) == [said, said]
-
-
 def test_the_share_of_different_ids_is_what_is_counted_by_hand() -> None:
     ranks(2).run(sent_once)
 

@@ -23,7 +23,7 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 import recfx
 from recfx.collections.sharding.collection import ShardedHashEmbeddingBagCollection
 from tests.builders.optimizers import attach
-from tests.sharding.cases import Case, Table, shard_converted, with_optimizer
+from tests.sharding.cases import Case, Table, shard_converted
 from tests.sharding.ranks import ranks
 from tests.support.fake_group import fake_group
 
@@ -135,38 +135,6 @@ def test_three_steps_are_torchrecs(name: str, kernel: str) -> None:
     assert choices.intersection(reasons) == ({said} if said else set())
 
 
-def settings_of(rank: int, world_size: int, optimizer: Any, arguments: Any, change: dict[str, Any]) -> Any:
-    """The settings of a table, where TorchRec has no such CPU kernel to compare with, or refuses the argument."""
-    model: nn.Module = Model()
-    attach(model.sparse, optimizer, **{"lr": None, **arguments})
-    model.sparse.embedding_bags["a"].weight._in_backward_optimizers[0].param_groups[0].update(change)
-    model = recfx.convert(model)
-    plan = construct_module_sharding_plan(model.sparse, {"a": table_wise(rank=0, compute_kernel="fused")})
-    before = recfx.explain(model, plan=ShardingPlan({"sparse": plan}))
-    sharded = recfx.convert(copy.deepcopy(model), plan=ShardingPlan({"sparse": plan}))
-    after = recfx.explain(sharded)
-    codes = [[reason.code for reason in report.collections[0].tables[0].reasons] for report in (before, after)]
-    assert set(codes[0]) == set(codes[1])
-    return sharded.sparse.fused["a"].group, codes[1]
-
-
-def test_settings_without_a_kernel_to_compare_with() -> None:
-    def settled(*arguments: Any) -> Any:
-        return ranks(1).run(settings_of, *arguments)[0]
-
-    group, codes = settled(ADAM, {}, {})
-    assert (group["lr"], group["eps"], group["betas"]) == (0.01, 1e-8, (0.9, 0.999))
-    assert "default_optimizer_setting" in codes
-    group, _ = settled(ADAM, {"lr": 0.001, "betas": (0.8, 0.9)}, {})
-    assert (group["lr"], group["betas"]) == (0.001, (0.8, 0.9))
-    group, codes = settled(ADAGRAD, {"lr": 0.1}, {"eps": 1e-5})  # changed since, by a schedule say
-    assert group["eps"] == 1e-5
-    assert "default_optimizer_setting" not in codes
-    group, codes = settled(ADAGRAD, {"lr": 0.1, "weight_decay": 0.5}, {})
-    assert group["weight_decay"] == 0.5
-    assert "weight_decay_unlike_torchrec" in codes
-
-
 # What recfx's own sharders do, without other processes
 
 
@@ -256,20 +224,3 @@ def test_weight_decay_in_a_mode_that_row_wise_adagrad_follows(mode: int, kernel:
     assert WeightDecayMode(mode).name in reason.message
     rule = {WeightDecayMode.L2: "rowwise_adagrad", WeightDecayMode.DECOUPLE: "rowwise_adagrad_decoupled"}[mode]
     assert module.fused["all"].rule.name == rule
-
-
-def test_an_unsharded_placeholder_whose_weight_decay_is_left_out_is_reported() -> None:
-    model = Model()
-    attach(model.sparse, placeholders.SGD, weight_decay=0.5)
-    (table,) = recfx.explain(recfx.convert(model)).collections[0].tables
-    (reason,) = [candidate for candidate in table.reasons if candidate.code == "weight_decay_left_out"]
-    assert reason.path == "sparse.embedding_bags.a"
-    assert "weight_decay=0.5 is not applied" in reason.message
-
-
-@pytest.mark.usefixtures("first_of_two")
-def test_the_weight_decay_of_lamb_is_torchrecs() -> None:
-    case = Case(TABLES, optimizer="lamb")
-    converted = with_optimizer(case, recfx.convert(EmbeddingBagCollection([table.config() for table in TABLES])))
-    module = shard_converted(case, converted, 2)
-    assert (module.fused["one"].group["weight_decay"], module.taken.get("one", ())) == (0.5, ())

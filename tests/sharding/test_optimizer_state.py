@@ -263,19 +263,3 @@ def test_a_warm_up_that_is_not_in_a_combined_optimizer_resumes_as_well(optimizer
     """Around TorchRec's, its ``state_dict`` lacks the state of the warm-up, which begins anew."""
     for keys, _ in ranks(2).run(warm_up, optimizer, True, True):
         assert keys["__warmup"] == ["warmup"]
-
-
-def refused_with_a_warm_up(rank: int, world_size: int) -> list[Any]:
-    case = case_of("tables", None, "adagrad")
-    _, warm = warmed_up(case, world_size, True)
-    saved = copy.deepcopy(warm.state_dict())
-    saved["state"]["__warmup"] = {"warmup": torch.tensor([3, 0])}
-    saved["state"].pop("embedding_bags.a.weight")
-    with pytest.raises(ValueError, match="parameter count"):
-        warm.load_state_dict(saved)
-    return sorted(warm.state_dict()["state"])
-
-
-def test_what_is_refused_leaves_no_state_of_a_warm_up() -> None:
-    (names,) = ranks(1).run(refused_with_a_warm_up)
-    assert names == [f"embedding_bags.{name}.weight" for name in ("a", "b", "c", "d")]

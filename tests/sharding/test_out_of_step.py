@@ -136,30 +136,7 @@ def test_a_batch_that_one_rank_refuses_is_refused_by_all(
     assert told == [[*expected[:2], reason, *expected[3:]] for reason in (THERE, HERE)]
 
 
-def test_four_ranks_two_of_which_refuse_and_then_all() -> None:
-    wrong = {1: 1, 3: 0}
-    good, bad = steps(*[BOTH] * 5, wrong={3: 0}), steps(*[BOTH] * 5, wrong=wrong)
-    told = ranks(4).run(run, [good, bad], "row_wise", True)
-    for rank, answer in enumerate(told):
-        assert answer == [good[0].expected, (THERE, HERE)[rank % 2], good[2].expected, HERE, good[4].expected]
-
-
 # Several models in one group
-
-
-def two_models(rank: int, world_size: int) -> list[list[Any]]:
-    first, second = (Towers(TYPES["row_wise"], world_size) for _ in range(2))
-    good, bad = steps(BOTH, BOTH), steps(BOTH, BOTH, wrong={0: 1})
-    told = [answers(model, bad, training=True) for model in (first, second)]
-    third = Towers(TYPES["table_wise"], world_size)
-    alternating = [answers(model, [batch], training=True)[0] for batch in good for model in (third, first, second)]
-    assert alternating == [batch.expected for batch in good for _ in range(3)]
-    return told
-
-
-def test_models_of_one_group_do_not_hinder_each_other() -> None:
-    expected = steps(BOTH, BOTH)[1].expected
-    assert ranks(2).run(two_models) == [[[HERE, expected]] * 2] * 2
 
 
 def models_mixed_up(rank: int, world_size: int) -> list[Any]:

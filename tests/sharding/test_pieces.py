@@ -10,7 +10,7 @@ from torch.distributed._shard.sharded_tensor.shard import Shard as TensorShard
 
 import recfx
 from recfx.collections.sharding.plan import read_plan
-from recfx.collections.sharding.state import parts_of, weight_pieces, whole_index, whole_size
+from recfx.collections.sharding.state import parts_of, weight_pieces, whole_size
 from recfx.ir.shards import ShardedTable
 from tests.sharding.cases import Case, Table, build, plan_of
 from tests.support.fake_group import fake_group
@@ -38,11 +38,3 @@ def test_empty_shards_that_torchrec_lists_do_not_matter() -> None:
         )
         (part,) = parts_of(saved, pieces, group, "a").values()
     assert torch.equal(part, torch.full((1, 8), 5.0))
-
-
-def test_the_index_of_a_whole_table_takes_no_memory_and_has_its_name() -> None:
-    converted = recfx.convert(build(Case((Table("a", 12, 8, ("f0",)),)))[0], hashing=recfx.HashConfig(dense_rows=0))
-    assert isinstance(converted, recfx.HashEmbeddingBagCollection)
-    index = whole_index(converted.tables[0])
-    assert (index.name, index.config) == ("a", converted.tables[0].hashing)
-    assert all(buffer.is_meta for buffer in index.buffers())

@@ -31,10 +31,8 @@ from torchrec.distributed.types import (
 
 import recfx
 from recfx.collections.sharding.plan import read_plan
-from recfx.collections.sharding.shard import shard_collection
 from recfx.ir.shards import ShardedTable
 from recfx.planner.sharder import HashEmbeddingBagCollectionSharder
-from tests.builders.optimizers import attach
 from tests.support.fake_group import fake_group
 from tests.support.refusals import refused
 
@@ -177,18 +175,6 @@ def test_collections_that_the_plan_does_not_fit() -> None:
 
 
 @pytest.mark.usefixtures("four_ranks")
-def test_the_first_collection_is_not_sharded_alone() -> None:
-    model = nn.ModuleList([Model(), Model()])
-    tables = EmbeddingModuleShardingPlan(right_plan(model[0]))
-    check_refused(
-        model,
-        ShardingPlan({"0.part.ebc": tables}),
-        "plan_missing_collection",
-        "1.part.ebc",
-    )
-
-
-@pytest.mark.usefixtures("four_ranks")
 def test_arguments_of_another_type() -> None:
     model = Model()
     right = ShardingPlan({"part.ebc": EmbeddingModuleShardingPlan(right_plan(model))})
@@ -215,18 +201,6 @@ def test_a_plan_for_the_rows_that_the_table_had_before() -> None:
         recfx.convert(model, hashing=recfx.HashConfig(rows=20, dense_rows=20), plan=plan)
     assert "hashing may have given the table more rows" in caught.value.what_to_do
     assert model.part["ebc"].embedding_bags["a"].weight.shape == (16, 8)
-
-
-@pytest.mark.usefixtures("four_ranks")
-def test_an_optimizer_in_backward_that_has_no_fused_form() -> None:
-    model = Model()
-    attach(model, torch.optim.RMSprop)
-    plan = ShardingPlan({"part.ebc": EmbeddingModuleShardingPlan(right_plan(Model()))})
-    with pytest.raises(recfx.ConversionError) as caught:
-        recfx.convert(model, plan=plan)
-    assert caught.value.module_path == "part.ebc"
-    assert "RMSprop" in str(caught.value)
-    assert isinstance(model.part["ebc"], EmbeddingBagCollection)
 
 
 def test_hosts_of_different_sizes() -> None:
@@ -333,18 +307,3 @@ def test_plans_of_hashed_tables_are_refused_for_what_is_left_of_them(parameter: 
     """Their rows are cut anew, but ranks and columns are the plan's."""
     with refused(reason, match="table 'a'"):
         table_read(parameter, WORLD, RAW)
-
-
-def test_tables_without_an_index_are_cut_where_the_plan_says_even_if_they_have_a_config() -> None:
-    parts = (0, 0, 10, 8, 0), (10, 0, 6, 8, 1)
-    for hashing in (None, recfx.HashConfig()):
-        assert table_read(pieces_on("row_wise", *parts), 2, hashing).row_borders() == [0, 10, 16]
-    assert table_read(pieces_on("row_wise", *parts), 2, RAW).row_borders() == [0, 8, 16]
-
-
-@pytest.mark.usefixtures("four_ranks")
-@pytest.mark.parametrize(("path", "named"), [("", "part.ebc"), ("elsewhere", "elsewhere")])
-def test_a_collection_that_is_sharded_by_itself_has_its_own_path_in_messages(path: str, named: str) -> None:
-    converted = recfx.convert(Model()).part["ebc"]
-    with refused("plan_missing_table", named):
-        shard_collection(converted, {}, ShardingEnv.from_process_group(dist.group.WORLD), path=path)

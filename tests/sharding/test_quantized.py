@@ -7,12 +7,10 @@ from typing import Any
 
 import torch
 from torchrec import KeyedJaggedTensor
-from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs
 
 import recfx
 from recfx.ir import format_graph
 from recfx.ir.operator_graph import lowered_from, quoted
-from recfx.runtime.dist_groups import codecs_of, wires_of
 from tests.sharding.cases import FORMS, Case, batches, build, concatenate, shard, shards_of, values_by_rank, values_of
 from tests.sharding.ranks import ranks
 from tests.sharding.typical_cases import MIXED, TYPES, one_type
@@ -92,18 +90,6 @@ def test_ranks_send_what_the_wire_holds(
         for table, (first, end), (left, right), weight in shards:
             moved = weights[table] - LEARNING_RATE * weights[table].grad / world_size
             assert torch.equal(weight, moved.detach()[first:end, left:right]), f"table {table}"
-
-
-def test_codecs_are_those_of_the_registry() -> None:
-    config = QCommsConfig(CommType.BF16, CommType.FP16, backward_loss_scale=3.0)  # scales no bits alone
-    (wire,) = wires_of({"SEQUENCE_EMBEDDINGS_ALL_TO_ALL": get_qcomm_codecs(config)}).values()
-    ours, theirs, numbers = codecs_of(wire), get_qcomm_codecs(config), torch.rand(1000)
-    assert str(wire) == "bf16 forward, fp16*3.0 backward"
-    for made, given in ((ours.forward, theirs.forward), (ours.backward, theirs.backward)):
-        sent = made.encode(numbers)
-        assert torch.equal(sent, given.encode(numbers))
-        assert torch.equal(made.decode(sent), given.decode(sent))
-    assert not torch.equal(ours.backward.encode(numbers), numbers.half())
 
 
 def explained(rank: int, world_size: int, case: Case) -> list[str]:

@@ -76,25 +76,6 @@ def test_outputs_are_those_of_the_standard_collection(
     ranks(world_size).run(returned, sizes, has_ids, dedup)
 
 
-def returned_types(rank: int, world_size: int, dedup: Any) -> None:
-    standard, sharded = made(world_size, dedup)
-    features = batches(CASE, world_size, 1)[0][rank]
-    types = (torch.int32, torch.int64) if rank == 0 else (torch.int64, torch.int32)
-    for ids, lengths in (types, types[::-1], (torch.int32, torch.int32)):
-        cast = KeyedJaggedTensor(
-            features.keys(),
-            features.values().to(ids),
-            torch.rand(features.values().numel()),
-            lengths=features.lengths().to(lengths),
-        )
-        assert_same_output(sharded(cast), standard, cast)
-
-
-@SENT
-def test_ids_and_lengths_keep_their_types(dedup: Any) -> None:
-    ranks(2).run(returned_types, dedup)
-
-
 def returned_variable(rank: int, world_size: int, dedup: Any) -> None:
     standard, sharded = made(world_size, dedup)
     short, written_out = variable_batch(rank, 0)

@@ -78,21 +78,6 @@ def test_a_gradient_hook_on_a_fused_shard_is_refused_before_anything_is_sent(kin
         assert "'replicas'" in message
 
 
-def test_a_gradient_hook_from_before_sharding_is_refused() -> None:
-    ((reason, message),) = ranks(1).run(hook_before_sharding)
-    assert reason == "optimizer_not_fused"
-    assert "gradient hook" in message
-
-
-def hook_before_sharding(rank: int, world_size: int) -> tuple[str, str]:
-    case = replace(CASE, optimizer="adagrad")
-    standard = build(case)[0]
-    next(standard.parameters()).register_hook(lambda gradient: gradient * 2)
-    with pytest.raises(recfx.ConversionError) as caught:
-        shard(case, standard, world_size)
-    return caught.value.reason, caught.value.message
-
-
 def unfused_after_conversion(rank: int, world_size: int) -> str:
     converted: Any = recfx.convert(build(CASE)[0])
     attach(converted, torch.optim.AdamW)

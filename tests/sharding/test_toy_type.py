@@ -86,12 +86,6 @@ def planned_and_refused() -> tuple[ShardingPlan, recfx.ConversionError]:
     return recfx.plan(converted, Topology(world_size=2, compute_device="cpu")), caught.value
 
 
-def test_without_its_line_it_is_unknown() -> None:
-    _, error = planned_and_refused()
-    assert error.reason == "unsupported_sharding_type"
-    assert "'one_rank'; known types are ('data_parallel', " in error.message
-
-
 def test_messages_name_it_and_planners_leave_it_out() -> None:
     plan, error = with_toy(0, 1, lambda *_: planned_and_refused())
     assert {table.sharding_type for table in plan.plan[""].values()} <= {kind.name for kind in SHARDING_TYPES}

@@ -11,7 +11,6 @@ import torch
 from torchrec import EmbeddingBagCollection, EmbeddingCollection
 
 import recfx
-from recfx.collections.sharding.gather import gather_tables
 from recfx.errors import CheckpointError, ConversionError, ExportError, RecfxError
 from tests.sharding.cases import Case, Model, build, model_and_plan, model_parallel
 from tests.sharding.ranks import ranks
@@ -62,23 +61,6 @@ def test_equals_the_unsharded_model_unconverted(plan: str, hashing: Any, optimiz
         for table, (ids, rows) in expected["mapping"].items():
             assert torch.equal(answer["mapping"][table][0], ids)
             assert torch.equal(answer["mapping"][table][1], rows)
-
-
-def under_another_default_device(rank: int, world_size: int, case: Case) -> None:
-    model = make(case, world_size)
-    train(model, case, rank, world_size, 0, 2)
-    expected = gather_tables(sharded_of(model))
-    with torch.device("meta"):
-        tables = gather_tables(sharded_of(model))
-    for name, table in tables.items():
-        torch.testing.assert_close(table.weight, expected[name].weight, rtol=0, atol=0)
-        torch.testing.assert_close(table.index, expected[name].index, rtol=0, atol=0)
-        assert table.optimizer is not None
-        torch.testing.assert_close(table.optimizer.state, expected[name].optimizer.state, rtol=0, atol=0)  # type: ignore[union-attr]
-
-
-def test_tables_are_gathered_under_another_default_device() -> None:
-    ranks(2).run(under_another_default_device, case_of("columns", LRU, "rowwise_adagrad"))
 
 
 def refused(rank: int, world_size: int, case: Case) -> str:
@@ -137,17 +119,3 @@ def test_inside_distributed_model_parallel(kind: str) -> None:
     for weights in ranks(2).run(in_dmp, case):
         for name, weight in expected.state_dict().items():
             assert torch.equal(weights[f"sparse.{name}"], weight)
-
-
-def back_before_the_first_step(rank: int, world_size: int, case: Case) -> dict[str, Any]:
-    return described(*recfx.unconvert(make(case, world_size), with_mapping=True))  # type: ignore[misc]
-
-
-@pytest.mark.parametrize("optimizer", ["adagrad", "adam"])
-def test_before_the_first_step(optimizer: str) -> None:
-    """Optimizer state that no step has made yet is made: every rank sends what the others wait for."""
-    for answer in ranks(2).run(back_before_the_first_step, case_of("mixed", LRU, optimizer)):
-        assert answer["optimizer"]
-        for state in answer["optimizer"].values():
-            assert set(KEYS[optimizer]) <= state.keys()
-            assert not any(state[key].any() for key in KEYS[optimizer])
