@@ -6,18 +6,15 @@ standard collection refuses, so must ours. Where the two differ on purpose, the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from tensordict import TensorDict
 from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, PoolingType
 
 import recfx
 from recfx.errors import RecfxError
-from recfx.runtime.in_flight import on_a_copy
 from tests.builders.optimizers import attach
 from tests.support.random_batches import KEYS, ROWS, Batch, make_batch
 
@@ -60,7 +57,7 @@ def train_on(model: nn.Module, features: Any) -> Answer:
     except Exception as error:
         return Answer(error)
     finally_step(model)
-    weights = None if isinstance(features, TensorDict) else features.weights_or_none()
+    weights = features.weights_or_none()
     gradient = None if weights is None or not weights.requires_grad else weights.grad
     return Answer(None, pooled.detach(), gradient)
 
@@ -136,10 +133,9 @@ def everything(is_weighted: bool) -> KeyedJaggedTensor:
     )
 
 
-def hashed(is_weighted: bool, oracle: nn.Module, fused: bool) -> recfx.HashEmbeddingBagCollection:
+def hashed(is_weighted: bool, oracle: nn.Module) -> recfx.HashEmbeddingBagCollection:
     """Its tables are full of the ids 0 to 19, whose weights are those of the oracle."""
-    plain = standard(is_weighted)
-    converted = recfx.convert(with_sgd(plain) if fused else plain, hashing=recfx.HashConfig(dense_rows=0, buckets=1))
+    converted = recfx.convert(with_sgd(standard(is_weighted)), hashing=recfx.HashConfig(dense_rows=0, buckets=1))
     assert isinstance(converted, recfx.HashEmbeddingBagCollection)
     with torch.no_grad():
         converted(everything(is_weighted))
@@ -163,23 +159,15 @@ def unsharded(is_weighted: bool, oracle: nn.Module) -> dict[str, nn.Module]:
     """By name; all start with the oracle's weights."""
     dense = recfx.HashConfig()
     return {
-        "adopted": recfx.convert(standard(is_weighted), hashing=dense),
         "adopted, fused": recfx.convert(with_sgd(standard(is_weighted)), hashing=dense),
         "adopted, reference": recfx.convert(with_sgd(standard(is_weighted)), hashing=dense, backend="reference"),
         "static": recfx.convert(standard(is_weighted), hashing=None),
-        "static, fused": recfx.convert(with_sgd(standard(is_weighted)), hashing=None),
-        "hashed": hashed(is_weighted, oracle, fused=False),
-        "hashed, fused": hashed(is_weighted, oracle, fused=True),
+        "hashed, fused": hashed(is_weighted, oracle),
     }
 
 
-def run_unsharded(
-    seeds: range, is_weighted: bool, note: Callable[[int], None] = lambda seed: None
-) -> tuple[int, list[str]]:
-    """Try the batches of some seeds; how many could be built, and what was wrong.
-
-    ``note``: told of every seed before its batch is tried.
-    """
+def run_unsharded(seeds: range, is_weighted: bool) -> tuple[int, list[str]]:
+    """Try the batches of some seeds; how many could be built, and what was wrong."""
     tried, wrong = 0, []
     oracle = standard(is_weighted)
     models = unsharded(is_weighted, oracle)
@@ -187,7 +175,6 @@ def run_unsharded(
         if count and count % 100 == 0:  # a weight that became nan hides what comes after it; differences add up
             oracle = standard(is_weighted)
             models = unsharded(is_weighted, oracle)
-        note(seed)
         batch = make_batch(seed, is_weighted)
         try:
             batch.build()
@@ -234,94 +221,3 @@ def _other_weights(model: nn.Module, expected: dict[str, torch.Tensor]) -> str:
     if getattr(model, "hash_indexes", None) and any(len(index) != ROWS for index in model.hash_indexes.values()):
         return "ids were inserted or lost"
     return ""
-
-
-# Sharded
-
-
-def sharded(is_weighted: bool, hashing: recfx.HashConfig | None, world_size: int) -> nn.Module:
-    """One table by rows, one by columns, one as a whole."""
-    from torch import distributed as dist
-    from torchrec.distributed import sharding_plan as stock
-    from torchrec.distributed.types import ShardingEnv
-
-    from recfx.collections.sharding.shard import shard_collection
-    from recfx.planner.sharder import HashEmbeddingBagCollectionSharder
-
-    converted = with_sgd(recfx.convert(standard(is_weighted), hashing=hashing))
-    assert isinstance(converted, recfx.HashEmbeddingBagCollection)
-    plan = stock.construct_module_sharding_plan(
-        converted,
-        {
-            "t1": stock.row_wise(),
-            "t2": stock.column_wise(ranks=list(range(world_size))),
-            "t3": stock.table_wise(rank=world_size - 1),
-        },
-        sharder=HashEmbeddingBagCollectionSharder(),
-        local_size=world_size,
-        world_size=world_size,
-        device_type="cpu",
-    )
-    for sharding in plan.values():
-        sharding.compute_kernel = "fused"
-    assert dist.group.WORLD is not None
-    return shard_collection(converted, dict(plan), ShardingEnv.from_process_group(dist.group.WORLD))
-
-
-HASHINGS = {
-    "adopted": recfx.HashConfig(),
-    "static": None,
-    "hashed": recfx.HashConfig(dense_rows=0, rows=4 * ROWS, buckets=2),
-}
-
-
-def run_sharded(rank: int, world_size: int, seeds: range, is_weighted: bool, hashing: str) -> tuple[int, list[str]]:
-    """As ``run_unsharded``, on a rank of several, all of which have the same batch."""
-    torch.set_num_threads(1)
-    tried, wrong = 0, []
-    config = HASHINGS[hashing]
-    fresh = True
-    for seed in seeds:
-        batch = make_batch(seed, is_weighted)
-        try:
-            batch.build()
-        except Exception:
-            continue
-        tried += 1
-        if fresh:
-            oracle, model = standard(is_weighted), sharded(is_weighted, config, world_size)
-            if hashing == "hashed":
-                _take_initial_weights(oracle, config, is_weighted)
-            fresh = False
-        expected, of_standard = ask_standard(oracle, batch, is_weighted)
-        learns = isinstance(batch.weights, torch.Tensor) and batch.weights.requires_grad
-        if learns and is_weighted and world_size > 1 and expected == "as_standard":
-            expected = "same_or_refused"
-        any_id = hashing == "hashed" and batch.ids_out_of_range
-        problem = judge(expected, of_standard, train_on(model, batch.build()), any_id=any_id)
-        if not problem and not (expected in ("anything", "same_or_refused") or any_id):
-            with torch.no_grad():
-                probe = everything(is_weighted)
-                problem = judge(
-                    "as_standard", Answer(None, oracle(probe).values()), Answer(None, model(probe).values())
-                )
-                problem = problem and f"afterwards {problem}"
-        if problem:
-            wrong.append(f"seed {seed}, rank {rank}, weighted {is_weighted}, {hashing}, {batch.notes}: {problem[:400]}")
-        fresh = (
-            bool(problem)
-            or expected in ("anything", "same_or_refused")
-            or batch.ids_out_of_range
-            or wanted_nan(of_standard)
-        )
-    return tried, wrong
-
-
-def _take_initial_weights(oracle: nn.Module, config: recfx.HashConfig | None, is_weighted: bool) -> None:
-    """A row's initial weights depend on seed, table and id alone, so that an unsharded collection has the same."""
-    unsharded = recfx.convert(standard(is_weighted), hashing=config)
-    with torch.no_grad():
-        with on_a_copy():  # or it would not train unsharded on several ranks
-            unsharded(everything(is_weighted))
-        for name, weight in weights_by_id(unsharded).items():
-            oracle.embedding_bags[name].weight.copy_(weight)

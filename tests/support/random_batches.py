@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from tensordict import TensorDict
 from torchrec import KeyedJaggedTensor
 
 ROWS = 20
@@ -33,15 +32,12 @@ class Batch:
     weights: Any = None
     offsets: Any = None
     more: dict[str, Any] = field(default_factory=dict)
-    as_tensor_dict: str = ""
     expected: str = "as_standard"
     ids_out_of_range: bool = False
     notes: list[str] = field(default_factory=list)
 
     def build(self, *, for_oracle: bool = False) -> Any:
         """The batch with weights of its own. The oracle gets lengths and weights in the types that it does not wrap."""
-        if self.as_tensor_dict:
-            return self._tensor_dict()
         lengths, offsets, weights = self.lengths, self.offsets, self.weights
         if for_oracle:
             lengths, offsets = _widened(lengths), _widened(offsets)
@@ -50,18 +46,6 @@ class Batch:
                 weights = weights.float()
             weights = weights.detach().clone().requires_grad_(weights.requires_grad)
         return KeyedJaggedTensor(list(self.keys), self.values, weights, lengths=lengths, offsets=offsets, **self.more)
-
-    def _tensor_dict(self) -> TensorDict:
-        size = self.lengths.numel() // len(self.keys)
-        parts, begin = {}, 0
-        for key, lengths in zip(self.keys, self.lengths.view(len(self.keys), size), strict=True):
-            end = begin + int(lengths.sum())
-            offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
-            parts[key] = torch.nested.nested_tensor_from_jagged(self.values[begin:end], offsets=offsets)
-            begin = end
-        if self.as_tensor_dict == "one_dense":
-            parts[self.keys[0]] = torch.arange(size)
-        return TensorDict(parts, batch_size=[size])
 
 
 def _widened(tensor: Any) -> Any:
@@ -207,15 +191,6 @@ def offsets_instead(chance: random.Random, batch: Batch) -> None:
         batch.expected = "anything"
 
 
-def offsets_too(chance: random.Random, batch: Batch) -> None:
-    """Lengths are what counts."""
-    if _plain(batch) and batch.lengths.dim() == 1:
-        offsets = _true_offsets(batch)
-        wrong = offsets.clone()
-        wrong[chance.randrange(wrong.numel())] += chance.choice([1, -2, 2**40])
-        batch.offsets = chance.choice([offsets, offsets.int(), wrong, offsets[:-1], offsets * 0])
-
-
 def number_of_ids(chance: random.Random, batch: Batch) -> None:
     if _index(chance, batch.values) is not None:
         values = batch.values
@@ -294,17 +269,6 @@ def other_keys(chance: random.Random, batch: Batch) -> None:
     )  # fmt: skip
 
 
-def said_length_per_key(chance: random.Random, batch: Batch) -> None:
-    if _plain(batch) and batch.lengths.numel() and batch.keys and batch.lengths.numel() % len(batch.keys) == 0:
-        per_key = batch.lengths.reshape(len(batch.keys), -1).to(torch.int64).sum(1).tolist()
-        if chance.random() < 0.5 and len(per_key) > 1:
-            per_key[0] += 1
-            per_key[-1] -= 1
-        if batch.expected == "as_standard":  # if it is wrong, now or later, the standard collection may pool other ids
-            batch.expected = "same_or_refused"
-        batch.more["length_per_key"] = per_key
-
-
 def batch_sizes_of_keys(chance: random.Random, batch: Batch) -> None:
     """Variable batches, with inverse indices that may be wrong."""
     if not isinstance(batch.lengths, torch.Tensor) or batch.lengths.dim() != 1 or not batch.keys:
@@ -357,15 +321,8 @@ def _inverse(chance: random.Random, batch: Batch, sizes: list[int]) -> None:
     batch.more["inverse_indices"] = (names, indices)
 
 
-def tensor_dict(chance: random.Random, batch: Batch) -> None:
-    """Only of batches that are right so far: jagged tensors are checked when they are made."""
-    if batch.notes == ["tensor_dict"] and len(set(batch.keys)) == len(batch.keys):
-        batch.as_tensor_dict = chance.choice(["all", "all", "one_dense"])
-
-
 CHANGES: list[Change] = [
     length_of_a_bag, lengths_that_cancel_out, number_of_lengths, dtype_of_lengths, form_of_lengths, offsets_instead,
-    offsets_too, number_of_ids, id_out_of_range, dtype_of_ids, form_of_ids, size_of_weights, form_of_weights,
-    weights_that_learn, explicit_batch_size, other_keys, said_length_per_key, batch_sizes_of_keys, inverse_indices,
-    tensor_dict,
+    number_of_ids, id_out_of_range, dtype_of_ids, form_of_ids, size_of_weights, form_of_weights,
+    weights_that_learn, explicit_batch_size, other_keys, batch_sizes_of_keys, inverse_indices,
 ]  # fmt: skip
