@@ -7,7 +7,6 @@ The cases run in Triton's interpreter (``interpreted/test_find_rows_in_models.py
 from __future__ import annotations
 
 import copy
-import pickle
 import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -168,31 +167,6 @@ def changes(place: Place) -> None:
     pair.compare()
 
 
-def copies(place: Place) -> None:
-    pair = Pair(place, HASHING["zeros"])
-    pair.train(0, 10)
-    pair.compare()
-    before = pair.there
-    for duplicate in (copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))):
-        original_host = pair.host
-        pair.there, pair.host = duplicate(pair.there), duplicate(pair.host)
-        pair.compare()
-        pair.train(1)
-        pair.compare()
-        pair.there, pair.host = before, original_host
-        pair.compare()
-
-
-def moves(place: Place) -> None:
-    pair = Pair(place, HASHING["share"])
-    pair.train(0)
-    pair.compare()
-    pair.there.cpu()
-    pair.train(1) if place.device == "cpu" else None
-    pair.there.to(place.device)
-    pair.compare()
-
-
 def evicted(place: Place) -> None:
     """More ids than rows; rows of an eval forward whose backward trains them keep their ids until then."""
     pair = Pair(place, HASHING["evict"])
@@ -239,15 +213,6 @@ def empty(place: Place) -> None:
     pair.compare(KeyedJaggedTensor(["f0", "f1", "f2", "f3"], nothing, lengths=nothing, stride=0))
 
 
-def small_ids(place: Place) -> None:
-    pair = Pair(place, HASHING["zeros"])
-    features = bags({"f0": [[3, -1]], "f1": [[]], "f2": [[2**31 - 1]], "f3": [[5, 5]]})
-    small = KeyedJaggedTensor(features.keys(), features.values().int(), lengths=features.lengths().int())
-    for model, device in ((pair.host, "cpu"), (pair.there, place.device)):
-        model(small.to(torch.device(device)))
-    pair.compare(small)
-
-
 def modes(place: Place) -> None:
     """Counts of inference mode and of other forwards are added up; nothing is copied while nothing changes.
 
@@ -269,22 +234,6 @@ def modes(place: Place) -> None:
     assert all(copy_made is copies._copy for copy_made in made)
     pair.train(0)
     assert copies._copy is None
-    pair.compare()
-
-
-def counts_outlive(place: Place) -> None:
-    """The graph that counted may be gone when someone reads the counts; loading a state forgets them."""
-    pair = Pair(place, HASHING["zeros"])
-    pair.train(0)
-    with torch.no_grad():
-        for model, device in ((pair.host, "cpu"), (pair.there, place.device)):
-            model.eval()(pair.batch(1, 40).to(torch.device(device)))
-    pair.there._compile()
-    pair.compare()
-    with torch.no_grad():
-        pair.there(pair.batch(2, 40).to(torch.device(place.device)))
-    pair.there.load_state_dict(pair.there.state_dict())
-    pair.host.load_state_dict(pair.host.state_dict())
     pair.compare()
 
 
@@ -323,14 +272,10 @@ CASES: dict[str, Callable[[Place], None]] = {
     for case in (
         policies,
         changes,
-        copies,
-        moves,
         evicted,
         checkpointed,
         empty,
-        small_ids,
         modes,
-        counts_outlive,
         threads,
     )
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 
 import pytest
@@ -14,7 +13,7 @@ from torchrec import KeyedJaggedTensor
 
 import recfx
 from recfx.ir import format_graph
-from tests.builders.collections import collection, sequences, table, tables_named
+from tests.builders.collections import collection, sequences
 from tests.builders.optimizers import OPTIMIZERS, attach
 from tests.models import ZOO
 from tests.models.case import tensors_in
@@ -98,67 +97,3 @@ def test_the_graph_and_the_report_name_the_target() -> None:
     converted = recfx.convert(nn.Sequential(collection()), backend="triton")
     assert format_graph(converted[0].graph_module).count("kernel=triton") == 2
     assert "triton" in str(recfx.explain(converted))
-
-
-@pytest.mark.parametrize("dim", [1, 3, 100, 1024])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_dims_and_dtypes(dim: int, dtype: torch.dtype) -> None:
-    from torchrec import EmbeddingBagCollection
-    from torchrec.modules.embedding_configs import DataType
-
-    kinds = {torch.float32: DataType.FP32, torch.float16: DataType.FP16, torch.bfloat16: DataType.BF16}
-    plain = EmbeddingBagCollection([table("t", ["f1", "f2"], dim=dim, data_type=kinds[dtype])])
-    converted = recfx.convert(plain, backend="triton")
-    features = KeyedJaggedTensor(["f1", "f2"], torch.tensor([1, 2, 2, 19]), lengths=torch.tensor([2, 0, 1, 1]))
-    tolerance = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype]
-    for model in (plain, converted):
-        model(features).values().float().square().sum().backward()
-    actual, expected = converted(features).values(), plain(features).values()
-    torch.testing.assert_close(actual.float(), expected.float(), rtol=tolerance, atol=tolerance)
-    (one,), (other,) = converted.parameters(), plain.parameters()
-    torch.testing.assert_close(one.grad, other.grad, rtol=tolerance, atol=tolerance)
-
-
-@pytest.mark.parametrize("frozen", ["f1", "f3"])
-def test_frozen_tables_keep_their_weights_and_get_no_state(frozen: str) -> None:
-    torch.manual_seed(0)
-    plain = tables_named("f1", "f2", "f3", rows=20)
-    models = []
-    for backend in ("reference", "triton"):
-        model = copy.deepcopy(plain)
-        attach(model, "adam")
-        model.embedding_bags[frozen].weight.requires_grad_(False)
-        models.append(recfx.convert(model, backend=backend))
-    for step in range(2):
-        for model in models:
-            drawn = batch(step, 15)
-            ids = KeyedJaggedTensor(drawn.keys(), drawn.values().remainder(20), lengths=drawn.lengths())
-            model(ids).values().square().sum().backward()
-    first, second = (model.state_dict() for model in models)
-    torch.testing.assert_close(second, first, rtol=1e-4, atol=1e-5)
-    for model in models:
-        for name, weight in model.named_parameters():
-            (optimizer,) = weight._in_backward_optimizers
-            assert set(optimizer.state[weight]) == (set() if frozen in name else {"step", "exp_avg", "exp_avg_sq"})
-
-
-def test_threads() -> None:
-    """Models in threads of their own train as they do one after the other: the interpreter has global variables."""
-    alone, together = ([recfx.convert(collection(), backend="triton") for _ in range(3)] for _ in range(2))
-    for one, other in zip(alone, together, strict=True):
-        other.load_state_dict(one.state_dict())
-        attach(one, "sgd")
-        attach(other, "sgd")
-
-    def train(model: nn.Module) -> None:
-        for step in range(2):
-            adopted = batch(step, 15)
-            ids = KeyedJaggedTensor(adopted.keys(), adopted.values().remainder(20), lengths=adopted.lengths())
-            model(ids).values().square().sum().backward()
-
-    for model in alone:
-        train(model)
-    with ThreadPoolExecutor(len(together)) as threads:
-        list(threads.map(train, together))
-    for one, other in zip(alone, together, strict=True):
-        torch.testing.assert_close(other.state_dict(), one.state_dict(), rtol=0, atol=0)

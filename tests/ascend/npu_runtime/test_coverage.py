@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import recfx
-from recfx.runtime.bags import permute_features
 from tests.ascend import tools
 from tests.ascend.npu_runtime import round_trips
 from tests.ascend.npu_runtime.coverage import measure
@@ -42,11 +41,6 @@ def test_nothing_of_target_npu_runs_on_the_ai_cpu() -> None:
     assert not [meeting for meeting in slow if "npu" in round_trips.read()[meeting].occasion.target.split("; ")]
 
 
-def test_every_line_has_a_reason() -> None:
-    without = [meeting for meeting, line in round_trips.read().items() if not line.why]
-    assert not without, HOW_TO
-
-
 def test_an_operator_without_a_kernel_is_an_error_here() -> None:
     """Unless it is listed. So nothing in these tests runs on the host unseen, not even inside another operator."""
     assert served_by("aten::segment_reduce") == "backend fallback"
@@ -68,12 +62,3 @@ def test_an_eval_forward_waits_once_to_check_its_batch(hashing: recfx.HashConfig
             recorder.now = None
     waits = Counter(element.where for element in recorder.calls.elements())
     assert waits == {"recfx/kernels/lookup/bag_offsets.py": 1}
-
-
-def test_features_are_selected_without_fbgemm() -> None:
-    """Whose operators would be an error here, as TorchRec's own offsets are."""
-    features = batch(4, ("a", "b")).to(torch.device("npu:0"))
-    permuted = permute_features(features, [1, 0], ["x", "y"])
-    assert permuted.lengths().tolist() == [*features.lengths()[4:].tolist(), *features.lengths()[:4].tolist()]
-    with pytest.raises(RuntimeError, match="asynchronous_complete_cumsum"):
-        features.offsets()

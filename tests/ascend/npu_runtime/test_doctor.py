@@ -14,6 +14,7 @@ from recfx.doctor.cases import LookupCase
 from recfx.doctor.checks import calls_of
 from recfx.kernels.build import launch
 
+
 INTERPRETED = True
 
 
@@ -53,11 +54,3 @@ def test_a_kernel_that_cannot_be_compiled(tmp_path: Path, monkeypatch: pytest.Mo
     assert "dims 1," in wrong[0]["smallest"]
     assert "ub overflow" in wrong[0]["traceback"]
     assert not report["ok"]
-
-
-def test_without_triton_ascend_no_kernel_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    report = examined(tmp_path)
-    assert {answer["where"] for answer in report["answers"]} == {"host"}
-    (triton,) = (finding for finding in report["findings"] if finding["name"] == "Triton")
-    assert triton["status"] == "missing"
-    assert "triton-ascend" in triton["found"]

@@ -84,13 +84,3 @@ def test_a_batch_is_checked_once_and_nothing_else_waits(tmp_path: Path) -> None:
         recorder.now = None
     assert recorder.calls == Counter({Meeting("aten::_to_copy", COPY, "recfx/exporter/load.py"): 1})
     assert not [name for name in recorder.operators if not name.startswith("aten::")]
-
-
-def test_wrong_batches_are_errors_of_the_host(tmp_path: Path) -> None:
-    recfx.export(trained(), tmp_path / "model", call(6), device=DEVICE)
-    loaded = recfx.load(tmp_path / "model", device=DEVICE)
-    dense, features = _on_device(call(5, seed=9))
-    features.values()[-1] = 20
-    with pytest.raises(recfx.InputError, match="feature d") as raised:
-        loaded(dense, features)
-    assert raised.value.reason == "id_out_of_range"

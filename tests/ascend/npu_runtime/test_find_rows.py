@@ -43,28 +43,6 @@ def test_lookups_of_a_target_that_takes_no_absent_rows() -> None:
     assert not Pair(Place(DEVICE, "reference"), HASHING["share"]).there.eval().graph_module.find_rows.leaves_out_absent
 
 
-def test_other_streams_wait_for_the_copies_and_count_for_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    pair = Pair(Place(DEVICE), HASHING["zeros"])
-    pair.train(0)
-    pair.compare()
-    waited: list[object] = []
-    streams: Any = torch.npu.Stream
-    wait = streams.wait_event
-    monkeypatch.setattr(streams, "wait_event", lambda self, event: [waited.append(event), wait(self, event)])
-    features = pair.batch(1, 40)
-    on_device = features.to(torch.device(DEVICE))
-    with torch.no_grad():
-        pair.there(on_device)
-        assert not waited
-        with torch.npu.stream(torch.npu.Stream()):
-            pair.there(on_device)
-        for _ in range(2):
-            pair.host(features)
-    made: Any = pair.there.graph_module.find_rows.copies._copy
-    assert waited == [made._made[1]]
-    pair.compare(features)
-
-
 def test_each_mode_has_its_graph() -> None:
     there = Pair(Place(DEVICE), HASHING["zeros"]).there
     trained = format_graph(there.graph_module)
@@ -124,18 +102,6 @@ def test_the_report_says_where_rows_are_found(monkeypatch: pytest.MonkeyPatch) -
     assert "triton-ascend" in reason(without)
     codes = {one.code for collection in recfx.explain(without).collections for one in collection.declined}
     assert "found_on_host" in codes
-
-
-def test_indexes_in_shared_memory_are_read_where_they_are() -> None:
-    pair = Pair(Place(DEVICE), HASHING["zeros"])
-    pair.train(0)
-    for index in pair.there.hash_indexes.values():
-        index.share_memory()
-    assert "shared memory" in reason(nn.Sequential(pair.there))
-    pair.there.index("t0").insert(torch.tensor([5000]))
-    pair.host.index("t0").insert(torch.tensor([5000]))
-    pair.compare()
-    assert pair.there.graph_module.find_rows.copies._copy is None
 
 
 @pytest.mark.parametrize("training", [False, True])

@@ -163,14 +163,3 @@ def test_the_next_batch_is_hashed_while_a_batch_computes(monkeypatch: pytest.Mon
         # Between the forward of the batch before and its update: both threads were there at the same time.
         assert positions["lookup", number - 1] < positions["hash", number] < positions["lookup", number]
     assert watch.of("insert") == [("insert", number) for number in range(1, STEPS)]
-
-
-def test_batches_of_tables_that_evict_are_copied_ahead_and_hashed_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = run(HASHING["evict"], None, plain)
-    watch = Watch(monkeypatch)
-    outputs = run(HASHING["evict"], watch, piped)
-    assert all(torch.equal(mine, other) for mine, other in zip(outputs, expected, strict=True))
-    for number in range(1, STEPS):
-        order = [event for event in watch.events if event.batch == number]
-        assert [event.what for event in order][:4] == ["to_host", "hash", "to_device", "lookup"]
-        assert [event.ahead for event in order[:4]] == [True, False, False, False]

@@ -10,10 +10,9 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 import recfx
 from recfx.errors import RecfxError
-from recfx.inspect.collection_reasons import transfer_reasons
 from recfx.ir import format_graph
 from tests.ascend.npu_runtime.sharded_training import model_on_npus, train_on_npus
-from tests.sharding.cases import Case, Table, as_sequence, batches, check, deduped, train_sharded, train_whole
+from tests.sharding.cases import Case, Table, as_sequence, batches, check, deduped, train_whole
 from tests.sharding.ranks import ranks
 from tests.sharding.typical_cases import FOUR_LARGER, TYPES, hashed_case, one_type
 
@@ -55,23 +54,6 @@ def test_static(name: str) -> None:
     check(STATIC[name], 2, ranks(2, "hccl").run(train_on_npus, STATIC[name]))
 
 
-@pytest.mark.parametrize(
-    "tables",
-    [one_type("row_wise").tables, one_type("column_wise").tables, MIXED],
-    ids=["row_wise", "column_wise", "mixed"],
-)
-def test_rowwise_adagrad(tables: tuple[Table, ...]) -> None:
-    """As on the CPU: with a state per row and block of columns, which the unsharded model does not have."""
-    case = Case(tables, optimizer="rowwise_adagrad", sizes=(4, 1))
-    of_ranks, expected = ranks(2, "hccl").run(train_on_npus, case), ranks(2).run(train_sharded, case)
-    for mine, other in zip(of_ranks, expected, strict=True):
-        assert [shard[:3] for shard in mine["shards"]] == [shard[:3] for shard in other["shards"]]
-        for name in ("pooled", "over"):
-            torch.testing.assert_close(mine[name], other[name], rtol=1e-5, atol=1e-6)
-        for (*_, weight), (*_, expected_weight) in zip(mine["shards"], other["shards"], strict=True):
-            torch.testing.assert_close(weight, expected_weight, rtol=1e-5, atol=1e-6)
-
-
 @WAYS
 @pytest.mark.parametrize("name", HASHED)
 def test_hashed(name: str, ids_on_host: bool) -> None:
@@ -96,41 +78,6 @@ def said_of_dedup(rank: int, world_size: int, ids_on_host: bool) -> tuple[list[s
     (report,) = recfx.explain(model.sparse).collections
     codes = [decline.code for decline in report.declined if decline.code.startswith("dedup")]
     return codes, format_graph(model.sparse.graph_module)
-
-
-def graph_of(rank: int, world_size: int, ids_on_host: bool) -> str:
-    case = HASHED["row_wise_lru"]
-    model = model_on_npus(case, world_size, torch.device("npu", rank), ids_on_host)
-    return format_graph(model.sparse.graph_module)
-
-
-def test_ids_are_copied_where_ranks_exchange_or_hash_them() -> None:
-    for text in ranks(2, "hccl").run(graph_of, True):
-        assert "ebc_to_host = to_host(ebc_select_features) {with_bags}" in text
-        assert "bucketize(ebc_to_host)" in text
-        assert "hash_ids(ebc_ids)" in text
-        assert "to_device(ebc_rows)" in text
-    for text in ranks(2, "hccl").run(graph_of, False):
-        assert "ebc_to_host = to_host(ebc_ids)" in text
-        assert "hash_ids(ebc_to_host)" in text
-        assert "to_device(ebc_rows)" in text
-
-
-def said_of_transfers(rank: int, world_size: int) -> tuple[list[tuple[str, str]], str]:
-    """The reasons of the report, and the graph of eval mode."""
-    case = HASHED["row_wise_lru"]
-    sharded = model_on_npus(case, world_size, torch.device("npu", rank), ids_on_host=False).sparse.eval()
-    said = [(reason.code, reason.message) for reason in transfer_reasons(sharded, "sparse")]
-    return said, format_graph(sharded.graph_module)
-
-
-def test_rows_are_found_on_the_host_and_the_report_says_so() -> None:
-    why = "rows of sharded tables are found on the host only."
-    for said, graph in ranks(2, "hccl").run(said_of_transfers):
-        ((code, message),) = said
-        assert code == "hashed_on_host"
-        assert message.endswith(why)
-        assert "hash_ids(ebc_to_host)" in graph
 
 
 def move_away_and_back(rank: int, world_size: int) -> tuple[str, int]:

@@ -7,14 +7,13 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import nn
-from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 
 import recfx
 from recfx.errors import ConversionError
 from recfx.ir import format_graph
 from recfx.kernels.build import launch
 from tests.ascend.npu_runtime.training import DEVICE, assert_close, make_batch, train
-from tests.builders.collections import one_table, sequences, table
+from tests.builders.collections import one_table, sequences
 from tests.builders.optimizers import attach
 from tests.checkpoint.training import KINDS
 from tests.models.case import tensors_in
@@ -72,44 +71,6 @@ def test_sequences_beside_pooled_tables_train_as_on_the_cpu(hashing: str, optimi
         kept += [parameter.grad.cpu() for parameter in model.parameters() if parameter.grad is not None]
         results.append(kept)
     assert len(results[0]) == len(results[1])
-    for actual, expected in zip(*reversed(results), strict=True):
-        torch.testing.assert_close(actual, expected, **CLOSE)
-
-
-def test_gradients_of_tables_and_of_weights_of_ids() -> None:
-    """Without a fused optimizer, two calls add up."""
-    results = []
-    for device in ("cpu", DEVICE):
-        torch.manual_seed(0)
-        converted = recfx.convert(one_table(("a", "b"), rows=12, dim=5))
-        converted.to(device)
-        for number in range(2):
-            features = make_batch(number, 12, False)
-            chosen = features.split([2, 1])[0]
-            converted(chosen.to(torch.device(device))).values().square().sum().backward()
-        (weight,) = converted.parameters()
-        results.append(weight.grad.cpu())
-    torch.testing.assert_close(results[1], results[0], **CLOSE)
-
-
-def test_gradients_of_weights_of_ids_that_share_a_row_until_they_are_admitted() -> None:
-    """As on the CPU; by which operators, the table of round trips says."""
-    hashing = recfx.HashConfig(dense_rows=0, admit_after=2, unseen="share")
-    results = []
-    for device in ("cpu", DEVICE):
-        torch.manual_seed(0)
-        tables = [table("t", ["a", "b"], rows=30, dim=5)]
-        converted = recfx.convert(EmbeddingBagCollection(tables, is_weighted=True), hashing=hashing).to(device)
-        gradients = []
-        for number in range(4):
-            features = make_batch(number, 24, True).split([2, 1])[0]
-            weights = torch.linspace(-1, 1, features.values().numel()).requires_grad_()
-            weighted = KeyedJaggedTensor(features.keys(), features.values(), weights, lengths=features.lengths())
-            converted(weighted.to(torch.device(device))).values().square().sum().backward()
-            assert weights.grad is not None
-            gradients.append(weights.grad)
-        results.append([*gradients, *(parameter.grad.cpu() for parameter in converted.parameters())])
-    assert all(bool(gradient.any()) for gradient in results[0])
     for actual, expected in zip(*reversed(results), strict=True):
         torch.testing.assert_close(actual, expected, **CLOSE)
 

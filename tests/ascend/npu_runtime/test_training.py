@@ -49,15 +49,6 @@ def test_equals_the_cpu(tables: str, optimizer: str) -> None:
             assert int(counts[COUNTERS.index(event)]) > 0, event
 
 
-@pytest.mark.parametrize("tables", ["adopted", "hashed", "evict_lru"])
-def test_ids_may_stay_on_the_host(tables: str) -> None:
-    hashing, rows, distinct, _ = TABLES[tables]
-    on_device, on_host = (
-        train("npu:1", "adagrad", hashing, rows=rows, distinct=distinct, ids_on=where) for where in ("npu:1", "cpu")
-    )
-    assert_close(on_host, on_device, rtol=0, atol=0)
-
-
 def run_collection(device: str, dtype: torch.dtype, weighted: bool, dense: bool) -> list[torch.Tensor]:
     """Three steps of a collection alone: its outputs, its weights, and the gradients of weights of ids."""
     torch.manual_seed(0)

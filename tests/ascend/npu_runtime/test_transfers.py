@@ -64,15 +64,6 @@ return ebc_keyed_tensor"""
     assert format_graph(collection.graph_module) == on_host
 
 
-def test_the_report_says_once_per_collection_that_ids_are_hashed_on_the_host() -> None:
-    model = nn.ModuleDict({"a": converted(), "b": converted(), "c": converted(recfx.HashConfig())})
-    assert "hashed_on_host" not in [reason.code for reason in recfx.explain(model).reasons]
-    warnings = [reason for reason in recfx.explain(model.to(DEVICE)).reasons if reason.code == "hashed_on_host"]
-    assert [reason.path for reason in warnings] == ["a", "b"]
-    assert "npu:0" in warnings[0].message
-    assert "TrainPipeline" in warnings[0].what_to_do
-
-
 def test_a_backend_that_cannot_serve_the_device_is_refused_by_the_forward() -> None:
     model = recfx.convert(EmbeddingBagCollection([table("t", ["f"])]), hashing=RAW, backend="cpu")
     model.to(DEVICE)
