@@ -1,8 +1,8 @@
 """Benchmarks: converted models against what they replace, in one run, ratios first.
 
-``python -m tests.bench [name ...] [--threads 1 2] [--json] [--quick]``. There is one file per benchmark; each defines
-``run(setup) -> Iterator[Result]`` and yields one result per pair of contestants. Every iteration looks up newly drawn
-ids, all contestants take turns, and their results must agree before anything is timed.
+``python -m tests.bench [name ...] [--threads 1 2] [--json] [--quick]``. Each benchmark is a function
+``run(setup) -> Iterator[Result]``, which yields one result per pair of contestants; most have a file. Every iteration
+looks up newly drawn ids, all contestants take turns, and their results must agree before anything is timed.
 
 ``triton`` names all kernels in Triton at once, on a CUDA device. They need torch and Triton, but neither TorchRec nor
 FBGEMM, so that ``python -m tests.bench triton --json`` runs on a GPU machine that has no more.
@@ -10,34 +10,27 @@ FBGEMM, so that ``python -m tests.bench triton --json`` runs on a GPU machine th
 
 from __future__ import annotations
 
-# Modules, in the order in which they run; each is imported when it runs.
+# A module, and the function of it, in the order in which they run; each is imported when it runs.
 BENCHMARKS: dict[str, str] = {
-    name: f"tests.bench.{name.replace('/', '.')}"
-    for name in (
-        "forward",
-        "train_step",
-        "hashed",
-        "sequence",
-        "sharded",
-        "sent_once",
-        "plans",
-        "small_batch",
-        "pipeline",
-        "export",
-        "hash_index",
-        "convert_time",
-        # Kernels in C++.
-        "pooled_lookup",
-        "fused_step",
-        "bag_offsets",
-        "bucketize",
-        # Kernels in Triton.
-        "triton/pooled_lookup",
-        "triton/fused_optimizer",
-        "triton/find_rows",
-        "triton/quantized_lookup",
-    )
-}
+    **{
+        name: f"tests.bench.{name}:run"
+        for name in (
+            "forward", "train_step", "hashed", "sequence", "sharded", "sent_once", "plans", "small_batch", "pipeline",
+            "export", "hash_index", "convert_time", "fused_step",
+        )
+    },
+    # One per kernel, under its name.
+    **{
+        name: f"tests.bench.kernels:{name}"
+        for name in ("pooled_lookup", "bag_offsets", "bucketize")
+    },
+    "triton/fused_optimizer": "tests.bench.triton.fused_optimizer:run",
+    "triton/find_rows": "tests.bench.triton.find_rows:run",
+    **{
+        f"triton/{name}": f"tests.bench.triton.lookups:{name}"
+        for name in ("pooled_lookup", "quantized_lookup")
+    },
+}  # fmt: skip
 
 # Some contestants use several threads and some do not, so these run with every number of threads asked for.
 BY_THREADS = ("forward", "train_step", "hashed", "sequence", "fused_step")

@@ -76,7 +76,8 @@ def _called(name: str) -> list[str]:
 
 def _run(name: str, setup: Setup, as_json: bool) -> None:
     heading: tuple[object, ...] = ()
-    for result in importlib.import_module(BENCHMARKS[name]).run(setup):
+    module, _, function = BENCHMARKS[name].partition(":")
+    for result in getattr(importlib.import_module(module), function)(setup):
         if as_json:
             print(json.dumps(result.to_json()), flush=True)
         else:
