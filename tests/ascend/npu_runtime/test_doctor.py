@@ -14,7 +14,6 @@ from recfx.doctor.cases import LookupCase
 from recfx.doctor.checks import calls_of
 from recfx.kernels.build import launch
 
-
 INTERPRETED = True
 
 
