@@ -46,8 +46,9 @@ def inner(model: Any) -> Any:
 
 
 @pytest.mark.parametrize("is_pooled", [True, False])
-def test_eval_is_as_before(is_pooled: bool) -> None:
-    model = Model(learn(managed(is_pooled))).eval()
+@pytest.mark.parametrize("remapped", [True, False])
+def test_eval_is_as_before(is_pooled: bool, remapped: bool) -> None:
+    model = Model(learn(managed(is_pooled, return_remapped_features=remapped))).eval()
     state = copy.deepcopy(model.state_dict())
     expected = model(ASKED)
     ours = converted(model, sample=(ASKED,)).eval()
@@ -287,7 +288,6 @@ REFUSED = {
         lambda: managed(False, iter([mch(), hash_zch()]).__next__, {"a": ["f"], "b": ["f"]}),
     ],
     "embedding_update": [with_update],
-    "remapped_features": [lambda: managed(True, return_remapped_features=True)],
 }
 
 
@@ -316,7 +316,7 @@ def test_hashing_that_would_take_rows_from_learned_ids(asked: Any) -> None:
 
 @pytest.mark.parametrize("is_pooled", [True, False])
 def test_unconverted_models_return_the_rows_that_they_are_given(is_pooled: bool) -> None:
-    ours = converted(Model(learn(managed(is_pooled)))).eval()
+    ours = converted(Model(learn(managed(is_pooled, return_remapped_features=True)))).eval()
     plain, mapping = recfx.unconvert(ours, with_mapping=True)
     for left, right in zip(ours(ASKED), plain(mapping.to_rows(ASKED)), strict=True):
         assert torch.equal(left, right)
@@ -348,6 +348,16 @@ def test_an_inner_collection_that_is_also_called_with_rows() -> None:
     with pytest.raises(recfx.ConversionError) as caught:
         converted(model)
     assert caught.value.reason == "managed_collision_layout"
+
+
+def test_rows_of_a_sharded_collection_are_not_returned() -> None:
+    from recfx.collections.raw_ids import rows_of_sharded
+    from recfx.replacement.managed_collisions import take_over
+
+    assert rows_of_sharded("mc").reason == "rows_of_sharded"
+    model = Model(managed(True, return_remapped_features=True))
+    (refused,) = take_over(model, shards=True).refused.values()
+    assert refused[1].code == "rows_of_sharded"
 
 
 def test_by_default_nothing_changes() -> None:
@@ -389,3 +399,10 @@ def test_a_file_that_would_keep_managed_collisions(tmp_path: Path) -> None:
     with refused("managed_collision", "mc", error=recfx.ExportError) as caught:
         recfx.export(Model(learn(managed(True))).eval(), tmp_path / "model.pt", (ASKED,))
     assert len(str(caught.value)) < 300
+
+
+def test_rows_of_ids_are_not_exported(tmp_path: Path) -> None:
+    ours = converted(OneKey(learn(managed(False, return_remapped_features=True)), False)).eval()
+    with pytest.raises(recfx.ExportError, match="return_remapped_features") as caught:
+        recfx.export(ours, tmp_path / "model.pt", (ASKED,))
+    assert (caught.value.reason, caught.value.module_path) == ("rows_not_exported", "mc")
