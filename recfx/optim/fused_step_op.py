@@ -22,8 +22,9 @@ def rules_in_triton() -> list[Rule]:
 
 
 def triton_module(rule: Rule) -> str:
-    """The module with the rule's step in Triton, the file beside the rule's own; ``""`` if there is none."""
-    module = f"{type(rule).__module__}_triton"
+    """The module with the rule's step in Triton, a file beside the rule's own; ``""`` if there is none."""
+    package = type(rule).__module__.rpartition(".")[0]
+    module = f"{package}.{rule.name}_triton" if package else f"{rule.name}_triton"
     return "" if find_spec(module) is None else module
 
 

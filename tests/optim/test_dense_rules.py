@@ -12,11 +12,10 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recfx.conversion.convert import convert
-from recfx.optim.rules.lamb import LAMB
+from recfx.optim.rules.adam import PARTIAL_ROWWISE_ADAM
+from recfx.optim.rules.lamb import LAMB, PARTIAL_ROWWISE_LAMB
 from recfx.optim.rules.lars_sgd import LARS_SGD
-from recfx.optim.rules.partial_rowwise_adam import PARTIAL_ROWWISE_ADAM
-from recfx.optim.rules.partial_rowwise_lamb import PARTIAL_ROWWISE_LAMB
-from recfx.optim.rules.rowwise_adagrad_decoupled import ROWWISE_ADAGRAD_DECOUPLED
+from recfx.optim.rules.rowwise_adagrad import ROWWISE_ADAGRAD_DECOUPLED
 from recfx.optim.rules.rule import Rule
 from tests.builders.batches import batch
 from tests.builders.collections import collection, table

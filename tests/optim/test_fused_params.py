@@ -16,12 +16,10 @@ import recfx
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.fused_params import fused_optimizer_from_params, weight_decay_left_out
 from recfx.optim.rules.adagrad import ADAGRAD
-from recfx.optim.rules.adam import ADAM
+from recfx.optim.rules.adam import ADAM, PARTIAL_ROWWISE_ADAM
 from recfx.optim.rules.lamb import LAMB
 from recfx.optim.rules.lars_sgd import LARS_SGD
-from recfx.optim.rules.partial_rowwise_adam import PARTIAL_ROWWISE_ADAM
-from recfx.optim.rules.rowwise_adagrad import ROWWISE_ADAGRAD
-from recfx.optim.rules.rowwise_adagrad_decoupled import ROWWISE_ADAGRAD_DECOUPLED
+from recfx.optim.rules.rowwise_adagrad import ROWWISE_ADAGRAD, ROWWISE_ADAGRAD_DECOUPLED
 from recfx.optim.rules.rule import ANY_MODE, Rule
 from recfx.optim.rules.sgd import SGD
 from tests.support.refusals import refused

@@ -17,14 +17,13 @@ from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 
 import recfx
 from recfx.optim.attached import attached_optimizers
-from recfx.optim.rules import registered
 from tests.builders.collections import one_table
 from tests.builders.optimizers import attach
 from tests.sharding.cases import OPTIMIZERS, Case
 from tests.sharding.ranks import ranks
 from tests.sharding.stateful import LRU, assert_same, case_of, make, train, whole_state
 from tests.toys import sign_sgd
-from tests.toys.sign_sgd import SIGN_SGD, SignSGD
+from tests.toys.sign_sgd import SIGN_SGD, SignSGD, registered
 
 ROWS, DIM = 16, 4
 SETTINGS = {"lr": 0.5, "floor": 0.25}

@@ -41,7 +41,7 @@ from recfx.collections.collection import UnshardedCollection
 from recfx.collections.kinds import SEQUENCE, kind_of
 from recfx.collections.sharding.collection import ShardedCollection
 from recfx.collections.sharding.shard import shard_collection
-from recfx.optim.rules.rowwise_adagrad_decoupled import DecoupledRowWiseAdagrad
+from recfx.optim.rules.rowwise_adagrad import DecoupledRowWiseAdagrad
 from recfx.planner.sharder import HashEmbeddingBagCollectionSharder
 from recfx.runtime.dist_groups import wires_of
 from tests.builders.optimizers import attach

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from recfx.optim.rules import RULES
 from recfx.optim.rules.rule import LEARNING_RATE, Group, Rule, Setting, State, StateTensor
 
 
@@ -42,3 +45,13 @@ SIGN_SGD = SignSgd(
     settings=(LEARNING_RATE, Setting("floor", 1.0, ("floor",))),
     states=(StateTensor("seen", "momentum1"),),
 )
+
+
+@contextmanager
+def registered(rule: Rule) -> Iterator[Rule]:
+    """The rule is one of recfx's inside the block."""
+    RULES.append(rule)
+    try:
+        yield rule
+    finally:
+        RULES.remove(rule)

@@ -1,21 +1,14 @@
-"""The rules of fused optimizers. Each rule is one file, and one line here."""
+"""The rules of fused optimizers. A new rule is one file, and one line here."""
 
 from __future__ import annotations
-
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 
 from recfx.optim.rules.adagrad import ADAGRAD
-from recfx.optim.rules.adam import ADAM
-from recfx.optim.rules.lamb import LAMB
+from recfx.optim.rules.adam import ADAM, PARTIAL_ROWWISE_ADAM
+from recfx.optim.rules.lamb import LAMB, PARTIAL_ROWWISE_LAMB
 from recfx.optim.rules.lars_sgd import LARS_SGD
-from recfx.optim.rules.partial_rowwise_adam import PARTIAL_ROWWISE_ADAM
-from recfx.optim.rules.partial_rowwise_lamb import PARTIAL_ROWWISE_LAMB
-from recfx.optim.rules.rowwise_adagrad import ROWWISE_ADAGRAD
-from recfx.optim.rules.rowwise_adagrad_decoupled import ROWWISE_ADAGRAD_DECOUPLED
+from recfx.optim.rules.rowwise_adagrad import ROWWISE_ADAGRAD, ROWWISE_ADAGRAD_DECOUPLED
 from recfx.optim.rules.rule import COMMON_SETTINGS, Rule, Setting
 from recfx.optim.rules.sgd import SGD
 
@@ -30,31 +23,6 @@ RULES: list[Rule] = [
     PARTIAL_ROWWISE_LAMB,
     LARS_SGD,
 ]
-
-
-@contextmanager
-def registered(rule: Rule) -> Iterator[Rule]:
-    """Register one more rule inside a ``with`` block: tables with its optimizer classes attached are fused by it.
-
-    Args:
-        rule: the rule, a constant of the module of its class, called like ``rule.name`` in capitals: copies and pickles
-            of a model refer to it by that name. No other rule may have its name or classes.
-
-    Raises:
-        ValueError: another rule has its name, one of its classes or one of its TorchRec types; or it is not that
-            constant.
-    """
-    module, constant = type(rule).__module__, rule.name.upper()
-    if getattr(sys.modules[module], constant, None) is not rule:
-        raise ValueError(f"rule {rule.name!r} must be the constant {constant} of {module}, by which it is pickled.")
-    for older in RULES:
-        if older.name == rule.name or {*older.classes, *older.fused_types} & {*rule.classes, *rule.fused_types}:
-            raise ValueError(f"rule {rule.name!r} has the name, a class or a type of rule {older.name!r}.")
-    RULES.append(rule)
-    try:
-        yield rule
-    finally:
-        RULES.remove(rule)
 
 
 def rule_named(name: str) -> Rule | None:
@@ -86,4 +54,4 @@ def class_names() -> str:
     return f"{', '.join(names)} or {last}"
 
 
-__all__ = ["RULES", "class_names", "known_settings", "registered", "rule_named", "rule_of_class", "rule_of_type"]
+__all__ = ["RULES", "class_names", "known_settings", "rule_named", "rule_of_class", "rule_of_type"]

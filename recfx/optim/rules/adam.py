@@ -1,4 +1,7 @@
-"""Adam, and the moving averages of its family. Their correction counts the steps of the table, not of the row."""
+"""Adam, partial row-wise Adam, and the moving averages of their family.
+
+The correction of averages counts the steps of the table, not of the row.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,11 @@ import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import Tensor
 from torchrec.optim.optimizers import Adam as TorchRecAdam
+from torchrec.optim.optimizers import PartialRowWiseAdam as TorchRecPartialRowWiseAdam
 
 from recfx.kernels.build.tiling import Need
 from recfx.optim.rules.rule import (
+    ANY_MODE,
     BETAS,
     EPS,
     LEARNING_RATE,
@@ -20,6 +25,7 @@ from recfx.optim.rules.rule import (
     StepNumbers,
     decayed,
 )
+from recfx.optim.rules.touched_rows import TouchedRowsOptimizer, TouchedRowsRule
 
 AVERAGES = (StateTensor("exp_avg", "momentum1"), StateTensor("exp_avg_sq", "exp_avg_sq"))
 """A moving average of the gradients, and one of their squares."""
@@ -100,4 +106,41 @@ ADAM = Adam(
     "it out, or attach torch.optim.Adam(weight_decay=...) with apply_optimizer_in_backward if you mean that rule.",
     step_need=Need(2320, 20, 32, 52),
     border_need=Need(288, 68),
+)
+
+
+class PartialRowWiseAdamRule(TouchedRowsRule):
+    """Adam whose divisor is one number per row. Weight decay is decoupled, as in AdamW."""
+
+    def update(self, values: Tensor, gradient: Tensor, state: State, step: float, group: Group) -> Tensor:
+        """Step as FBGEMM does; ``step`` is the number of steps of the table, not of the row."""
+        rate, decay = float(group["lr"]), group["weight_decay"]
+        first, divisor = moving_averages(gradient, state, step, group)
+        kept = values - rate * decay * values if decay else values
+        return kept - rate / (1 - group["betas"][0] ** step) * first / divisor
+
+    def step_numbers(self, step: float, group: Group) -> StepNumbers:
+        """The learning rate is divided by the correction of the first average; weight decay is the rule's own."""
+        rate = float(group["lr"])
+        return average_numbers(step, group)._replace(
+            learning_rate=rate / (1 - group["betas"][0] ** step), own_decay=rate * float(group["weight_decay"])
+        )
+
+
+class PartialRowWiseAdam(TouchedRowsOptimizer):
+    """The optimizer for a table that is not fused."""
+
+
+PARTIAL_ROWWISE_ADAM = PartialRowWiseAdamRule(
+    name="partial_rowwise_adam",
+    label="partial row-wise Adam",
+    dense_class=PartialRowWiseAdam,
+    placeholders=(TorchRecPartialRowWiseAdam,),
+    fused_types=(EmbOptimType.PARTIAL_ROWWISE_ADAM,),
+    settings=(LEARNING_RATE, EPS, BETAS, WEIGHT_DECAY),
+    states=ROWWISE_AVERAGES,
+    counts_steps=True,
+    saves_step=True,
+    decay_modes=ANY_MODE,
+    when_cut=("keeps one mean square per row in {blocks}", "Adam"),
 )

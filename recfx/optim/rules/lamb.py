@@ -1,13 +1,16 @@
-"""LAMB: the step of Adam, scaled to the length of the row that it changes."""
+"""LAMB: the step of Adam, scaled to the length of the row that it changes; and LAMB with one divisor per row."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import Tensor
 from torchrec.optim.optimizers import LAMB as TorchRecLAMB
+from torchrec.optim.optimizers import PartialRowWiseLAMB as TorchRecPartialRowWiseLAMB
 
-from recfx.optim.rules.adam import AVERAGES, average_numbers, moving_averages
+from recfx.optim.rules.adam import AVERAGES, ROWWISE_AVERAGES, average_numbers, moving_averages
 from recfx.optim.rules.rule import ANY_MODE, BETAS, EPS, LEARNING_RATE, WEIGHT_DECAY, Group, State, StepNumbers
 from recfx.optim.rules.touched_rows import TouchedRowsOptimizer, TouchedRowsRule
 
@@ -44,6 +47,10 @@ class Lamb(TouchedRowsOptimizer):
     """The optimizer for a table that is not fused."""
 
 
+class PartialRowWiseLamb(TouchedRowsOptimizer):
+    """Likewise, for partial row-wise LAMB."""
+
+
 LAMB = LambRule(
     name="lamb",
     label="LAMB",
@@ -56,4 +63,13 @@ LAMB = LambRule(
     saves_step=True,
     decay_modes=ANY_MODE,
     when_cut=("scales the step of each row by norms over {blocks}", "Adam"),
+)
+PARTIAL_ROWWISE_LAMB = replace(
+    LAMB,
+    name="partial_rowwise_lamb",
+    label="partial row-wise LAMB",
+    dense_class=PartialRowWiseLamb,
+    placeholders=(TorchRecPartialRowWiseLAMB,),
+    fused_types=(EmbOptimType.PARTIAL_ROWWISE_LAMB,),
+    states=ROWWISE_AVERAGES,
 )

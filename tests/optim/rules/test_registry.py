@@ -5,25 +5,20 @@ from __future__ import annotations
 import copy
 import pickle
 import sys
-from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import nn
-from torchrec.optim.optimizers import Adagrad as TorchRecAdagrad
 
-from recfx.optim.rules import RULES, known_settings, registered, rule_of_class, rule_of_type
+from recfx.optim.rules import RULES, rule_of_type
 from recfx.optim.rules.rule import Rule, decayed
 from tests.optim.rules import steps
-from tests.toys import sign_sgd
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
-def test_a_rule_is_one_constant_of_the_file_of_its_name(rule: Rule) -> None:
+def test_a_rule_is_one_constant_of_its_module(rule: Rule) -> None:
     module = type(rule).__module__
-    assert module == f"recfx.optim.rules.{rule.name}"
     assert getattr(sys.modules[module], rule.name.upper()) is rule
     assert copy.deepcopy(rule) is rule
     assert pickle.loads(pickle.dumps(rule)) is rule
@@ -48,39 +43,6 @@ def test_states_are_saved_under_the_names_of_torchrec(rule: Rule) -> None:
 def test_no_two_stand_for_the_same() -> None:
     stand_for = [name for rule in RULES for name in (rule.name, *rule.classes, *rule.fused_types)]
     assert len(set(stand_for)) == len(stand_for)
-
-
-@pytest.mark.parametrize(
-    ("changes", "taken_by"),
-    [
-        ({"name": "sgd"}, "sgd"),
-        ({"dense_class": torch.optim.Adam}, "adam"),
-        ({"placeholders": (TorchRecAdagrad,)}, "adagrad"),
-        ({"fused_types": (EmbOptimType.MADGRAD, EmbOptimType.ROWWISE_ADAGRAD)}, "rowwise_adagrad"),
-    ],
-    ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
-)
-def test_a_rule_that_shares_a_name_a_class_or_a_type_is_refused(
-    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], taken_by: str
-) -> None:
-    rule = replace(sign_sgd.SIGN_SGD, **changes)
-    monkeypatch.setattr(sign_sgd, rule.name.upper(), rule, raising=False)
-    with pytest.raises(ValueError, match=f"a type of rule '{taken_by}'"), registered(rule):
-        pass
-    assert rule not in RULES
-
-
-def test_a_rule_is_registered_inside_the_block_even_if_that_fails() -> None:
-    def fail() -> None:
-        with registered(sign_sgd.SIGN_SGD) as rule:
-            assert rule is sign_sgd.SIGN_SGD
-            assert rule_of_class(sign_sgd.SignSGD) is rule
-            assert "floor" in [setting.name for setting in known_settings()]
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        fail()
-    assert rule_of_class(sign_sgd.SignSGD) is None
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule.start_setting], ids=lambda rule: rule.name)

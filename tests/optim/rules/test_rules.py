@@ -21,13 +21,10 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from recfx.optim.fused_params import fused_optimizer_from_params
 from recfx.optim.rules import RULES, rule_of_class, rule_of_type
 from recfx.optim.rules.adagrad import ADAGRAD
-from recfx.optim.rules.adam import ADAM
-from recfx.optim.rules.lamb import LAMB, Lamb
+from recfx.optim.rules.adam import ADAM, PARTIAL_ROWWISE_ADAM, PartialRowWiseAdam
+from recfx.optim.rules.lamb import LAMB, PARTIAL_ROWWISE_LAMB, Lamb, PartialRowWiseLamb
 from recfx.optim.rules.lars_sgd import LARS_SGD, LarsSgd
-from recfx.optim.rules.partial_rowwise_adam import PARTIAL_ROWWISE_ADAM, PartialRowWiseAdam
-from recfx.optim.rules.partial_rowwise_lamb import PARTIAL_ROWWISE_LAMB, PartialRowWiseLamb
-from recfx.optim.rules.rowwise_adagrad import ROWWISE_ADAGRAD
-from recfx.optim.rules.rowwise_adagrad_decoupled import ROWWISE_ADAGRAD_DECOUPLED, DecoupledRowWiseAdagrad
+from recfx.optim.rules.rowwise_adagrad import ROWWISE_ADAGRAD, ROWWISE_ADAGRAD_DECOUPLED, DecoupledRowWiseAdagrad
 from recfx.optim.rules.rule import Rule
 from recfx.optim.rules.sgd import SGD
 from tests.optim.rules.steps import (
