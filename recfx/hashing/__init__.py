@@ -1,6 +1,5 @@
 """Hashing: tables whose rows belong to raw 64-bit ids."""
 
-import recfx.hashing.cpu_capability  # noqa: F401, it registers a check
 from recfx.hashing.config import HashConfig, ResolvedHashConfig, as_integer
 from recfx.hashing.index import HashIndex, Occupancy
 from recfx.hashing.slices import row_cuts

@@ -243,6 +243,35 @@ class ResolvedHashConfig:
         return self.index_rows > 0
 
 
+def checked_arguments(
+    rows: int, config: HashConfig | ResolvedHashConfig, name: str, row_begin: int, row_end: int | None
+) -> tuple[ResolvedHashConfig, IndexPolicy]:
+    """The configuration for the table, and its form for the operators, for the slice that the index holds.
+
+    Raises:
+        ConversionError: ``invalid_hash_config``.
+    """
+    resolved = config if isinstance(config, ResolvedHashConfig) else config.resolve(rows, False, name)
+    if resolved.rows != rows:
+        raise _invalid("rows", resolved.rows, f"left out, or the {rows} rows of the index", name)
+    if not resolved.has_index:
+        raise _invalid("dense_rows", resolved.dense_rows, "less than rows (0 for raw ids), or nothing is indexed", name)
+    begin, end = as_integer(row_begin), resolved.rows if row_end is None else as_integer(row_end)
+    policy = resolved.policy
+    if begin is not None and end is not None and 0 <= begin < end <= policy.rows:
+        policy = policy._replace(row_begin=begin, row_end=end)
+        if all(map(policy.may_be_border, (begin, end))):
+            return resolved, policy
+    raise ConversionError(
+        f"row_begin={row_begin!r} and row_end={row_end!r} are not the borders of a slice of a table of {policy.rows} "
+        f"rows, {policy.dense_rows} of them dense, with {policy.buckets} buckets.",
+        reason="invalid_hash_config",
+        module_path=name,
+        what_to_do="A slice has at least one row, and its borders are among the dense rows or where a bucket begins; "
+        "recfx.hashing.slices.row_cuts returns such borders.",
+    )
+
+
 def _default_buckets(index_rows: int) -> int:
     buckets = 1
     while buckets < _MOST_DEFAULT_BUCKETS and index_rows // (2 * buckets) >= _ROWS_PER_DEFAULT_BUCKET:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from recfx.argument_types import typed
-from recfx.errors import GROW, ConversionError, InputError, TableFullError
-from recfx.hashing.arguments import check_ids, checked_arguments
-from recfx.hashing.config import HashConfig, ResolvedHashConfig
-from recfx.hashing.storage import EVAL_COUNTERS, IndexStorage
+from recfx.errors import GROW, ConversionError, IdTypeError, InputError, TableFullError
+from recfx.hashing.config import HashConfig, ResolvedHashConfig, checked_arguments
+from recfx.hashing.storage import EVAL_COUNTERS, IndexStorage, watched
+from recfx.kernels.build import forks
 from recfx.kernels.index import buckets, hash_index
 from recfx.kernels.index.hash_index import InFlight
 from recfx.kernels.index.index_buffers import (
@@ -121,26 +122,6 @@ class HashIndex(IndexStorage):
         self._views: tuple[IndexView, IndexView] | None = None
         self.removals = 0  # how often ids have lost rows to erase() or insert(): see recfx/runtime/in_flight.py
 
-    @property
-    def row_begin(self) -> int:
-        """The table's row at which the rows of the index begin.
-
-        Example:
-            >>> recfx.HashIndex(100).row_begin
-            0
-        """
-        return self.policy.row_begin
-
-    @property
-    def row_end(self) -> int:
-        """The table's row after the last row of the index.
-
-        Example:
-            >>> recfx.HashIndex(100).row_end
-            100
-        """
-        return self.policy.row_end
-
     # Finding and inserting
 
     def find(self, ids: Tensor) -> Tensor:
@@ -151,7 +132,7 @@ class HashIndex(IndexStorage):
             >>> index.find(torch.tensor([7]))
             tensor([-1])
         """
-        check_ids(ids, self.name, on_meta=self.slot_groups.is_meta)
+        self._check_ids(ids)
         if ids.is_meta:
             return torch.empty_like(ids, dtype=torch.int64)
         cpu_ids, buffers, policy = ids.to("cpu", torch.int64), self.index_buffers(), self.policy
@@ -187,14 +168,14 @@ class HashIndex(IndexStorage):
                 the bucket. The index is unchanged, except that ids have expired.
             InputError: ``foreign_id``: an id belongs to another slice of the table. The index is unchanged.
         """
-        check_ids(ids, self.name, on_meta=self.slot_groups.is_meta)
+        self._check_ids(ids)
         if ids.is_meta:
             nothing = ids.new_empty(0, dtype=torch.int64)
             return Inserted(torch.empty_like(ids, dtype=torch.int64), nothing, nothing)
         cpu_ids = ids.to("cpu", torch.int64)
         if not self.policy.is_whole_table and (foreign := cpu_ids[~self.holds(cpu_ids)]).numel() > 0:
             raise InputError(
-                f"Id {int(foreign[0])} does not belong to rows {self.row_begin} to {self.row_end} of the table.",
+                f"Id {int(foreign[0])} does not belong to rows {self._rows_held} of the table.",
                 reason="foreign_id",
                 module_path=self.name,
                 what_to_do="give each slice of the table only its own ids: HashIndex.holds tells which these are.",
@@ -256,7 +237,7 @@ class HashIndex(IndexStorage):
         Returns:
             int64 ``[n]``: the row that each id had, -1 if it had none or appears earlier in ``ids``.
         """
-        check_ids(ids, self.name, on_meta=self.slot_groups.is_meta)
+        self._check_ids(ids)
         if ids.is_meta:
             return torch.empty_like(ids, dtype=torch.int64)
         buffers = self.index_buffers()
@@ -282,7 +263,7 @@ class HashIndex(IndexStorage):
         rows = buckets.shared_rows(ids, config.rows, config.dense_rows, self.policy.signed_buckets, config.seed)
         if self.policy.is_whole_table:
             return rows
-        return torch.where(self.holds(ids), rows - self.row_begin, -1)
+        return torch.where(self.holds(ids), rows - self.policy.row_begin, -1)
 
     def holds(self, ids: Tensor) -> Tensor:
         """Whether each id (int64 ``[n]``) belongs in this index, whether or not it has a row: bool ``[n]``.
@@ -293,7 +274,7 @@ class HashIndex(IndexStorage):
         """
         config = self.config
         home = buckets.home_rows(ids, config.rows, config.dense_rows, config.buckets, config.seed)
-        return (home >= self.row_begin) & (home < self.row_end)
+        return (home >= self.policy.row_begin) & (home < self.policy.row_end)
 
     @property
     def map_version(self) -> tuple[int, int, int]:
@@ -404,18 +385,9 @@ class HashIndex(IndexStorage):
         taken = dict(zip(self.policy.own_buckets, counts, strict=True))
         if not taken:
             return Occupancy(0, 0, -1, 0, 0)
-        worst = max(taken, key=lambda bucket: taken[bucket] / self.bucket_rows(bucket))
-        own_rows = self.policy.own_index_rows
-        return Occupancy(sum(taken.values()), own_rows, worst, taken[worst], self.bucket_rows(worst))
-
-    def bucket_rows(self, bucket: int) -> int:
-        """The number of rows of one bucket, by the table's numbering.
-
-        Example:
-            >>> recfx.HashIndex(100, config=recfx.HashConfig(buckets=4)).bucket_rows(0)
-            25
-        """
-        return len(self.policy.rows_of(bucket))
+        rows = {bucket: len(self.policy.rows_of(bucket)) for bucket in taken}
+        worst = max(taken, key=lambda bucket: taken[bucket] / rows[bucket])
+        return Occupancy(sum(taken.values()), self.policy.own_index_rows, worst, taken[worst], rows[worst])
 
     def view(self, training: bool = False) -> IndexView:
         """What a lookup that finds rows itself needs: see ``recfx.kernels.lookup.pooled_lookup``.
@@ -441,7 +413,7 @@ class HashIndex(IndexStorage):
                 config.seed,
                 self.lock,
                 config.rows,
-                self.row_begin,
+                self.policy.row_begin,
             )
             views = self._views = (answering, answering._replace(share_buckets=0))
         return views[training]
@@ -486,22 +458,35 @@ class HashIndex(IndexStorage):
         return slot_count(self.policy.own_index_rows)
 
     def extra_repr(self) -> str:
-        config = self.config
-        whole = f"{config.rows}, name={self.name!r}, dense_rows={config.dense_rows}, buckets={config.buckets}"
-        if config.admit_after != 1:
-            whole += f", admit_after={config.admit_after}"
-        if config.on_full != "error":
-            whole += f", on_full={config.on_full!r}"
-        if config.evicts:
-            whole += f", evict={config.evict!r}"
-        if config.ttl_batches is not None:
-            whole += f", ttl_batches={config.ttl_batches}"
-        if config.unseen != "zeros":
-            whole += f", unseen={config.unseen!r}"
-        whole += f", ids={len(self)}"
-        return whole if self.policy.is_whole_table else f"{whole}, row_begin={self.row_begin}, row_end={self.row_end}"
+        whole = f"{HashConfig(**vars(self.config))}, name={self.name!r}, ids={len(self)}"
+        return whole if self.policy.is_whole_table else f"{whole}, rows {self._rows_held}"
+
+    @property
+    def _rows_held(self) -> str:
+        return f"{self.policy.row_begin} to {self.policy.row_end}"
 
     # Checks and errors
+
+    def _check_ids(self, ids: Tensor) -> None:
+        """Check ids whose rows are asked for; errors as the class says."""
+        argument: object = ids  # users do not always run a type checker
+        error: type[IdTypeError | InputError] = InputError
+        if not isinstance(argument, Tensor) or ids.dtype not in (torch.int64, torch.int32):
+            error, reason = IdTypeError, "wrong_id_dtype"
+            actual = ids.dtype if isinstance(argument, Tensor) else type(argument).__name__
+            message, what_to_do = f"Ids must be an int64 or int32 tensor, got {actual}.", "convert them to torch.int64."
+        elif ids.layout != torch.strided:
+            reason, message = "wrong_id_layout", f"Ids must be a dense tensor, got one of layout {ids.layout}."
+            what_to_do = "pass the ids themselves: ids.values() of a sparse or a jagged tensor."
+        elif ids.dim() != 1:
+            reason, message = "wrong_id_shape", f"Ids must be [n], got {list(ids.shape)}."
+            what_to_do = "flatten them with .reshape(-1)."
+        elif self.slot_groups.is_meta and not ids.is_meta:
+            reason, message = "index_on_meta", "The index is on the meta device, where it holds no ids."
+            what_to_do = "call to_empty(device='cpu') on the model first, and load its state if it has one."
+        else:
+            return
+        raise error(message, reason=reason, module_path=self.name, what_to_do=what_to_do)
 
     def full_error(self, bucket: int) -> TableFullError:
         """The error that says which bucket is full, and what to do; it is noted for ``recfx.explain``.
@@ -510,7 +495,7 @@ class HashIndex(IndexStorage):
             >>> recfx.HashIndex(100).full_error(0).reason
             'table_full'
         """
-        capacity = self.bucket_rows(bucket)
+        capacity = len(self.policy.rows_of(bucket))
         if self.config.evicts:
             return TableFullError(
                 f"bucket {bucket} of {self.config.buckets} of table {self.name!r} is full: all its {capacity} rows are "
@@ -538,3 +523,40 @@ class HashIndex(IndexStorage):
 def _no_ids() -> Tensor:
     """The content of an index on meta."""
     return torch.empty(0, dtype=torch.int64, device="cpu")
+
+
+def buffers_named(name: str, indexes: Sequence[HashIndex]) -> list[Tensor]:
+    """The buffer of this name of each index; reading attributes of the modules would take ten times as long."""
+    buffers: list[Any] = [index._buffers for index in indexes]
+    return [tensors[name] for tensors in buffers]
+
+
+def views_of(indexes: Sequence[HashIndex], training: bool) -> list[IndexView]:
+    """``HashIndex.view`` of each index, in some models of thousands, at little cost per index.
+
+    Raises:
+        CheckpointError: as in ``HashIndex.refresh``.
+    """
+    if torch.compiler.is_compiling():
+        return [index.view(training) for index in indexes]
+    forks.use_one_thread_in_child()
+    kept: list[Any] = [index.__dict__["_views"] for index in indexes]
+    slot_groups = buffers_named("slot_groups", indexes)
+    return [
+        views[training] if as_noted and views is not None and views[0].slot_groups is groups else index.view(training)
+        for index, views, groups, as_noted in zip(indexes, kept, slot_groups, _are_as_noted(indexes), strict=True)
+    ]
+
+
+def _are_as_noted(indexes: Sequence[HashIndex]) -> list[bool]:
+    """``is_as_noted`` of each index."""
+    try:
+        return [
+            attributes["_leader"] is None
+            and not attributes["_expects_load"]
+            and attributes["_versions"] == (ids._version, state._version, groups._version, side._version)
+            for attributes in map(vars, indexes)
+            for ids, state, groups, side in (watched(attributes["_buffers"]),)
+        ]
+    except RuntimeError:  # inference tensors have no versions
+        return [index.is_as_noted() for index in indexes]

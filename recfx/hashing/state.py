@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-from recfx.errors import CheckpointError, ConversionError
+from recfx.errors import CheckpointError, ConversionError, RecfxError, short
 from recfx.hashing.config import ResolvedHashConfig
 from recfx.hashing.identity import IDENTITY, check_identity, torn
 from recfx.hashing.slices import SLICE_COUNTS, checked_sums, parts_between
@@ -269,3 +270,26 @@ def _problem_error(
         module_path=name,
         what_to_do="Load with the seed, buckets and dense_rows that the state was saved with.",
     )
+
+
+CPU_CAPABILITY = "RECFX_CPU_CAPABILITY"
+"""The environment variable that names the vector instructions to use."""
+
+
+def check_capability() -> None:
+    """Refuse vector instructions that are not here: the operators know no reason codes.
+
+    Raises:
+        RecfxError: ``unknown_cpu_capability``.
+    """
+    named = os.environ.get(CPU_CAPABILITY)
+    if library.loaded_path() is None or not named or named in (here := torch.ops.recfx.cpu_capabilities()):
+        return
+    raise RecfxError(
+        f"the environment variable {CPU_CAPABILITY} is {short(named)}, which kernels on this machine cannot use.",
+        reason="unknown_cpu_capability",
+        what_to_do=f"unset it, or choose one of {', '.join(here)}.",
+    )
+
+
+library.once_defined(check_capability)

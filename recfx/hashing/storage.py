@@ -70,8 +70,6 @@ class IndexStorage(nn.Module):
     """Since when, and from which counts on, the index has counted without a break."""
     full_at: tuple[int, int, int] | None = None
     """When a batch last met a full bucket, which was an error: ``adopted.times``, batches of training, the bucket."""
-    before_saving: weakref.WeakMethod[Callable[[], None]] | None = None
-    """Called before the state is saved; copies of the index do not have it."""
     state_number: int
     """Changes whenever ``number_state`` is called; different in copies of the index."""
 
@@ -333,7 +331,6 @@ class IndexStorage(nn.Module):
         own: dict[str, Any] = {
             "_views": None,
             "_initializer": None,
-            "before_saving": None,
             "_sharded_counts": None,
             "_counts_elsewhere": set(),
         }
@@ -367,8 +364,6 @@ class IndexStorage(nn.Module):
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         if not self.slot_groups.is_meta:
             self.index_buffers()  # a state that was written from outside is checked before it is saved
-            if self.before_saving is not None and (before_saving := self.before_saving()) is not None:
-                before_saving()
         super()._save_to_state_dict(destination, prefix, keep_vars)
 
     def _load_from_state_dict(

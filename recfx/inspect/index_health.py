@@ -11,7 +11,7 @@ from math import nan
 from torch import Tensor
 
 from recfx.hashing import HashIndex
-from recfx.hashing.many_indexes import buffers_named
+from recfx.hashing.index import buffers_named
 from recfx.hashing.storage import EVAL_COUNTERS
 from recfx.kernels.index.index_buffers import COUNTERS
 from recfx.kernels.index.slot_groups import longest_probe
@@ -29,7 +29,7 @@ class IndexHealth:
 
     def __init__(self, index: HashIndex) -> None:
         self.index = index
-        self._bucket_rows = [index.bucket_rows(bucket) for bucket in index.policy.own_buckets]
+        self._bucket_rows = [len(index.policy.rows_of(bucket)) for bucket in index.policy.own_buckets]
         self._before, self._adopted = (0,) * len(_COUNTS), index.adopted
         self._counted = self._before  # between the last two calls of end_interval, by _COUNTS
         self._taken = [0] * len(self._bucket_rows)  # of each bucket, at the last of these calls

@@ -13,7 +13,7 @@ from torch import nn
 
 from recfx.collections.collection import unsharded_collections
 from recfx.collections.converted_collection import ConvertedCollection
-from recfx.collections.sharding.collection import ShardedCollection
+from recfx.collections.sharding.collection import ShardedCollection, sharded_collections
 from recfx.errors import Diagnostic
 from recfx.pipeline.background import Streams, Worker
 from recfx.pipeline.prefetched_call import (
@@ -23,7 +23,6 @@ from recfx.pipeline.prefetched_call import (
     hashed_on_host,
     joint_exchanges,
     sent_together,
-    sharded_modules,
 )
 
 _log = logging.getLogger("recfx")
@@ -52,7 +51,7 @@ class CallsAhead:
     def __init__(self, model: nn.Module, streams: Streams) -> None:
         self._model, self._streams, self._worker = model, streams, Worker()
         self._hashed = hashed_on_host(model)
-        self._modules: dict[str, Any] = {**sharded_modules(model), **self._hashed}
+        self._modules: dict[str, Any] = {**sharded_collections(model), **self._hashed}
         self._known: list[KnownCall] | None = None
         self._not_ahead: dict[str, Diagnostic] = {}
 
@@ -134,7 +133,7 @@ class CallsAhead:
 
     def agree(self, is_on_any_rank: Callable[[bool], bool]) -> None:
         """Keep out what any rank has kept out: its first batch may have had no such part. Collective."""
-        for path in sharded_modules(self._model):
+        for path in sharded_collections(self._model):
             if is_on_any_rank(path in self._not_ahead) and path not in self._not_ahead:
                 why = "with its first batch, another rank did not call it with a part of the batch."
                 self._keep_out(Diagnostic("not_ahead_on_another_rank", path, why))

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
 import torch.distributed as dist
 from torch import fx, nn
-from torchrec.distributed.types import ShardedModule
 
 from recfx.collections.collection import UnshardedCollection, unsharded_collections
 from recfx.collections.sharding.collection import ShardedCollection
@@ -21,7 +19,6 @@ from recfx.runtime import marks
 from recfx.runtime.input_dist import Exchange
 from recfx.runtime.marks import give_up
 from recfx.runtime.transfers import ToHost
-from recfx.versions.differences import preprocess_input
 
 
 class KnownCall:
@@ -87,23 +84,16 @@ class StartedCall:
         ``exchange``: where to add the ids instead, if they are sent along with those of other calls.
         """
         module = self.call.module
-        ours = isinstance(module, ShardedCollection)
-        if self._lacks_arguments and not ours:
-            return
         try:
-            with streams.on(streams.ids):
+            with streams.on(streams.ids), module.sent_by(exchange):
                 streams.take((self.args, self.kwargs), streams.copy)
                 self._context = module.create_context()
-                if ours:
-                    self._context.says = marks.AHEAD | (marks.LAST if is_last else 0)
-                with module.sent_by(exchange) if ours else contextlib.nullcontext():
-                    if self._lacks_arguments:
-                        # Other ranks may have such parts, and wait for this rank's ids.
-                        self._context.says |= marks.LACKS
-                        self._sizes = module.refuse(self._context, _lacks_part(self.call.name))
-                        return
-                    args, kwargs = preprocess_input(module, list(self.args), dict(self.kwargs))
-                    self._sizes = module.input_dist(self._context, *args, **kwargs)
+                self._context.says = marks.AHEAD | (marks.LAST if is_last else 0)
+                if self._lacks_arguments:  # other ranks may have such parts, and wait for this rank's ids
+                    self._context.says |= marks.LACKS
+                    self._sizes = module.refuse(self._context, _lacks_part(self.call.name))
+                else:
+                    self._sizes = module.input_dist(self._context, *self.args, **self.kwargs)
         except Exception as error:
             self.error = error
 
@@ -117,14 +107,12 @@ class StartedCall:
         if self.error is not None or self._sizes is None:
             return
         module = self.call.module
-        ours = isinstance(module, ShardedCollection)
         try:
-            if ours:
-                module.in_step.refuse_if_failed()
+            module.in_step.refuse_if_failed()
             with streams.on(streams.ids):
                 ids = self._sizes.wait()
             self._sizes = None
-            find_rows = module.prefetcher(self._context) if ours and finds_rows else None
+            find_rows = module.prefetcher(self._context) if finds_rows else None
         except Exception as error:
             self.error = error
             if isinstance(error, OutOfStepError) and error.by_all_ranks:
@@ -145,10 +133,9 @@ class StartedCall:
     @property
     def has_next(self) -> bool | None:
         """Whether all ranks have a batch after this one; None if this call cannot tell."""
-        if self.error is not None or not isinstance(self.call.module, ShardedCollection):
+        if self.error is not None or self._context is None or not self._context.marks:
             return None
-        marks_of_ranks = self._context.marks
-        return not marks.any_of(marks_of_ranks, marks.LAST) if marks_of_ranks else None
+        return not marks.any_of(self._context.marks, marks.LAST)
 
     def wait(self) -> None:
         """Wait until the worker has finished with this call."""
@@ -168,7 +155,7 @@ class StartedCall:
 
         If no rank has such a part in its batch, nothing was refused: all of them make the call as the model wants it.
         """
-        if not isinstance(self.call.module, ShardedCollection):
+        if self._context is None:
             return False
         self.wait()  # what ranks say of each of several calls comes with the ids
         marks_of_ranks = self._context.marks
@@ -189,11 +176,10 @@ class StartedCall:
             raise self.error
         assert self._arrived is not None
         module = self.call.module
-        # The ids were exchanged, so an error on the worker since then is in the middle of the step.
-        ours = isinstance(module, ShardedCollection)
-        if ours:
-            module.in_step.refuse_if_failed()
-        with module.in_step if ours else contextlib.nullcontext():
+        module.in_step.refuse_if_failed()
+        with (
+            module.in_step
+        ):  # the ids were exchanged, so an error on the worker since then is in the middle of the step
             arrived = self._arrived.result()
         streams.take((arrived, self._context), streams.ids)
         self._result = module.compute_and_output_dist(self._context, arrived)
@@ -233,16 +219,6 @@ def _lacks_part(path: str) -> InputError:
         what_to_do="give every batch that part; if there is nothing in it, a KeyedJaggedTensor without ids. Ranks are "
         "still in step: all may go on with the next batch.",
     )
-
-
-def sharded_modules(model: Any) -> dict[str, Any]:
-    """The outermost sharded modules, by path, including TorchRec's own."""
-    modules: dict[str, Any] = {}
-    for path, module in model.named_modules():
-        inside = any(path.startswith(f"{outer}." if outer else "") for outer in modules)
-        if isinstance(module, ShardedModule) and not inside:
-            modules[path] = module
-    return modules
 
 
 def hashed_on_host(model: nn.Module) -> dict[str, UnshardedCollection]:

@@ -140,7 +140,7 @@ class IndexCopies:
         facts, number = [IndexFacts.without_index()] * len(indexes), 0
         for table, index in enumerate(indexes):
             if index is not None:
-                rows = index.row_end - index.row_begin
+                rows = index.policy.own_rows
                 facts[table] = IndexFacts.of(index.view(), number, ends[number], slot_counts[number], rows)
                 number += 1
         pinned = pins(device.type)

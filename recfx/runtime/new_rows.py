@@ -89,7 +89,9 @@ class NewRows:
         failed: InputError | None = None
         for new in new_rows:
             if new.table.name not in self._store.optimizers:
-                self._reset_ordinary(new)
+                ordinary = self._store.ordinary_optimizers(new.table.name, self._collection)
+                weight = self._store.weight(new.table.name)
+                ordinary.give_out(weight, new.rows, have_renewed=bool(new.are_renewed.any()))
         for new in new_rows if self._store.device.type == "cpu" else self._left_by_launches(new_rows):
             optimizer = self._store.optimizers.get(new.table.name)
             if optimizer is not None:
@@ -102,13 +104,6 @@ class NewRows:
         self._mark_initialized(new_rows)
         if failed is not None:
             raise failed
-
-    def _reset_ordinary(self, new: GivenRows) -> None:
-        """Reset what optimizers that are not fused have of these rows, from other ids or from weight decay."""
-        ordinary = self._store.ordinary_optimizers(new.table.name, self._collection)
-        states = ordinary.states_of_rows(self._store.weight(new.table.name), bool(new.are_renewed.any()))
-        for state in states:
-            state.tensor.index_fill_(0, new.rows.to(state.tensor.device), state.value)
 
     def _mark_initialized(self, new_rows: list[GivenRows]) -> None:
         if not new_rows:

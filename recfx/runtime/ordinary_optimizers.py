@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
-from weakref import WeakKeyDictionary, WeakMethod, WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -28,11 +27,11 @@ _Starts = dict[str, float]
 
 
 class OrdinaryOptimizers:
-    """The optimizers that have stepped one table, apart from fused ones, and when rows went to new ids.
+    """The optimizers that have stepped one table, apart from fused ones, and which rows have gone to new ids since.
 
-    A row that went to a new id after an optimizer's last step has, in this optimizer, what a state begins with. It is
-    set in the forward, for closures, and again before the step: a state may have been loaded in between. A row that no
-    id had has another state if weight decay steps it, which is reset where it can be; nothing else is refused for it.
+    A row that goes to a new id has, in every optimizer, what a state begins with. It is set when the row is given out,
+    and again before the step: a state may have been loaded in between. A row that no id had has another state if weight
+    decay steps it, which is reset where it can be; nothing else is refused for it.
 
     Args:
         collection: fully qualified name of the collection, for messages.
@@ -53,49 +52,41 @@ class OrdinaryOptimizers:
         self.weight = weight
         self._collection, self._table, self._index = collection, table, index
         self._starts: WeakKeyDictionary[torch.optim.Optimizer, _Starts] = WeakKeyDictionary()
-        self._steps = 1  # of all optimizers together
-        self._stepped: WeakKeyDictionary[torch.optim.Optimizer, int] = WeakKeyDictionary()  # ``_steps`` at their last
-        self._newest = 1  # ``_steps`` when any row last went to a new id
-        # int32, by row: ``_steps`` when it last went to a new id; 0 if it never has since a state was loaded.
+        self._stepped: WeakSet[torch.optim.Optimizer] = WeakSet()
+        # bool, by row, on the CPU: whether it has gone to a new id since a step or a load of the index
         self._given, self._loads, self._has_renewed = given
-        self._is_copy = given[0] is not None
-        index.before_saving = WeakMethod(self.before_saving)
         _watch_steps()
         _NEW.add(self)
 
     def since_last_step(self) -> tuple[Tensor | None, int, bool]:
-        """For a copy: which rows went to new ids since the last step of any optimizer, loads of the index, and whether
-        any row had belonged to another id.
-        """
-        given = self._given
-        return None if given is None else (given >= self._steps).int(), self._loads, self._has_renewed
+        """For a copy: the rows given out since the last step, loads of the index, and whether any had another id."""
+        return self._given, self._loads, self._has_renewed
 
-    def states_of_rows(self, weight: Tensor, have_renewed: bool) -> tuple[StateOfRows, ...]:
-        """What is to be set where a row goes to a new id: states, and a gradient that waits for a step.
+    def give_out(self, weight: Tensor, rows: Tensor, have_renewed: bool) -> None:
+        """Reset what is known of rows that go to new ids: states, and a gradient that waits for a step.
 
         Args:
             weight: of the table.
+            rows: int64 ``[n]``.
             have_renewed: whether any of the rows has belonged to another id.
         """
         self._has_renewed |= have_renewed
         _TABLES.setdefault(weight, WeakSet()).add(self)
         if self._given is None or self._given.shape != weight.shape[:1] or self._has_loaded():
-            self._given = torch.zeros(weight.shape[0], dtype=torch.int32, device=weight.device)
+            self._given = torch.zeros(weight.shape[0], dtype=torch.bool, device="cpu")
             self._loads = self._index.adopted.times
-        self._given, self._newest = self._given.to(weight.device), self._steps
-        states = [StateOfRows(self._given, self._steps)]
-        if weight.grad is not None:
-            states.append(StateOfRows(weight.grad.detach(), 0.0))
+        self._given[rows.cpu()] = True
+        states = [] if weight.grad is None else [StateOfRows(weight.grad.detach(), 0.0)]
         for optimizer, starts in list(self._starts.items()):
             states += _states_of_rows(optimizer.state.get(weight, {}), starts)
-        return tuple(states)
+        _reset(states, rows)
 
     def _has_loaded(self) -> bool:
         """Whether a state was loaded since ids got rows; optimizers may have loaded one that belongs to it."""
         return self._loads != self._index.adopted.times
 
     def before_step(self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any], weight: Tensor) -> None:
-        """Reset what ``optimizer`` has of rows that went to new ids since its last step.
+        """Reset what ``optimizer`` has of rows that went to new ids since the last step.
 
         Raises:
             ConversionError: ``evict_needs_fused_optimizer``.
@@ -110,44 +101,24 @@ class OrdinaryOptimizers:
             if is_renewed:
                 raise
             return
-        states, last = _states_of_rows(optimizer.state.get(weight, {}), starts), self._stepped.get(optimizer)
-        if states and given is not None and (last is None or last <= self._newest):
-            if last is None and self._stepped:
-                self._check_not_older(optimizer, states, torch.nonzero((given > 0) & (given < self._steps)).squeeze(1))
-            rows = torch.nonzero(given >= (last or self._steps)).squeeze(1)
-            for of_rows in states:
-                of_rows.tensor.index_fill_(0, rows.to(of_rows.tensor.device), of_rows.value)
+        states = _states_of_rows(optimizer.state.get(weight, {}), starts)
+        is_later = given is not None and bool(self._stepped) and optimizer not in self._stepped
+        if is_later and any(bool((tensor != value).any()) for tensor, value in states):
+            raise self._refused(
+                optimizer,
+                "has a state that may be older than the steps of another optimizer of the table",
+                "call step() of each optimizer right after its state was loaded, while there are no gradients; if this "
+                "optimizer replaces another, delete that one first.",
+            )
+        if states and given is not None and bool(given.any()):
+            _reset(states, torch.nonzero(given).squeeze(1))
         self._starts[optimizer] = starts
 
-    def before_saving(self) -> None:
-        """Reset what optimizers have of rows that went to new ids: who loads the state does not know of these rows.
-
-        Warns if no optimizer is known that could have a state from before they did.
-
-        Raises:
-            ConversionError: ``evict_needs_fused_optimizer``.
-        """
-        weight = self.weight()
-        if weight is None or not weight.requires_grad or self._given is None or self._has_loaded():
-            return
-        for optimizer, last in list(self._stepped.items()):
-            for group in optimizer.param_groups if last <= self._newest else ():
-                if any(parameter is weight for parameter in group["params"]):
-                    self.reset_before_saving(optimizer, group, weight)
-        is_known = self._starts or self._stepped or not (self._index.adopted.times or self._is_copy)
-        if not is_known and self._has_renewed and bool(self._given.any()):
-            warnings.warn(
-                f"table {self._table!r}: rows have gone to new ids since a state was loaded, and no optimizer has "
-                "stepped, so what an optimizer has of the former ids stays in its state when it is saved now. Call "
-                "step() of each optimizer right after its state was loaded, while there are no gradients.",
-                stacklevel=2,
-            )
-
-    def reset_before_saving(self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any], weight: Tensor) -> None:
-        """``before_saving``, for one optimizer."""
-        self._index.refresh()
-        if optimizer.state.get(weight):
-            self.before_step(optimizer, group, weight)
+    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note that ``optimizer`` has stepped the rows as their ids have them now."""
+        self._stepped.add(optimizer)
+        if self._given is not None:
+            self._given.zero_()
 
     def _checked_starts(self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any], weight: Tensor) -> _Starts:
         state, starts = optimizer.state.get(weight, {}), self._starts.get(optimizer)
@@ -156,11 +127,6 @@ class OrdinaryOptimizers:
         for name, value in state.items():
             self._check(optimizer, name, value, name in starts and value.shape[:1] == weight.shape[:1])
         return starts
-
-    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Note that ``optimizer`` has stepped the rows as their ids have them now."""
-        self._steps += 1
-        self._stepped[optimizer] = self._steps
 
     def _starts_of(self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any], weight: Tensor) -> _Starts:
         """What states begin with, for rows of zeros. Those that begin as a copy of the rows are found by other rows,
@@ -197,16 +163,6 @@ class OrdinaryOptimizers:
         if not (is_of_rows or _is_number(value)):
             raise self._refused(optimizer, f"has a state {name!r} that is neither a number nor one of the rows alone")
 
-    def _check_not_older(self, optimizer: torch.optim.Optimizer, states: list[StateOfRows], rows: Tensor) -> None:
-        """Check states of an optimizer that has not stepped yet, at rows that went to new ids before others' steps."""
-        if any(bool((tensor[rows.to(tensor.device)] != value).any()) for tensor, value in states):
-            raise self._refused(
-                optimizer,
-                "has a state that may be older than steps of other optimizers, between which rows went to new ids",
-                "call step() of each optimizer right after its state was loaded, while there are no gradients; if this "
-                "optimizer replaces another, delete that one first.",
-            )
-
     def _refused(
         self,
         optimizer: torch.optim.Optimizer,
@@ -232,6 +188,11 @@ def _states_of_rows(state: Mapping[str, Any], starts: _Starts) -> list[StateOfRo
     return [StateOfRows(state[name], value) for name, value in starts.items() if state.get(name) is not None]
 
 
+def _reset(states: Iterable[StateOfRows], rows: Tensor) -> None:
+    for tensor, value in states:
+        tensor.index_fill_(0, rows.to(tensor.device), value)
+
+
 _TABLES: WeakIdKeyDictionary = WeakIdKeyDictionary()
 """By weight, the tables that it is of; several collections may share one."""
 _NEW: WeakSet[OrdinaryOptimizers] = WeakSet()
@@ -245,13 +206,15 @@ def _watch_steps() -> None:
 
 
 def reset_before_saving(optimizer: torch.optim.Optimizer) -> None:
-    """``before_saving``, for an optimizer that may not have stepped yet.
+    """Reset what an optimizer, which may not have stepped yet, has of rows that went to new ids, before it is saved.
 
     Raises:
         ConversionError: ``evict_needs_fused_optimizer``.
     """
     for table, group, weight in _tables_of(optimizer):
-        table.reset_before_saving(optimizer, group, weight)
+        table._index.refresh()
+        if optimizer.state.get(weight):
+            table.before_step(optimizer, group, weight)
 
 
 def _before_step(optimizer: torch.optim.Optimizer, *arguments: Any) -> None:

@@ -12,7 +12,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recfx.errors import InputError, TableFullError
 from recfx.hashing import HashIndex
-from recfx.hashing.many_indexes import buffers_named, views_of
+from recfx.hashing.index import buffers_named, views_of
 from recfx.ir.tables import TableSpec
 from recfx.kernels.index import hash_index
 from recfx.kernels.index.index_buffers import NEVER_USED, IndexBuffers, IndexPolicy, IndexView

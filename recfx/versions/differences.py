@@ -18,7 +18,6 @@ import torch.utils.checkpoint
 from torch.distributed import distributed_c10d as c10d
 from torch.fx import _symbolic_trace, config
 from torchrec.distributed.planner import Topology
-from torchrec.distributed.types import ShardedModule
 from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -81,14 +80,6 @@ SEQUENCE_SETTINGS = tuple(
     for name in ("need_indices", "use_gather_select", "use_gather_select_per_sharding")
     if _takes(EmbeddingCollection, name)
 )
-
-
-def preprocess_input(module: Any, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """What a pipeline does to the arguments of a sharded module; in TorchRec 1.4 and older, nothing."""
-    if not hasattr(ShardedModule, "preprocess_input"):
-        return args, kwargs
-    args, kwargs = module.preprocess_input(args, kwargs)
-    return args, kwargs
 
 
 try:
@@ -159,7 +150,6 @@ __all__ = [
     "is_fx_symbolic_tracing",
     "let_files_take_batches",
     "make_topology",
-    "preprocess_input",
     "programs_without_stacks",
     "pt2_reader",
 ]

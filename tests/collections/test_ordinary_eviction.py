@@ -5,12 +5,10 @@ The oracle is a standard collection in which every owner of a row has a row of i
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import io
 from collections.abc import Callable, Iterable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -281,58 +279,6 @@ def test_copies_between_a_forward_and_the_first_step(duplicate: Any) -> None:
     for its_model, its_optimizer in (duplicate((model, optimizer)), (model, optimizer)):
         learn(its_model, its_optimizer, (1,))
         assert [state_of(its_model, its_optimizer, id_) for id_ in (1, 2, 5)] == [3.25, 2.25, 0.25]
-
-
-def loaded(model: Any, optimizer: Any, how: str, hashing: HashConfig, path: Path) -> tuple[Any, Any]:
-    """What another process resumes with."""
-    other = converted(hashing=hashing)
-    its_optimizer = HALF(other.parameters())
-    if how == "checkpoint":
-        recfx.save_checkpoint(model, path, optimizer=optimizer)
-        recfx.load_checkpoint(other, path, optimizer=its_optimizer)
-    else:
-        other.load_state_dict(copy.deepcopy(model.state_dict()))
-        its_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-        if how == "idle step":
-            its_optimizer.step()
-    return other, its_optimizer
-
-
-@pytest.mark.parametrize("evicts", [True, False])
-@pytest.mark.parametrize("first", ["checkpoint", "idle step", "pickled", "nothing"])
-@pytest.mark.parametrize("then", ["checkpoint", "state_dict"])
-def test_states_that_are_saved_between_a_forward_and_the_first_step(
-    then: str, first: str, evicts: bool, tmp_path: Path
-) -> None:
-    hashing = EVICTS if evicts else HashConfig.raw_ids()
-    model = converted(hashing=hashing)
-    optimizer: Any = HALF(model.parameters())
-    learn(model, optimizer, (1, 2, 3, 4), (1, 2, 3))
-    if first == "pickled":
-        model, optimizer = pickled((model, optimizer))
-    elif first != "nothing":
-        model, optimizer = loaded(model, optimizer, first, hashing, tmp_path)
-    if not evicts:
-        model.index("t").erase(torch.tensor([4]))
-    with torch.no_grad():
-        model(features(5))
-    is_unknown = then == "state_dict" and first in ("checkpoint", "pickled")
-    with pytest.warns(UserWarning, match="right after") if is_unknown else contextlib.nullcontext():
-        model, optimizer = loaded(model, optimizer, then, hashing, tmp_path)
-    learn(model, optimizer, (5,))
-    assert is_unknown or state_of(model, optimizer, 5) == 1.25
-
-
-def test_an_optimizer_that_steps_more_rarely_loads_a_state() -> None:
-    model = converted()
-    often, rarely = HALF(model.parameters()), HALF(model.parameters())
-    learn(model, rarely, (1, 2, 3, 4))
-    saved = copy.deepcopy(rarely.state_dict())
-    learn(model, often, (1, 2, 3), (5,))
-    rarely.load_state_dict(saved)
-    learn(model, often, (1,))
-    rarely.step()
-    assert [state_of(model, rarely, id_) for id_ in (1, 2, 5)] == [2.25, 1.25, 0.25]
 
 
 def test_a_state_of_unknown_age_is_refused() -> None:

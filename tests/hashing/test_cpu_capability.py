@@ -1,7 +1,7 @@
 import pytest
 
 import recfx
-from recfx.hashing.cpu_capability import CPU_CAPABILITY, check_capability
+from recfx.hashing.state import CPU_CAPABILITY, check_capability
 from recfx.kernels.build import library
 
 

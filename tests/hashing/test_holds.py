@@ -35,7 +35,7 @@ def test_every_id_belongs_to_one_slice(pieces: int, dense_rows: int) -> None:
     shared = whole.shared_rows(ids)
     for owned, part in zip(owners, slices, strict=True):
         here = part.shared_rows(ids)
-        assert torch.equal(here[owned] + part.row_begin, shared[owned])
+        assert torch.equal(here[owned] + part.policy.row_begin, shared[owned])
         assert bool((here[~owned] == -1).all())
 
 

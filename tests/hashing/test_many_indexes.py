@@ -6,7 +6,7 @@ import torch
 
 from recfx.errors import CheckpointError
 from recfx.hashing import HashConfig, HashIndex
-from recfx.hashing.many_indexes import views_of
+from recfx.hashing.index import views_of
 from recfx.kernels.index import hash_index
 from recfx.kernels.index.index_buffers import IndexView
 from tests.support.refusals import refused

@@ -33,7 +33,7 @@ def test_every_id_takes_the_lowest_free_row_of_its_bucket_in_the_order_of_old_ro
     source = index_of(saved_rows, buckets[0], dense_rows, seed)
     for id_ in ids:  # as many as go in, and holes between them
         bucket = int(bucket_of(torch.tensor([id_]), buckets[0], seed))
-        if int(source.bucket_taken[bucket]) < source.bucket_rows(bucket):
+        if int(source.bucket_taken[bucket]) < len(source.policy.rows_of(bucket)):
             source.insert(torch.tensor([id_]))
     source.erase(torch.tensor(ids[::3], dtype=torch.int64))
     saved = {name: value.clone() for name, value in source.state_dict().items()}

@@ -65,7 +65,7 @@ class Slices:
                 full.append(inserted)
                 continue
             answers[places] = of_table(inserted[0], index)
-            new_rows.append(inserted[1] + index.row_begin)
+            new_rows.append(inserted[1] + index.policy.row_begin)
         return full[0] if full else (answers, new_rows)
 
     def state(self) -> State:
@@ -75,7 +75,7 @@ class Slices:
 def of_table(rows: torch.Tensor, index: HashIndex) -> torch.Tensor:
     untrained = rows < -1
     rows = torch.where(untrained, -rows - 2, rows)
-    rows = torch.where(rows >= 0, rows + index.row_begin, rows)
+    rows = torch.where(rows >= 0, rows + index.policy.row_begin, rows)
     return torch.where(untrained, -rows - 2, rows)
 
 
@@ -94,11 +94,11 @@ def assert_one_table(slices: Slices, whole: HashIndex) -> None:
     ids, rows = whole.items()
     pieces = [index.items() for index in slices.indexes]
     assert torch.equal(torch.cat([ids for ids, _ in pieces]), ids)
-    own_rows = [rows + index.row_begin for (_, rows), index in zip(pieces, slices.indexes, strict=True)]
+    own_rows = [rows + index.policy.row_begin for (_, rows), index in zip(pieces, slices.indexes, strict=True)]
     assert torch.equal(torch.cat(own_rows), rows)
     assert sum(len(index) for index in slices.indexes) == len(whole)
     worst = max((index.occupancy() for index in slices.indexes), key=lambda o: o.worst_bucket_taken)
-    assert worst.worst_bucket_taken <= whole.bucket_rows(worst.worst_bucket)
+    assert worst.worst_bucket_taken <= len(whole.policy.rows_of(worst.worst_bucket))
     assert torch.equal(torch.cat([index.bucket_taken for index in slices.indexes]), whole.bucket_taken)
 
 
@@ -126,7 +126,7 @@ def test_slices_are_the_whole(
             assert not isinstance(got, int)
             assert torch.equal(got[0], expected[0])
             for index, new_rows in zip(slices.indexes, got[1], strict=True):
-                own = (expected[1] >= index.row_begin) & (expected[1] < index.row_end)
+                own = (expected[1] >= index.policy.row_begin) & (expected[1] < index.policy.row_end)
                 assert torch.equal(new_rows, expected[1][own])
         elif action == "reshard":
             borders = row_cuts(resolved, worlds[step % len(worlds)])
@@ -176,7 +176,7 @@ def test_a_slice_answers_its_own_rows() -> None:
     assert index.items()[1].tolist() == [5, 6, 7]
     assert len(index.row_ids) == len(index.row_state) == 15
     assert index.occupancy() == (3, 10, 0, 3, 10)
-    assert repr(index).endswith("buckets=2, ids=3, row_begin=5, row_end=20)")
+    assert repr(index).endswith("ids=3, rows 5 to 20)")
 
 
 @pytest.mark.parametrize("evict", ["lru", "lfu"])
@@ -332,13 +332,13 @@ def test_pooling_over_slices(unseen: Any) -> None:
     (pooled,), rows, _ = find_and_pool(ids, offsets, [weight], [0], [whole.view()])
     total, rows_found = torch.zeros_like(pooled), torch.full_like(rows, -1)
     for index in Slices(config, row_cuts(config, 4), state_of(whole)).indexes:
-        shard = weight[index.row_begin : index.row_end].contiguous()
+        shard = weight[index.policy.row_begin : index.policy.row_end].contiguous()
         (own_pooled,), own_rows, own_absent = find_and_pool(ids, offsets, [shard], [0], [index.view()])
         total += own_pooled
-        assert bool((own_rows < index.row_end - index.row_begin).all())
+        assert bool((own_rows < index.policy.own_rows).all())
         has_row = own_rows >= 0
         assert bool((rows_found[has_row] == -1).all()), "an id has rows in two slices"
-        rows_found[has_row] = own_rows[has_row] + index.row_begin
+        rows_found[has_row] = own_rows[has_row] + index.policy.row_begin
         has_id = index.find(ids) >= 0
         assert int(own_absent) == int((~has_id).sum())
     assert torch.equal(rows_found, rows)
