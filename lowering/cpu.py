@@ -11,7 +11,6 @@ import torch
 
 from recfx.errors import Diagnostic
 from recfx.ir.context import LookupFacts
-from recfx.ir.node_kinds import NOT_COMBINED
 from recfx.kernels.build import library
 from recfx.kernels.build.huge_pages import move_to_huge_pages
 from recfx.kernels.index.index_buffers import IndexView
@@ -24,11 +23,6 @@ from recfx.lowering.step.trainable_lookup import LookedUp, TrainableLookup
 
 def serves(lookup: LookupFacts, chip: str | None) -> Diagnostic | None:
     """None for tables without an optimizer, or with one whose rule is in recfx's C++ library."""
-    if len(lookup.dtypes) != 1 or not lookup.dtypes <= _DTYPES:
-        names = ", ".join(sorted(str(dtype) for dtype in lookup.dtypes))
-        return Diagnostic("dtype", "", f"a call takes tables of float32, of float16 or of bfloat16, not of {names}.")
-    if not lookup.is_contiguous:
-        return Diagnostic("not_contiguous", "", "a table's rows are not contiguous, or a view negates them.")
     for optimizer in lookup.optimizers:
         if optimizer.rule not in fused_step.rules():
             return Diagnostic("optimizer", "", f"there is no step of {optimizer.rule} in C++.")
@@ -40,9 +34,6 @@ def is_here(device: torch.device) -> Diagnostic | None:
     return (
         None if library.load() else Diagnostic("no_library", "", f"the C++ operators are missing: {library.why_not()}.")
     )
-
-
-_DTYPES = {torch.float32, torch.float16, torch.bfloat16}
 
 
 def build(spec: LookupSpec) -> LookupKernel:
@@ -67,10 +58,10 @@ class CpuLookup:
     """The kernel of one lookup, whose weights are not kept. Its first call moves the tables to huge pages."""
 
     def __init__(self, spec: LookupSpec) -> None:
-        self._mean, self._unpooled = spec.combine == "MEAN", spec.combine == NOT_COMBINED
-        backward = CpuBackward.of(spec)
+        backward = CpuBackward(spec)
+        self._mean, self._unpooled = backward.mean, backward.unpooled
         self._table_of_feature = backward.table_of_feature
-        self._trainable = TrainableLookup(spec, backward)
+        self._trainable = TrainableLookup(backward)
         self._no_index = IndexView.none()
         self._has_moved = False
 

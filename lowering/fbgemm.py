@@ -8,8 +8,6 @@ from __future__ import annotations
 import fbgemm_gpu  # noqa: F401  (loads the operators)
 import torch
 
-from recfx.errors import Diagnostic
-from recfx.ir.context import LookupFacts
 from recfx.lowering.reference import AtenBackward
 from recfx.lowering.registry import LookupBatch, LookupKernel, LookupSpec, Outputs
 from recfx.lowering.step.trainable_lookup import LookedUp, TrainableLookup
@@ -18,19 +16,9 @@ _FLOAT32 = 0  # fbgemm_gpu.split_embedding_configs.SparseType.FP32.as_int()
 _POOLING = {"SUM": 0, "MEAN": 1}
 
 
-def serves(lookup: LookupFacts, chip: str | None) -> Diagnostic | None:
-    """None for tables of float32, or of float16."""
-    if len(lookup.dtypes) != 1 or not lookup.dtypes <= {torch.float32, torch.float16}:
-        names = ", ".join(sorted(map(str, lookup.dtypes)))
-        return Diagnostic("dtype", "", f"FBGEMM's CPU kernels take tables of float32 or of float16, not of {names}.")
-    if not lookup.is_contiguous:
-        return Diagnostic("not_contiguous", "", "a table's rows are not contiguous, or a view negates them.")
-    return None
-
-
 def build(spec: LookupSpec) -> LookupKernel:
     """The kernel, which does not keep the weights."""
-    trainable = TrainableLookup(spec, AtenBackward(spec))
+    trainable = TrainableLookup(AtenBackward(spec))
     features = [len(table.feature_names) for table in spec.tables]
     pooling = _POOLING[spec.combine]
 

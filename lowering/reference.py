@@ -7,8 +7,6 @@ from dataclasses import replace
 
 import torch
 
-from recfx.errors import Diagnostic
-from recfx.ir.context import LookupFacts
 from recfx.ir.node_kinds import NOT_COMBINED
 from recfx.kernels.lookup.embedding_bag import embedding, embedding_bag
 from recfx.kernels.lookup.per_sample_weights import per_sample_weight_gradients_reference
@@ -17,16 +15,11 @@ from recfx.lowering.step.trainable_lookup import Backward, LookedUp, TrainableLo
 from recfx.lowering.step.trained_batch import Gradients, TrainedBatch, feature_bags, gradients_by_table
 
 
-def serves(lookup: LookupFacts, chip: str | None) -> Diagnostic | None:
-    """Always None: this target serves every lookup."""
-    return None
-
-
 def build(spec: LookupSpec) -> LookupKernel:
     """The kernel: with autograd's own backward, or with the fused step if an optimizer is attached."""
     fused = spec.optimizers[0] is not None
     spec = replace(spec, weights=[])  # they may be replaced: a kernel must not keep the old ones alive
-    trainable = TrainableLookup(spec, AtenBackward(spec))
+    trainable = TrainableLookup(AtenBackward(spec))
 
     def lookup(weights: list[torch.Tensor], batch: LookupBatch) -> Outputs:
         values, offsets = batch.values.to(torch.int64), batch.offsets.to(torch.int64)
@@ -53,13 +46,9 @@ def build(spec: LookupSpec) -> LookupKernel:
 class AtenBackward(Backward):
     """The backward of a lookup in ATen; autograd's own serves where this target looks up tables without optimizers."""
 
-    def __init__(self, spec: LookupSpec) -> None:
-        self._spec = replace(spec, weights=[])  # they may be replaced: a kernel must not keep the old ones alive
-
     def scale_gradient(self, batch: TrainedBatch, grad_output: torch.Tensor) -> torch.Tensor:
-        of_features = [position for position, table in enumerate(self._spec.tables) for _ in table.feature_names]
-        weights = [weight.detach() for weight in batch.weights]
-        return per_sample_weight_gradients_reference(batch.values, batch.offsets, grad_output, weights, of_features)
+        weights, tables = [weight.detach() for weight in batch.weights], self.table_of_feature
+        return per_sample_weight_gradients_reference(batch.values, batch.offsets, grad_output, weights, tables)
 
     def weight_gradients(
         self, batch: TrainedBatch, gradients: Gradients, is_needed: Sequence[bool]
@@ -73,9 +62,9 @@ class AtenBackward(Backward):
     def step(self, batch: TrainedBatch, gradients: Gradients) -> None:
         trained = {table for table, weight in enumerate(batch.weights) if weight.requires_grad}
         for table, (rows, by_row) in self._by_table(batch, gradients, trained).items():
-            self.step_rows(batch.weights[table], self._spec.optimizers[table], rows, by_row)
+            self.step_rows(batch.weights[table], self.optimizers[table], rows, by_row)
 
     def _by_table(
         self, batch: TrainedBatch, gradients: Gradients, chosen: set[int]
     ) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
-        return gradients_by_table(batch, gradients, self._spec.tables, self._spec.combine, chosen)
+        return gradients_by_table(batch, gradients, self.tables, self.combine, chosen)

@@ -143,9 +143,9 @@ class Backend:
 
     Args:
         name: what the user writes in ``backend=``.
-        module: where it is implemented, with ``build(spec) -> LookupKernel`` and ``serves(lookup, chip) -> Diagnostic |
-            None``, which sees data alone; and, unless it runs wherever recfx does, with ``is_here(device) ->
-            Diagnostic | None``.
+        module: where it is implemented, with ``build(spec) -> LookupKernel``. Unless it serves all that the fields
+            below allow, it has ``serves(lookup, chip) -> Diagnostic | None``, which sees data alone; unless it runs
+            wherever recfx does, ``is_here(device) -> Diagnostic | None``.
         device_types: those that it is for; on all others, ``"auto"`` passes over it without a word. Empty: all, and it
             says itself why it declines.
         serves_on: the types of devices whose tables it can serve, all of a lookup on one device. Empty: any.
@@ -155,6 +155,7 @@ class Backend:
             not combine rows always take them: they read zeros.
         combines: what its kernels can make of the rows of a bag.
         finds_rows_on: the types of devices on which its kernel finds rows in indexes that are only read.
+        dtypes: all tables of a lookup have one of these, and rows that are contiguous and not negated. Empty: any.
     """
 
     name: str
@@ -165,6 +166,7 @@ class Backend:
     takes_absent: bool = False
     combines: tuple[str, ...] = ("SUM", "MEAN")
     finds_rows_on: tuple[str, ...] = ()
+    dtypes: tuple[torch.dtype, ...] = ()
 
     def serves(self, lookup: LookupFacts, chip: str | None = None) -> Diagnostic | None:
         """None if this backend serves ``lookup``, wherever its devices are.
@@ -173,7 +175,7 @@ class Backend:
             lookup: the lookup.
             chip: the name of the NPU, whose limits count as well; None if it does not matter.
         """
-        return self._said(self._unsuited(lookup) or self._target.serves(lookup, chip))
+        return self._said(self._unsuited(lookup) or self._serves(lookup, chip))
 
     def is_here(self, device: torch.device) -> Diagnostic | None:
         """None if what this backend needs for ``device``, which is of a type that it serves, is on this machine."""
@@ -190,7 +192,7 @@ class Backend:
         return self._said(
             self._unsuited(lookup, several=device.type != "cpu" and len(set(devices)) > 1)
             or self.is_here(device)
-            or self._target.serves(lookup, launch.chip_name(device))
+            or self._serves(lookup, launch.chip_name(device))
         )
 
     def build(self, spec: LookupSpec) -> LookupKernel:
@@ -214,18 +216,29 @@ class Backend:
     def _target(self) -> ModuleType:
         return importlib.import_module(self.module)
 
+    def _serves(self, lookup: LookupFacts, chip: str | None) -> Diagnostic | None:
+        serves = getattr(self._target, "serves", None)
+        return None if serves is None else serves(lookup, chip)
+
     def _unsuited(self, lookup: LookupFacts, several: bool = False) -> Diagnostic | None:
         """Why it has no kernels for such a lookup; ``several``: the tables are on several devices of one type."""
         if lookup.combine not in self.combines:
             message = f"backend {self.name!r} has no kernel with combine={lookup.combine}."
             return Diagnostic("unsupported_combine", "", message)
         types = lookup.device_types
-        if not self.serves_on or (len(types) == 1 and types <= set(self.serves_on) and not several):
-            return None
-        serves = "the CPU" if self.serves_on == ("cpu",) else " and ".join(self.serves_on)
-        message = f"the tables are on {'/'.join(sorted(types))}; this target is for {serves}."
-        return Diagnostic("device", "", message)
+        if self.serves_on and (len(types) > 1 or not types <= set(self.serves_on) or several):
+            serves = "the CPU" if self.serves_on == ("cpu",) else " and ".join(self.serves_on)
+            message = f"the tables are on {'/'.join(sorted(types))}; this target is for {serves}."
+            return Diagnostic("device", "", message)
+        if self.dtypes and (len(lookup.dtypes) != 1 or not lookup.dtypes <= set(self.dtypes)):
+            taken, given = (", ".join(sorted(map(str, dtypes))) for dtypes in (self.dtypes, lookup.dtypes))
+            return Diagnostic("dtype", "", f"a lookup takes tables of one of {taken}, not of {given}.")
+        if self.dtypes and not lookup.is_contiguous:
+            return Diagnostic("not_contiguous", "", "a table's rows are not contiguous, or a view negates them.")
+        return None
 
+
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 # In order of preference.
 BACKENDS: tuple[Backend, ...] = (
@@ -236,8 +249,9 @@ BACKENDS: tuple[Backend, ...] = (
         finds_ids=True,
         takes_absent=True,
         combines=("SUM", "MEAN", "NONE"),
+        dtypes=_FLOATS,
     ),
-    Backend("fbgemm", "recfx.lowering.fbgemm", serves_on=("cpu",)),
+    Backend("fbgemm", "recfx.lowering.fbgemm", serves_on=("cpu",), dtypes=(torch.float32, torch.float16)),
     Backend(
         "triton",
         "recfx.lowering.triton.target",
@@ -246,6 +260,7 @@ BACKENDS: tuple[Backend, ...] = (
         takes_absent=True,
         combines=("SUM", "MEAN", "NONE"),
         finds_rows_on=("cuda", "cpu"),
+        dtypes=_FLOATS,
     ),
     Backend(
         "npu",
@@ -255,6 +270,7 @@ BACKENDS: tuple[Backend, ...] = (
         takes_absent=True,
         combines=("SUM", "MEAN", "NONE"),
         finds_rows_on=("npu",),
+        dtypes=_FLOATS,
     ),
     Backend("reference", "recfx.lowering.reference", combines=("SUM", "MEAN", "NONE")),
 )

@@ -26,19 +26,23 @@ class TargetsHere:
 
     def find_rows(self, device: str) -> Served:
         declined: list[Diagnostic] = []
-        for candidate in _finding_rows(device):
-            refusal = candidate.is_here(torch.device(device))
-            if refusal is None:
-                return Served(candidate.name, tuple(declined))
-            declined.append(refusal)
+        for candidate in BACKENDS:
+            if device.partition(":")[0] in candidate.finds_rows_on:
+                refusal = self._absent(candidate, device)
+                if refusal is None:
+                    return Served(candidate.name, tuple(declined))
+                declined.append(refusal)
         return Served("reference", tuple(declined))
+
+    def _absent(self, candidate: Backend, device: str) -> Diagnostic | None:
+        return candidate.is_here(torch.device(device))
 
     def index_operators(self, device: str) -> str:
         return "" if device == "meta" else "cpu" if device == "cpu" else "reference"
 
 
 @dataclass(frozen=True)
-class PlannedTargets:
+class PlannedTargets(TargetsHere):
     """The kernel targets of machines that are not here, on which everything that targets need is installed.
 
     Args:
@@ -46,7 +50,6 @@ class PlannedTargets:
         chip: the name of the NPU whose limits count; None if none do.
     """
 
-    backend: str = "auto"
     chip: str | None = None
 
     def serve(self, lookup: LookupFacts, collection: str) -> Served:
@@ -56,16 +59,5 @@ class PlannedTargets:
             return Served("", declined, Diagnostic("no_finding_kernel", "", message, by=self.backend))
         return Served(chosen.name, declined, chosen.serves_finding(lookup))
 
-    def may_name(self, backend: str) -> bool:
-        return True
-
-    def find_rows(self, device: str) -> Served:
-        return Served(next((candidate.name for candidate in _finding_rows(device)), "reference"))
-
-    def index_operators(self, device: str) -> str:
-        return "cpu" if device == "cpu" else "reference"
-
-
-def _finding_rows(device: str) -> list[Backend]:
-    """The targets whose kernels find rows on such a device."""
-    return [candidate for candidate in BACKENDS if device.partition(":")[0] in candidate.finds_rows_on]
+    def _absent(self, candidate: Backend, device: str) -> Diagnostic | None:
+        return None

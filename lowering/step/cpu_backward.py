@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -12,33 +14,23 @@ from recfx.ir.node_kinds import NOT_COMBINED
 from recfx.kernels.lookup.per_sample_weights import per_sample_weight_gradients
 from recfx.kernels.step.fused_step import fused_step_
 from recfx.lowering.registry import LookupSpec
-from recfx.lowering.step.step_numbers import NumbersOfTables, StepCounts
 from recfx.lowering.step.trainable_lookup import Backward
 from recfx.lowering.step.trained_batch import Gradients, TrainedBatch
-from recfx.optim.rules.rule import Rule, StepNumbers
+from recfx.optim.rules.rule import STEP, Rule, StepNumbers
 from recfx.optim.rules.sgd import SGD
 
 
 class CpuBackward(Backward):
     """The backward of one lookup, whose tables have fused optimizers of one rule, or none."""
 
-    def __init__(
-        self, tables: Sequence[str], optimizers: Sequence[Any], table_of_feature: list[int], combine: str
-    ) -> None:
-        self.tables, self.optimizers, self.table_of_feature = tables, optimizers, table_of_feature
-        self.mean, self.unpooled = combine == "MEAN", combine == NOT_COMBINED
+    def __init__(self, spec: LookupSpec) -> None:
+        super().__init__(spec)
+        optimizers = spec.optimizers
         self.rule: Rule = SGD if optimizers[0] is None else optimizers[0].rule
         self._counts = StepCounts(optimizers)
         self._trained: list[bool] = []
         self._numbers = NumbersOfTables(self.rule)
         self._nothing = torch.empty(0, dtype=torch.float32, device="cpu")
-
-    @classmethod
-    def of(cls, spec: LookupSpec) -> CpuBackward:
-        """The backward of the lookup ``spec``, whose weights are not kept."""
-        table_of_feature = [table for table, described in enumerate(spec.tables) for _ in described.feature_names]
-        names = [table.name for table in spec.tables]
-        return cls(names, spec.optimizers, table_of_feature, spec.combine)
 
     def scale_gradient(self, batch: TrainedBatch, grad_output: torch.Tensor) -> torch.Tensor:
         try:
@@ -80,7 +72,9 @@ class CpuBackward(Backward):
     def step_rows(self, weight: torch.Tensor, optimizer: Any, rows: torch.Tensor, gradients: torch.Tensor) -> None:
         """See ``Backward``: the step of a lookup of this weight alone, which does not pool."""
         batch = TrainedBatch([weight], rows, torch.tensor([0, rows.numel()], device="cpu"), None)
-        CpuBackward([""], [optimizer], [0], NOT_COMBINED).step(batch, (gradients,))
+        alone = CpuBackward(LookupSpec(self.tables[:1], NOT_COMBINED, False, [], [optimizer]))
+        alone.table_of_feature = [0]
+        alone.step(batch, (gradients,))
 
     def _step(self, batch: TrainedBatch, gradients: Gradients, trained: list[bool]) -> None:
         # Looked up anew in every step, because any state may be replaced between steps, as by a checkpoint.
@@ -148,7 +142,7 @@ class CpuBackward(Backward):
         borders = batch.offsets[:: batch.batch_size(len(self.table_of_feature))].tolist()
         for feature, table in enumerate(self.table_of_feature):
             rows = batch.values[borders[feature] : borders[feature + 1]]
-            last, name = batch.weights[table].shape[0] - 1, self.tables[table]
+            last, name = batch.weights[table].shape[0] - 1, self.tables[table].name
             if rows.numel() and int(rows.max()) > last:
                 return IdRangeError(
                     f"the backward of table {name!r} reached row {int(rows.max())}, but its last row is {last}: since "
@@ -158,3 +152,89 @@ class CpuBackward(Backward):
                     what_to_do="call backward() before the table or the batch changes. Nothing was stepped.",
                 )
         return IndexError("a row was beyond the end of its table while a step began, and is no longer")
+
+
+class StepCounts:
+    """The ``step`` of all optimizers of a lookup; these are views of one tensor, so that a single addition does it."""
+
+    def __init__(self, optimizers: Sequence[Any]) -> None:
+        self._optimizers = optimizers
+        self._counts = torch.empty(0)
+        self._views: list[torch.Tensor | None] = []
+
+    def shared(self) -> torch.Tensor | None:
+        """The number of steps of each table, float32 ``[tables]``; None if the rule does not count them.
+
+        Views of it are put in the place of the optimizers' own tensors, if they are not there already.
+        """
+        if not self._optimizers[0].rule.counts_steps:
+            return None
+        steps = [optimizer.state.get(STEP) for optimizer in self._optimizers]
+        if self._are_views(steps):
+            return self._counts
+        none = torch.zeros((), dtype=torch.float32, device="cpu")  # of a table that was never trained
+        self._counts = torch.stack([none if step is None else step.detach().to(none) for step in steps])
+        self._views = []
+        for optimizer, step, view in zip(self._optimizers, steps, self._counts.unbind(), strict=True):
+            self._views.append(None if step is None else view)
+            if step is not None:
+                optimizer.state[STEP] = view
+        return self._counts
+
+    def of(self, states: Sequence[dict[str, Any]]) -> torch.Tensor | None:
+        """What ``shared`` returns, if it is already in the states that the optimizers hold; otherwise None."""
+        return self._counts if self._are_views([state.get(STEP) for state in states]) else None
+
+    def count(self, trained: list[bool]) -> None:
+        counts = self.shared()
+        if counts is not None:
+            counts.add_(torch.tensor(trained, dtype=torch.float32, device="cpu"))
+
+    def _are_views(self, steps: Sequence[torch.Tensor | None]) -> bool:
+        return len(steps) == len(self._views) and all(map(operator.is_, steps, self._views))
+
+
+class NumbersOfTables:
+    """``StepNumbers`` of some tables of one rule, as one list; computed anew when a setting has changed."""
+
+    def __init__(self, rule: Rule) -> None:
+        self._rule = rule
+        self._names = tuple(setting.name for setting in rule.settings)
+        self._keys: list[Any] | None = None  # of settings that cannot change without being replaced
+        self._numbers: list[float] = []
+
+    def of(self, groups: Sequence[Mapping[str, Any]], steps: Sequence[float] | None) -> list[float]:
+        """One table after the other, from the settings of each. The caller must not change the list.
+
+        ``steps`` are the numbers of steps, including this one; None: the rule does not read them.
+        """
+        names = self._names
+        keys: list[Any] = [tuple(map(group.get, names)) for group in groups]
+        if steps is None and keys == self._keys:
+            return self._numbers
+        settings: list[Any] | None = keys
+        by_step = steps is not None
+        keys = list(zip(keys, steps, strict=True)) if steps is not None else keys
+        try:
+            group_of = dict(zip(keys, groups, strict=True))
+        except TypeError:  # betas are a list, if they come from a file
+            keys, settings = [_hashable(key) for key in keys], None
+            group_of = dict(zip(keys, groups, strict=True))
+        numbers_of = {
+            key: [float(number) for number in self._rule.step_numbers(key[1] if by_step else 0.0, group)]
+            for key, group in group_of.items()
+        }
+        self._numbers = list(chain.from_iterable(map(numbers_of.__getitem__, keys)))
+        self._keys = settings if not by_step and all(map(_is_constant, numbers_of)) else None
+        return self._numbers
+
+
+def _hashable(value: Any) -> Any:
+    return tuple(map(_hashable, value)) if isinstance(value, (list, tuple)) else value
+
+
+def _is_constant(value: Any) -> bool:
+    """Whether it can only be replaced; a tensor may get another value."""
+    if isinstance(value, tuple):
+        return all(map(_is_constant, value))
+    return value is None or isinstance(value, (int, float))

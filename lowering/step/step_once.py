@@ -18,40 +18,47 @@ import weakref
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.graph import increment_version
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from recfx.lowering.step.profiler_ranges import STEP, is_profiling, later_range, running_node
+from recfx.lowering.step.trained_batch import Gradients, TrainedBatch, gradients_by_table, joined, reached
 from recfx.optim.attached import attached_optimizers, take_over_step
 from recfx.optim.fused_optimizer import FusedOptimizer
 
 
-class GradientPart(Protocol):
+class GradientPart:
     """What one backward of a lookup leaves for the step.
 
-    Attributes:
+    Args:
         lookup: the lookup that it belongs to.
-        weights: the lookup's ``[rows, dim]`` tables.
-        optimizers: the fused optimizer of each table.
+        kernels: a target's ``Backward`` for the lookup.
+        batch: the batch whose backward it was.
+        gradients: of the lookup's outputs.
+
+    Attributes:
         reached: whether each table gets a gradient. The others are left alone.
     """
 
-    lookup: StepOnce
-    weights: list[torch.Tensor]
-    optimizers: Sequence[Any]
-    reached: Sequence[bool]
+    def __init__(self, lookup: StepOnce, kernels: Any, batch: TrainedBatch, gradients: Gradients) -> None:
+        self.lookup, self.batch, self.gradients, self._kernels = lookup, batch, gradients, kernels
+        self.weights, self.optimizers, self.step_rows = batch.weights, kernels.optimizers, kernels.step_rows
+        self.reached = reached(kernels.table_of_feature, gradients, len(kernels.tables))
 
     def of_table(self, table: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The rows that the table's bags read, int64 ``[n]``, and their gradients, float32 ``[n, dim]``."""
+        kernels = self._kernels
+        return gradients_by_table(self.batch, self.gradients, kernels.tables, kernels.combine, {table})[table]
 
-    def step_with(self, parts: Sequence[Any]) -> None:
+    def step_with(self, parts: Sequence[GradientPart]) -> None:
         """Step all tables with the sum of ``parts``: this one, and others of the same lookup and tables."""
-
-    def step_rows(self, weight: torch.Tensor, optimizer: Any, rows: torch.Tensor, gradients: torch.Tensor) -> None:
-        """Step a weight with what ``of_table`` gave of all lookups that read it."""
+        if not any(gradient is not None and gradient.is_meta for gradient in self.gradients):
+            features, combine = len(self._kernels.table_of_feature), self._kernels.combine
+            batches, gradients = [part.batch for part in parts], [part.gradients for part in parts]
+            self._kernels.step(*joined(batches, gradients, features, combine))
 
 
 class _Left:
@@ -121,12 +128,12 @@ class Trigger:
         self._accumulate = grad_fn.next_functions[0][0]  # the tensor alone does not keep it alive
         this = weakref.ref(self)
 
-        def reached(*gradients: Any) -> None:
+        def all_have_run(*gradients: Any) -> None:
             trigger = this()
             if trigger is not None:
                 trigger._step()
 
-        self._accumulate.register_hook(reached)
+        self._accumulate.register_hook(all_have_run)
         self._passes: dict[int, _Pass] = {}  # by number
         self._reached: deque[int] = deque(maxlen=_MANY)  # numbers of passes
         self.users: weakref.WeakSet[StepOnce] = weakref.WeakSet()

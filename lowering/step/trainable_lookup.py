@@ -19,8 +19,8 @@ from recfx.ir.tables import TableSpec
 from recfx.kernels.lookup.embedding_bag import embedding
 from recfx.lowering.registry import LookupSpec, Outputs
 from recfx.lowering.step.profiler_ranges import BACKWARD, later_range
-from recfx.lowering.step.step_once import StepOnce, Triggers, leaf_gradients, leave_for_step
-from recfx.lowering.step.trained_batch import Gradients, TrainedBatch, gradients_by_table, joined, reached
+from recfx.lowering.step.step_once import GradientPart, StepOnce, Triggers, leaf_gradients, leave_for_step
+from recfx.lowering.step.trained_batch import Gradients, TrainedBatch, reached
 
 
 class LookedUp(NamedTuple):
@@ -31,7 +31,12 @@ class LookedUp(NamedTuple):
 
 
 class Backward(ABC):
-    """A target's backward kernels."""
+    """A target's backward kernels, for one lookup, whose weights are not kept: they may be replaced."""
+
+    def __init__(self, spec: LookupSpec) -> None:
+        self.tables, self.optimizers, self.combine = spec.tables, spec.optimizers, spec.combine
+        self.mean, self.unpooled = spec.combine == "MEAN", spec.combine == NOT_COMBINED
+        self.table_of_feature = [table for table, described in enumerate(spec.tables) for _ in described.feature_names]
 
     @abstractmethod
     def scale_gradient(self, batch: TrainedBatch, grad_output: torch.Tensor) -> torch.Tensor:
@@ -59,18 +64,11 @@ _SCALE = 5  # position of the per-sample weights in the arguments of the autogra
 
 
 class TrainableLookup:
-    """Makes a forward trainable.
+    """Makes a forward trainable by a target's kernels."""
 
-    Args:
-        spec: the lookup. Its weights are not kept: they may be replaced, and the old ones must then be freed.
-        backward: the target's kernels.
-    """
-
-    def __init__(self, spec: LookupSpec, backward: Backward) -> None:
-        self.tables, self.pooling, self.optimizers = spec.tables, spec.combine, spec.optimizers
+    def __init__(self, backward: Backward) -> None:
         self.backward = backward
-        self.table_of_feature = [table for table, described in enumerate(spec.tables) for _ in described.feature_names]
-        self._once = StepOnce(spec.optimizers)
+        self._once = StepOnce(backward.optimizers)
 
     def __call__(
         self,
@@ -91,15 +89,15 @@ class TrainableLookup:
         triggers: Triggers = []
         if torch.is_grad_enabled():
             self._once.note_node()
-            if self.optimizers[0] is None:
-                if self.pooling == NOT_COMBINED and any(weight._backward_hooks for weight in weights):
+            if self.backward.optimizers[0] is None:
+                if self.backward.unpooled and any(weight._backward_hooks for weight in weights):
                     return self._by_key(weights, forward)
                 arguments = list(weights)
             elif any(weight.requires_grad for weight in weights):
                 triggers = self._once.triggers(weights)
                 arguments = [triggered.trigger.leaf for triggered in triggers]
         outputs: Outputs = _TableBatchedLookup.apply(
-            self, (self._once, triggers), weights, offsets, forward, per_sample_weights, *arguments
+            self.backward, (self._once, triggers), weights, offsets, forward, per_sample_weights, *arguments
         )
         return outputs
 
@@ -111,7 +109,7 @@ class TrainableLookup:
         """
         with torch.no_grad():
             outputs, rows = forward(None)
-        of_keys = zip(self.table_of_feature, rows.split(list(map(len, outputs))), strict=True)
+        of_keys = zip(self.backward.table_of_feature, rows.split(list(map(len, outputs))), strict=True)
         return tuple(embedding(weights[table], rows_of_key) for table, rows_of_key in of_keys)
 
 
@@ -131,35 +129,13 @@ def _refuse_changed(tables: Sequence[TableSpec], versions: Versions) -> None:
         )
 
 
-class _Part:
-    """What one backward contributes to a fused step."""
-
-    def __init__(self, trainable: TrainableLookup, lookup: StepOnce, batch: TrainedBatch, gradients: Gradients) -> None:
-        self.trainable, self.lookup, self.batch, self.gradients = trainable, lookup, batch, gradients
-        self.weights: list[torch.Tensor] = batch.weights
-        self.optimizers: Sequence[Any] = trainable.optimizers
-        self.reached = reached(trainable.table_of_feature, gradients, len(trainable.tables))
-        self.step_rows = trainable.backward.step_rows
-
-    def of_table(self, table: int) -> tuple[torch.Tensor, torch.Tensor]:
-        tables, pooling = self.trainable.tables, self.trainable.pooling
-        return gradients_by_table(self.batch, self.gradients, tables, pooling, {table})[table]
-
-    def step_with(self, parts: Sequence[_Part]) -> None:
-        if any(gradient is not None and gradient.is_meta for gradient in self.gradients):
-            return
-        features = len(self.trainable.table_of_feature)
-        batches, gradients = [part.batch for part in parts], [part.gradients for part in parts]
-        self.trainable.backward.step(*joined(batches, gradients, features, self.trainable.pooling))
-
-
 class _TableBatchedLookup(torch.autograd.Function):
     """Its backward returns gradients for ``weight.grad``, or runs the fused optimizer's step."""
 
     @staticmethod
     def forward(
         ctx: Any,
-        trainable: TrainableLookup,
+        kernels: Backward,
         step: tuple[StepOnce, Triggers],
         weights: list[torch.Tensor],
         offsets: torch.Tensor,
@@ -171,11 +147,11 @@ class _TableBatchedLookup(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         scale = None if per_sample_weights is None else per_sample_weights.detach().float()
         looked_up = forward(scale)
-        ctx.trainable, ctx.step, ctx.kept = trainable, step, []
+        ctx.kernels, ctx.step, ctx.kept = kernels, step, []
         lengths: tuple[int, ...] = ()
-        if trainable.pooling == NOT_COMBINED:
+        if kernels.unpooled:
             lengths = tuple(map(len, looked_up.outputs))
-            read = zip(looked_up.outputs, trainable.table_of_feature, strict=True)
+            read = zip(looked_up.outputs, kernels.table_of_feature, strict=True)
             ctx.mark_non_differentiable(*(rows for rows, table in read if not weights[table].requires_grad))
         ctx.batch = TrainedBatch(weights, looked_up.rows, offsets, scale, lengths)
         ctx.versions = _versions(looked_up.rows, offsets, scale, *(weights if ctx.needs_input_grad[_SCALE] else ()))
@@ -190,36 +166,36 @@ class _TableBatchedLookup(torch.autograd.Function):
 
     @staticmethod
     def _backward(ctx: Any, given: Gradients) -> tuple[torch.Tensor | None, ...]:
-        trainable: TrainableLookup = ctx.trainable
+        kernels: Backward = ctx.kernels
         once, triggers = ctx.step
         if all(gradient is None for gradient in given):  # there is no gradient; zeros instead would cause a step
             weights = [None] * (len(ctx.needs_input_grad) - _SCALE - 1)
             return (*[None] * _SCALE, None, *(leaf_gradients(triggers) or weights))
-        _refuse_changed(trainable.tables, ctx.versions)
+        _refuse_changed(kernels.tables, ctx.versions)
         batch = ctx.batch
         given = tuple(None if gradient is None else gradient.resolve_neg().float() for gradient in given)
-        if trainable.pooling != NOT_COMBINED:
+        if not kernels.unpooled:
             given = tuple(None if gradient is None else gradient.contiguous() for gradient in given)
         scale_gradient = None
         if ctx.needs_input_grad[_SCALE] and given[0] is not None:  # it reads the rows, before they are updated
-            scale_gradient = trainable.backward.scale_gradient(batch, given[0]).to(ctx.scale_dtype)
+            scale_gradient = kernels.scale_gradient(batch, given[0]).to(ctx.scale_dtype)
         gradients: list[torch.Tensor | None]
-        if trainable.optimizers[0] is None:
-            gradients = _weight_gradients(trainable, batch, given, ctx.needs_input_grad[_SCALE + 1 :])
+        if kernels.optimizers[0] is None:
+            gradients = _weight_gradients(kernels, batch, given, ctx.needs_input_grad[_SCALE + 1 :])
         else:
-            leave_for_step(triggers, ctx.kept, _Part(trainable, once, batch, given))
+            leave_for_step(triggers, ctx.kept, GradientPart(once, kernels, batch, given))
             gradients = list(leaf_gradients(triggers))
         return (*[None] * _SCALE, scale_gradient, *gradients)
 
 
 def _weight_gradients(
-    trainable: TrainableLookup, batch: TrainedBatch, given: Gradients, needed: tuple[bool, ...]
+    kernels: Backward, batch: TrainedBatch, given: Gradients, needed: tuple[bool, ...]
 ) -> list[torch.Tensor | None]:
-    is_reached = reached(trainable.table_of_feature, given, len(needed))
+    is_reached = reached(kernels.table_of_feature, given, len(needed))
     is_needed = [asked and has_gradient for asked, has_gradient in zip(needed, is_reached, strict=True)]
     if not any(is_needed):
         return [None] * len(is_needed)
-    gradients = trainable.backward.weight_gradients(batch, given, is_needed)
+    gradients = kernels.weight_gradients(batch, given, is_needed)
     return [
         None if gradient is None else gradient.to(weight.dtype)
         for gradient, weight in zip(gradients, batch.weights, strict=True)

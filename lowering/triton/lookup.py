@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 import torch
 
-from recfx.ir.node_kinds import NOT_COMBINED
 from recfx.kernels.lookup.per_sample_weights import per_sample_weight_gradients_triton
 from recfx.kernels.lookup.pooled_lookup import pooled_lookup_triton
 from recfx.lowering.registry import LookupBatch, LookupKernel, LookupSpec, Outputs
@@ -24,7 +23,7 @@ from recfx.optim.rules.sgd import SGD
 def build(spec: LookupSpec) -> LookupKernel:
     """The kernel of one lookup."""
     backward = TritonBackward(spec)
-    trainable = TrainableLookup(spec, backward)
+    trainable = TrainableLookup(backward)
 
     def lookup(weights: list[torch.Tensor], batch: LookupBatch) -> Outputs:
         rows, offsets = batch.values.to(torch.int64).contiguous(), batch.offsets.to(torch.int64).contiguous()
@@ -46,11 +45,6 @@ def build(spec: LookupSpec) -> LookupKernel:
 
 class TritonBackward(Backward):
     """The backward of one lookup, whose weights are not kept."""
-
-    def __init__(self, spec: LookupSpec) -> None:
-        self.optimizers = spec.optimizers
-        self.table_of_feature = [table for table, described in enumerate(spec.tables) for _ in described.feature_names]
-        self.mean, self.unpooled = spec.combine == "MEAN", spec.combine == NOT_COMBINED
 
     def scale_gradient(self, batch: TrainedBatch, grad_output: torch.Tensor) -> torch.Tensor:
         tables = [weight.detach() for weight in batch.weights]

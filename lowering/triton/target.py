@@ -15,7 +15,6 @@ from recfx.optim.rules.sgd import SGD
 
 __all__ = ["build", "is_here", "serves", "too_many_columns"]
 
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _DIM = 1024  # the widest row that the kernels are checked with
 _COUNT = 2**31 - 1  # bags and output columns are numbered in int32
 
@@ -26,11 +25,6 @@ def serves(lookup: LookupFacts, chip: str | None) -> Diagnostic | None:
     def refuse(reason: str, message: str) -> Diagnostic:
         return Diagnostic(reason, "", message)
 
-    if len(lookup.dtypes) != 1 or not lookup.dtypes <= set(_DTYPES):
-        names = ", ".join(sorted(str(dtype) for dtype in lookup.dtypes))
-        return refuse("dtype", f"a launch takes tables of float32, of float16 or of bfloat16, not of {names}.")
-    if not lookup.is_contiguous:
-        return refuse("not_contiguous", "a table's rows are not contiguous, or a view negates them.")
     too_wide = too_many_columns(lookup)
     if too_wide is not None:
         return too_wide

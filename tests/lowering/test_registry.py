@@ -105,8 +105,8 @@ def code(refusal: Diagnostic | None) -> str:
 # What each backend declined when one question was both, with the C++ library and without Triton.
 DECLINED = [
     pytest.param(live(), "- - no_triton device -", id="float32"),
-    pytest.param(live(torch.float64), "dtype dtype no_triton device -", id="float64"),
-    pytest.param(live(contiguous=False), "not_contiguous not_contiguous no_triton device -", id="strided"),
+    pytest.param(live(torch.float64), "dtype dtype dtype device -", id="float64"),
+    pytest.param(live(contiguous=False), "not_contiguous not_contiguous not_contiguous device -", id="strided"),
     pytest.param(live(device="meta"), "device device device device -", id="meta"),
     pytest.param(live(optimizer=("adam", {"lr": 0.1})), "- - no_triton device -", id="adam"),
 ]

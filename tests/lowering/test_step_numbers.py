@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from recfx.lowering.step.step_numbers import NumbersOfTables
+from recfx.lowering.step.cpu_backward import NumbersOfTables
 from recfx.optim.rules import RULES
 from recfx.optim.rules.rule import Rule
 
