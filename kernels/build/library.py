@@ -7,7 +7,7 @@ from. ``python -m recfx.kernels`` builds it in advance, if it has to be, and pri
 pass to ``dlopen``.
 
 Loading a library runs its code, so what was built is loaded only if nobody else can write to the file or its directory
-(see ``private_files.py``). One that cannot be loaded is rebuilt.
+(see ``private_files.py``).
 
 Without a library, ``load()`` returns ``False``, ``why_not()`` says why, and a warning is logged once. ``operators()``
 then has the same operators with the same signatures, which are read from the sources, and those with a reference in
@@ -135,21 +135,11 @@ def _open_library() -> None:
     path, why = came_with_recfx()
     if path is None:
         try:
-            path = _open_compiled()
+            path = build()
+            _load_file(path)
         except (OSError, LibraryBuildError) as error:
             raise LibraryBuildError(f"{why}, and none can be made here: {error}") from error
     _path = _path or path  # operators are those of the first library that has them
-
-
-def _open_compiled() -> Path:
-    path = build()
-    try:
-        _load_file(path)
-    except OSError as error:
-        _logger.warning("%s: it is rebuilt", error)
-        path = build(anew=True)
-        _load_file(path)
-    return path
 
 
 def _load_file(path: Path) -> None:
@@ -233,27 +223,22 @@ def came_with_recfx() -> tuple[Path | None, str]:
     return path, ""
 
 
-def build(anew: bool = False) -> Path:
+def build() -> Path:
     """The path of an up-to-date library that was compiled here, which is done now if there is none yet.
-
-    Args:
-        anew: compile it even if there is one.
 
     Raises:
         LibraryBuildError: there is no compiler, or it failed; the message contains its output.
-        OSError: the directory is not writable, or nothing in it can be loaded, or (``UnsafeError``) others may write
-            to it: ``RECFX_BUILD_DIR`` names another one.
+        OSError: the directory is not writable, or (``UnsafeError``) others may write to it: ``RECFX_BUILD_DIR`` names
+            another one.
     """
     directory = build_directory()
     library = directory / f"librecfx-{_digest()}.so"
     # The default is in the user's own cache, where nobody else needs to write.
     make_private_directory(directory, tighten=not os.environ.get("RECFX_BUILD_DIR"))
-    if os.statvfs(directory).f_flag & os.ST_NOEXEC:
-        raise OSError(f"{directory} is mounted with noexec, so that no library in it can be loaded")
-    if anew or not library.exists():
+    if not library.exists():
         compiler = find_compiler()
         with _locked(library.with_suffix(".lock")):  # several processes may get here at once: one compiles
-            if anew or not library.exists():
+            if not library.exists():
                 _logger.warning("compiling the C++ operators, which takes a minute or two, into %s", library)
                 _compile(compiler, library)
     refuse_unsafe(library)

@@ -9,7 +9,7 @@ import logging
 import operator
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -409,36 +409,23 @@ class IndexStorage(nn.Module):
 
 def say_what_is_lost(indexes: Sequence[IndexStorage]) -> None:
     """Say once, before indexes load a state of plain tables, that they forget their ids, or that no id has its rows."""
-    holding = [index for index in indexes if index.holds_ids()]
-    others = set(indexes).difference(holding)
-    lost = dict.fromkeys(index.name for index in indexes if index in others and index.config.dense_rows == 0)
+    holding = {index.name: int(is_taken(index.row_state).sum()) for index in indexes if index.holds_ids()}
     if holding:
-        names = dict.fromkeys(index.name for index in holding)
-        ids = sum(int(is_taken(index.row_state).sum()) for index in holding)
-        forgets = "index forgets its" if len(names) == 1 else "indexes forget their"
         warnings.warn(
-            f"{_tables(names)}: the state has {_whose_weight(names)} but no index, so the {forgets} {ids:,} ids. Load "
-            "a state with the index's keys, or, if this is intended, call the index's reset() first. To keep the "
-            "index, load with strict=False: the ids then keep their rows, but these have the weights of the other "
-            "state. Unless that is of the same ids in the same rows, as averaged weights are, ids get the embeddings "
-            "of others.",
+            f"tables {few(list(holding), 12)}: the state has weights but no index, so {sum(holding.values()):,} ids "
+            "are lost. Load a state with the index's keys, or, if this is intended, call the index's reset() first. To "
+            "keep the index, load with strict=False: the ids then keep their rows, but these have the weights of the "
+            "other state. Unless that is of the same ids in the same rows, as averaged weights are, ids get the "
+            "embeddings of others.",
             stacklevel=2,
         )
+    lost = dict.fromkeys(index.name for index in indexes if index.name not in holding and not index.config.dense_rows)
     if lost:
         _logger.warning(
-            "%s: the state has %s but no index, and no id is a row number here: each id gets its row, with initial "
-            "weights, when it is first seen, so the weight that was loaded is lost. To keep what a plain table has "
-            "learned, convert it without raw_ids() or dense_rows=0, and with more rows than it had "
+            "tables %s: the state has weights but no index, and no id is a row number here: each id gets its row, with "
+            "initial weights, when it is first seen, so the weights that were loaded are lost. To keep what a plain "
+            "table has learned, convert it without raw_ids() or dense_rows=0, and with more rows than it had "
             "(HashConfig(rows=...)) if other ids are to come. Load a state with TorchRec's managed collisions before "
             "the conversion.",
-            _tables(lost),
-            _whose_weight(lost),
+            few(list(lost), 12),
         )
-
-
-def _tables(names: Mapping[str, None]) -> str:
-    return f"table {next(iter(names))!r}" if len(names) == 1 else f"{len(names):,} tables ({few(list(names), 12)})"
-
-
-def _whose_weight(names: Mapping[str, None]) -> str:
-    return "the table's weight" if len(names) == 1 else "the tables' weights"

@@ -35,7 +35,7 @@ def test_a_state_with_fewer_rows_fills_the_first() -> None:
     converted = recfx.convert(one_table(), hashing=recfx.HashConfig(rows=16))
     converted(one_bag(3, 123_456_789_012))
     tail = converted.weight("t")[10:].detach().clone()
-    with pytest.warns(UserWarning, match="forgets its 1 ids"):
+    with pytest.warns(UserWarning, match="1 ids are lost"):
         converted.load_state_dict(plain.state_dict(), strict=True)
     assert torch.equal(converted.weight("t")[:10], plain.embedding_bags["t"].weight)
     assert torch.equal(converted.weight("t")[10:], tail)
@@ -139,7 +139,7 @@ def test_a_plain_models_state_empties_the_index_and_says_so() -> None:
     model, plain = trained(), OnePart(200)
     ids = len(model.first.index("a"))
     assert ids > 0
-    with pytest.warns(UserWarning, match=rf"table 'a'.*forgets its {ids} ids.*reset\(\)"):
+    with pytest.warns(UserWarning, match=rf"tables a: .*{ids} ids are lost.*reset\(\)"):
         assert model.load_state_dict(plain.state_dict()).missing_keys == []
     assert len(model.first.index("a")) == 0
 
@@ -154,7 +154,7 @@ def test_what_is_lost_is_said_once_for_all_tables(caplog: pytest.LogCaptureFixtu
     assert message.startswith("11 tables (t0..10): the state has the tables' weights but no index, and no id is a row")
     for name in ("t0", "t1"):
         model.index(name).find_or_insert(torch.arange(3))
-    with pytest.warns(UserWarning, match=r"2 tables \(t0, t1\).*indexes forget their 6 ids.*the embeddings of others"):
+    with pytest.warns(UserWarning, match=r"tables t0, t1: .*6 ids are lost"):
         model.load_state_dict(build().state_dict())
     assert caplog.messages[1].startswith("9 tables (t2..10): ")
     assert not model.index("t0").holds_ids()
