@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 import warnings
 from typing import Any
 
@@ -151,12 +150,12 @@ def test_what_is_lost_is_said_once_for_all_tables(caplog: pytest.LogCaptureFixtu
     model = recfx.convert(build(), hashing=recfx.HashConfig.raw_ids())
     model.load_state_dict(build().state_dict())
     (message,) = caplog.messages
-    assert message.startswith("11 tables (t0..10): the state has the tables' weights but no index, and no id is a row")
+    assert message.startswith("tables t0..10: the state has weights but no index")
     for name in ("t0", "t1"):
         model.index(name).find_or_insert(torch.arange(3))
     with pytest.warns(UserWarning, match=r"tables t0, t1: .*6 ids are lost"):
         model.load_state_dict(build().state_dict())
-    assert caplog.messages[1].startswith("9 tables (t2..10): ")
+    assert caplog.messages[1].startswith("tables t2..10: ")
     assert not model.index("t0").holds_ids()
 
 
@@ -170,8 +169,7 @@ def test_an_index_that_holds_nothing_takes_a_plain_state(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert model.load_state_dict(plain.state_dict(), strict=strict).missing_keys == []
-    said = re.compile("weight that was loaded is lost.*Load a state with TorchRec's managed collisions before the conv")
-    lost = [True for message in caplog.messages if said.search(message)]
+    lost = [True for message in caplog.messages if "are lost" in message]
     assert lost == ([] if dense_rows else [True])  # where no id is a row, nobody would read it
     assert torch.equal(model.first.weight("a"), plain.first.embedding_bags["a"].weight)
 

@@ -167,11 +167,7 @@ def indexed_tables() -> tuple[TableSpec, ...]:
     )
 
 
-def static_tables() -> tuple[TableSpec, ...]:
-    return tuple(replace(table, hashing=None) for table in tables())
-
-
-@pytest.mark.parametrize("described", [indexed_tables, tables, static_tables])
+@pytest.mark.parametrize("described", [indexed_tables, tables])
 def test_cpu_is_the_first_choice(described: Callable[[], tuple[TableSpec, ...]]) -> None:
     weights = case({"training": False}).ours
     choice = select_backend(LookupSpec(described(), "SUM", False, weights, [None] * 3), "auto", "")
@@ -184,23 +180,6 @@ def threads() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
-
-
-@pytest.mark.usefixtures("threads")
-@pytest.mark.parametrize(("pooling", "weighted"), [("SUM", False), ("SUM", True), ("MEAN", False)])
-@pytest.mark.parametrize("described", [tables, static_tables])
-def test_any_number_of_threads_gives_the_same_bits(
-    described: Callable[[], tuple[TableSpec, ...]], pooling: str, weighted: bool
-) -> None:
-    built = case({"training": False}, weighted=weighted)
-    rows = LookupBatch(built.ids.values.clamp(0, 9), built.ids.offsets, built.ids.per_sample_weights, BATCH)
-    lookup = cpu.build(LookupSpec(described(), pooling, weighted, built.ours, [None] * 3))
-    pooled = []
-    for count in (1, 2, 3):
-        torch.set_num_threads(count)
-        pooled.append(lookup(built.ours, rows)[0].detach())
-    assert torch.equal(pooled[0], pooled[1])
-    assert torch.equal(pooled[0], pooled[2])
 
 
 @pytest.mark.usefixtures("threads")
@@ -313,13 +292,6 @@ def test_int32_and_empty_batches() -> None:
     zeros = ours.from_ids(built.ours, LookupBatch(none, torch.zeros(10, dtype=torch.int64), None, 3), built.indexes)[0]
     assert torch.equal(zeros, torch.zeros(3, sum(DIMS)))
     zeros.sum().backward()
-
-
-def test_means_are_divided_elsewhere() -> None:
-    built = case({"training": False})
-    mean = cpu.build(LookupSpec(tables(), "MEAN", False, built.ours, [None] * 3))
-    with pytest.raises(ValueError, match="divide by the lengths"):
-        mean.from_ids(built.ours, built.ids, built.indexes)  # type: ignore[attr-defined]
 
 
 def test_tables_on_several_devices_are_declined_by_their_names() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import replace
 from typing import Any
 
@@ -66,20 +65,6 @@ def test_ever_new_orders_do_not_pile_up() -> None:
         assert node(batch(usual)).values().tolist() == [1, 2, 3]
     assert len(node._orders) == 16
     assert node._orders[tuple(usual)] is worked_out
-
-
-class Shared(OrderedDict[Any, Any]):
-    """Whatever a thread looks up, another one drops at once."""
-
-    def get(self, key: Any, default: Any = None) -> Any:
-        return self.pop(key, default)
-
-
-def test_an_order_that_another_thread_drops() -> None:
-    node = SelectFeatures("", recfx.convert(_two()).tables, False)
-    node._orders = Shared()
-    for _ in range(2):
-        assert node(batch(["b", "a"])).values().tolist() == IDS["a"] + IDS["b"]
 
 
 def _two() -> EmbeddingBagCollection:
@@ -160,12 +145,6 @@ def test_any_id_is_a_row_where_there_is_an_index() -> None:
     assert node_of(("t", ["a"], 2), dense_rows=0)(bags({"a": [ids]})).values().tolist() == ids
 
 
-def test_keys_that_are_no_names_are_no_near_ones() -> None:
-    keys: Any = [3]
-    with refused("missing_feature", "ebc", match="feature 'a'; it has \\[3\\]", error=MissingFeatureError):
-        node_of(("t", ["a"], 10))(KeyedJaggedTensor(keys, torch.tensor([1]), lengths=torch.tensor([1])))
-
-
 @pytest.mark.parametrize(("present", "words"), [("b", "feature 'a' and 1 more; it"), ("bc", "feature 'a'; it")])
 def test_features_that_are_missing(present: str, words: str) -> None:
     node = node_of(("t", ["a", "b"], 10), ("u", ["c"], 10))
@@ -185,15 +164,6 @@ def test_what_stays_on_its_rank_keeps_its_type() -> None:
     selected = node_of(("t", ["a"], 10), is_weighted=True)(small(weights=True))
     dtypes = selected.values().dtype, selected.lengths().dtype, selected.weights().dtype
     assert dtypes == (torch.int32, torch.int32, torch.float64)
-
-
-@pytest.mark.parametrize("on_host", [True, False])
-def test_what_is_sent_has_one_type(on_host: bool) -> None:
-    node = node_of(("t", ["a"], 10), is_weighted=True)
-    node.prepare_to_send(2, on_host)
-    selected = node(small(weights=True))
-    dtypes = selected.values().dtype, selected.lengths().dtype, selected.weights().dtype
-    assert dtypes == (torch.int64, torch.int64, torch.float32)
 
 
 def test_a_batch_on_meta_is_not_sent() -> None:
@@ -237,12 +207,6 @@ NAMES = ["a", "x", "b"]
 GOOD = torch.tensor([[0, 1, 1, 0], [7, 7, 7, 7], [2, 1, 0, 0]])
 
 
-def changed(row: int, sample: int, index: int) -> torch.Tensor:
-    indices = GOOD.clone()
-    indices[row, sample] = index
-    return indices
-
-
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("default", ["cpu", "meta"])
 def test_rows_are_selected_by_name(dtype: torch.dtype, default: str) -> None:
@@ -271,33 +235,6 @@ def test_of_a_batch_on_meta_nothing_is_read() -> None:
     inverse = CHECKS.inverse_indices((NAMES, GOOD + 100), FEATURES, SIZES, meta)
     assert (inverse.device, tuple(inverse.shape), inverse.dtype) == (meta, (2, 4), torch.int64)
     assert CHECKS.inverse_indices(None, FEATURES, [3, 3], meta).device == meta
-
-
-@pytest.mark.parametrize(
-    ("named", "reason", "words"),
-    [
-        ((NAMES, changed(2, 1, 3)), "bad_inverse_indices", "ebc: the inverse index 3 of feature 'b' is outside its 3"),
-        (
-            (NAMES, changed(2, 3, -1)),
-            "bad_inverse_indices",
-            "the inverse index -1 of feature 'b' is outside its 3",
-        ),
-        ((NAMES, changed(0, 2, 2)), "bad_inverse_indices", "ebc: the inverse index 2 of feature 'a' is outside its 2"),
-        ((NAMES, changed(0, 2, 3)), "bad_inverse_indices", "ebc: the inverse index 3 of feature 'a' is outside its 2"),
-        ((["a", "x", "y"], GOOD), "bad_inverse_indices", r"none for feature 'b', only for \['a', 'x', 'y'\]"),
-        ((NAMES, GOOD[:2]), "bad_inverse_indices", "there are 3 names, but indices for 2 features"),
-        ((NAMES, GOOD.float()), "bad_inverse_indices", r"they are torch.float32 \[3, 4\]"),
-        ((NAMES, GOOD.view(-1)), "bad_inverse_indices", r"they are torch.int64 \[12\]"),
-        ((NAMES, GOOD.view(3, 2, 2)), "bad_inverse_indices", r"they are torch.int64 \[3, 2, 2\]"),
-        ((NAMES, GOOD.to_sparse()), "bad_inverse_indices", r"they are torch.int64 \[3, 4\]"),
-        ((NAMES, GOOD.tolist()), "bad_inverse_indices", "they are a list, but"),
-        ((NAMES, GOOD.to("meta")), "several_devices", "inverse_indices are on device meta, but ids on cpu"),
-    ],
-)
-def test_what_does_not_fit_is_named(named: Any, reason: str, words: str) -> None:
-    with refused(reason, "ebc", match=words, error=InputError) as caught:
-        CHECKS.inverse_indices(named, FEATURES, SIZES, CPU)
-    assert caught.value.what_to_do
 
 
 def test_every_limit_is_that_of_its_own_feature() -> None:
