@@ -7,7 +7,6 @@ import inspect
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 
 import torch.distributed as dist
@@ -19,9 +18,8 @@ from recfx.collections.sharding.ranks_agree import on_all_ranks
 from recfx.collections.wrappers import users_path
 from recfx.errors import RecfxWarning, Severity
 from recfx.inspect.collection_reasons import never_called
-from recfx.inspect.describe import reasons_of_sharding
-from recfx.inspect.facts import table_facts
-from recfx.inspect.reasons import table_reasons
+from recfx.inspect.describe import describe
+from recfx.inspect.report_data import CollectionReport
 from recfx.replacement.conversion_record import conversion_of
 
 _PACKAGE = str(Path(__file__).parents[1])
@@ -32,13 +30,9 @@ def warn(converted: nn.Module, collections: Mapping[str, ConvertedCollection]) -
     conversion = conversion_of(converted)
     reasons = [*conversion.notes]
     reasons += [never_called(one.paths[0]) for one in conversion.found if one.found == "never called"]
-    sharded = None
     for path, collection in collections.items():
-        for facts in table_facts(collection, path, existed=False, with_indexes=False).values():
-            reasons += table_reasons(facts)
-        if isinstance(collection, ShardedCollection):
-            sharded = sharded or collection
-            reasons += chain.from_iterable(reasons_of_sharding(collection, path).values())
+        reasons += describe(CollectionReport((path,), "", ""), collection, existed=False, with_indexes=False).reasons
+    sharded = next((one for one in collections.values() if isinstance(one, ShardedCollection)), None)
     reasons = [reason for reason in reasons if reason.severity == Severity.WARNING]
     warned = [replace(reason, path=users_path(converted, reason.path)) for reason in reasons]
     if sharded is not None:

@@ -25,21 +25,16 @@ from recfx.inspect.collection_reasons import (
     sharding_reasons,
     transfer_reasons,
 )
-from recfx.inspect.facts import ConvertedTable, parts_here, table_facts
-from recfx.inspect.reasons import table_reasons
 from recfx.inspect.report_data import (
-    DENSE,
     CollectionReport,
-    HashingReport,
     NodeReport,
     ShardingReport,
     TableReport,
     type_name,
 )
+from recfx.inspect.tables import declared_table, parts_here, table_reports
 from recfx.ir.meta import node_meta
 from recfx.ir.shards import CollectionSharding
-from recfx.ir.tables import TableSpec
-from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.passes import Rewriting
 from recfx.planner.pricing.planned_collection import planned_with
 from recfx.planner.topology import AnyTopology, chip_of, device_of, device_of_tables
@@ -59,7 +54,11 @@ class AsPlanned:
 
 
 def describe(
-    base: CollectionReport, collection: nn.Module, existed: bool, planned: AsPlanned | None = None
+    base: CollectionReport,
+    collection: nn.Module,
+    existed: bool,
+    planned: AsPlanned | None = None,
+    with_indexes: bool = True,
 ) -> CollectionReport:
     """Add what a collection shows of itself to what discovery knows; nothing is communicated.
 
@@ -68,27 +67,23 @@ def describe(
         collection: the collection as it is, or as it would be converted.
         existed: whether its tables were there before recfx.
         planned: how it would be sharded: its graph is then that of one rank.
+        with_indexes: whether to look at what the indexes hold and have counted, which takes most of the time.
 
     Raises:
         ConversionError: as ``shard_collection``, in its order; ``malformed_graph``: the user's passes left one.
     """
     if not isinstance(collection, ConvertedCollection):
         return _describe_other(base, collection)
-    path, facts = base.path, table_facts(collection, base.path, existed)
+    path, tables = base.path, table_reports(collection, base.path, existed, with_indexes)
     metas = {node.name: meta for node in collection.graph_module.graph.nodes if (meta := node_meta(node)) is not None}
     records, reasons = tuple(collection.pass_records), list(transfer_reasons(collection, path))
     if isinstance(collection, ShardedCollection):
-        said, sharding, dtypes = reasons_of_sharding(collection, path), collection.sharding, collection.dtypes
-        tables = {
-            spec.name: table_report(facts[spec.name]) if spec.name in facts else declared_table(spec, dtypes[spec.name])
-            for spec in collection.tables
-        }
-        tables = {name: _with_sharding(table, sharding, said[name]) for name, table in tables.items()}
+        tables = _sharded_tables(collection, path, tables)
         device = next((table.device for table in tables.values() if table.device), "")
         reasons += sharded_reasons(collection, path)
     else:
         assert isinstance(collection, UnshardedCollection)
-        tables, device = {name: table_report(of_table) for name, of_table in facts.items()}, str(collection.device)
+        device = str(collection.device)
         if planned is not None:
             tables, made = _as_planned(tables, base.paths, collection, planned)
             metas, records = dict(made.metas), made.records
@@ -145,50 +140,17 @@ def _with_sharding(report: TableReport, sharding: CollectionSharding, reasons: t
     )
 
 
-def reasons_of_sharding(sharded: ShardedCollection, path: str) -> dict[str, tuple[Diagnostic, ...]]:
-    """What is worth saying about how each table of a collection at ``path`` is sharded, by name of the table."""
-    parts, kind, reasons = parts_here(sharded), kind_of(sharded), {}
-    for table in sharded.sharding.tables:
-        name = table.table.name
+def _sharded_tables(sharded: ShardedCollection, path: str, here: dict[str, TableReport]) -> dict[str, TableReport]:
+    """All tables of a collection at ``path``, also those of which this rank has no part."""
+    parts, kind, tables = parts_here(sharded), kind_of(sharded), {}
+    for spec in sharded.tables:
+        name = spec.name
         optimizer = sharded.store.optimizers.get(parts.get(name, ""))
-        reasons[name] = sharding_reasons(table, kind.table_path(path, name), optimizer, sharded.taken.get(name, ()))
-    return reasons
-
-
-def table_report(facts: ConvertedTable) -> TableReport:
-    """A table of a converted collection, or this rank's part of one."""
-    weight, optimizer = facts.weight, DENSE if facts.weight.requires_grad else "none: frozen"
-    if isinstance(facts.optimizer, FusedOptimizer):
-        optimizer = f"fused {facts.optimizer.rule.name}"
-    elif isinstance(facts.optimizer, Diagnostic):
-        optimizer = f"in backward, not fused: {facts.optimizer.code}"
-    return replace(
-        declared_table(facts.spec, weight.dtype),
-        device=str(weight.device),
-        bytes=weight.numel() * weight.element_size(),
-        hashing=facts.hashing,
-        kernel=facts.kernel.name,
-        kernels_passed_over=facts.kernel.passed_over,
-        optimizer=optimizer,
-        reasons=table_reasons(facts),
-    )
-
-
-def declared_table(spec: TableSpec, dtype: torch.dtype | None = None) -> TableReport:
-    """A table of a converted collection without what its weight, which may be of another dtype, and its index show."""
-    return TableReport(
-        name=spec.name,
-        features=spec.feature_names,
-        embedding_names=spec.embedding_names,
-        rows=spec.num_embeddings,
-        dim=spec.embedding_dim,
-        pooling=spec.pooling,
-        dtype=type_name(dtype or spec.dtype),
-        device="",
-        bytes=0,
-        hashing=HashingReport.of(spec.hashing),
-        custom_init_fn=spec.custom_init_fn,
-    )
+        taken = sharded.taken.get(name, ())
+        reasons = sharding_reasons(sharded.sharding.named(name), kind.table_path(path, name), optimizer, taken)
+        report = here[name] if name in here else declared_table(spec, sharded.dtypes[name])
+        tables[name] = _with_sharding(report, sharded.sharding, reasons)
+    return tables
 
 
 def declared_tables(module: nn.Module) -> tuple[TableReport, ...]:

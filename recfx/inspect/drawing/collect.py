@@ -22,10 +22,10 @@ from recfx.discovery.discover import discover
 from recfx.discovery.shallow_tracer import source_of
 from recfx.errors import DrawingError
 from recfx.inspect.cost import priced_with_graphs
-from recfx.inspect.describe import declared_table, declared_tables
+from recfx.inspect.describe import declared_tables
 from recfx.inspect.drawing.costs import NO_COSTS, DrawnCosts, costs_of
 from recfx.inspect.drawing.nodes import CALL, DENSE, INPUT, OUTPUT, Nodes, drawn_collection
-from recfx.inspect.facts import Kernel, kernels_of
+from recfx.inspect.tables import Kernel, declared_table, kernels_of
 from recfx.ir.meta import SourceLocation, find_module, node_meta
 from recfx.ir.node_kinds import NODE_KINDS
 from recfx.ir.printer import format_node

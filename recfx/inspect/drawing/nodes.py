@@ -9,8 +9,8 @@ from typing import Any
 import sympy
 
 from recfx.inspect.drawing.costs import DrawnCosts
-from recfx.inspect.facts import Kernel
 from recfx.inspect.report_data import NodeReport, TableReport, place_of, shape_text
+from recfx.inspect.tables import Kernel
 from recfx.ir.meta import BATCH, SourceLocation, mean_length
 from recfx.ir.node_kinds import NODE_KINDS, NOT_COMBINED, Stage
 from recfx.ir.operator_graph import node_name

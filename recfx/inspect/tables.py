@@ -1,19 +1,28 @@
-"""What is worth saying about a table of a converted collection."""
+"""The tables of a collection as rows of the report, with everything that is worth saying about each."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 
-from torchrec.modules.embedding_configs import data_type_to_dtype
+import torch
+from torch import fx, nn
+from torchrec.modules.embedding_configs import BaseEmbeddingConfig, data_type_to_dtype
 
-from recfx.errors import Diagnostic, Severity
-from recfx.hashing import HashConfig
-from recfx.inspect.facts import ConvertedTable
-from recfx.inspect.report_data import type_name
+from recfx.collections.converted_collection import ConvertedCollection
+from recfx.collections.kinds import kind_of
+from recfx.collections.sharding.collection import ShardedCollection
+from recfx.errors import ConversionError, Diagnostic, Severity
+from recfx.hashing import HashConfig, HashIndex
+from recfx.inspect.report_data import DENSE, HashingReport, TableReport, type_name
+from recfx.ir.meta import find_module
+from recfx.ir.tables import TableSpec
 from recfx.kernels.build import library
+from recfx.optim.attached import attached_optimizers
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.fused_params import weight_decay_left_out
+from recfx.optim.in_backward import fused_optimizer_of
+from recfx.runtime import HashLookup, Lookup
 
 _DEFAULT, _SETTINGS = HashConfig(), [field.name for field in fields(HashConfig)]
 NEARLY_FULL = 0.8  # share of the rows of the fullest bucket
@@ -22,13 +31,126 @@ FORGOTTEN = 0.5  # share of the ids that got a row and have lost it again
 MUCH_SHARED = 0.01  # of the sightings in training
 
 
-def table_reasons(table: ConvertedTable) -> tuple[Diagnostic, ...]:
-    """Everything that is worth saying about one table."""
-    parts = (_kernel_reasons, _optimizer_reasons, _hashing_reasons, _config_reasons, _index_reasons)
-    return tuple(replace(reason, path=table.module_path) for part in parts for reason in part(table))
+@dataclass(frozen=True)
+class Kernel:
+    """The backend that serves a lookup now."""
+
+    tables: tuple[str, ...]
+    asked: str  # "auto", or the name of the backend to use
+    name: str = ""  # "" if there is none
+    passed_over: tuple[Diagnostic, ...] = ()  # the backends before it, and why they were not taken
+    refused: Diagnostic | None = None  # why there is none
 
 
-def _kernel_reasons(table: ConvertedTable) -> Iterator[Diagnostic]:
+def kernels_of(graph_module: fx.GraphModule) -> dict[str, Kernel]:
+    """The kernel that each lookup uses now, by name of the node: tables may have moved since the graph was lowered."""
+    kernels = {}
+    for node in graph_module.graph.nodes:
+        module = find_module(graph_module, node)
+        lookup = module.lookup if isinstance(module, HashLookup) else module
+        if isinstance(lookup, Lookup):
+            tables = tuple(table.name for table in lookup.tables)
+            try:
+                choice = lookup.select(lookup.backend)
+                kernels[node.name] = Kernel(tables, lookup.backend, choice.backend, choice.declined)
+            except ConversionError as error:
+                kernels[node.name] = Kernel(tables, lookup.backend, refused=error.diagnostic)
+    return kernels
+
+
+def parts_here(collection: ConvertedCollection) -> dict[str, str]:
+    """The collection's name for this rank's part of each table of which it has one, by name of the table."""
+    if not isinstance(collection, ShardedCollection):
+        return {table.name: table.name for table in collection.tables}
+    local = {table.name: collection.sharding.local_of(table.name) for table in collection.tables}
+    return {name: shards[0].name for name, shards in local.items() if shards}  # all shards here have the same rows
+
+
+def declared_table(spec: TableSpec, dtype: torch.dtype | None = None) -> TableReport:
+    """A table of a converted collection without what its weight, which may be of another dtype, and its index show."""
+    return TableReport(
+        name=spec.name,
+        features=spec.feature_names,
+        embedding_names=spec.embedding_names,
+        rows=spec.num_embeddings,
+        dim=spec.embedding_dim,
+        pooling=spec.pooling,
+        dtype=type_name(dtype or spec.dtype),
+        device="",
+        bytes=0,
+        hashing=HashingReport.of(spec.hashing),
+        custom_init_fn=spec.custom_init_fn,
+    )
+
+
+@dataclass(frozen=True)
+class _Table:
+    """One table of a converted collection, of which this rank has a part."""
+
+    path: str  # of the module that holds the weight
+    spec: TableSpec
+    config: BaseEmbeddingConfig
+    weight: nn.Parameter
+    index: HashIndex | None  # None if ids are rows
+    kernel: Kernel
+    optimizer: FusedOptimizer | Diagnostic | None  # why it is not fused, if it runs in backward
+    existed: bool  # before recfx, so that it was converted rather than built directly
+    report: TableReport  # without reasons
+
+
+def table_reports(
+    collection: ConvertedCollection, path: str, existed: bool, with_indexes: bool = True
+) -> dict[str, TableReport]:
+    """The tables of a collection at ``path`` of which this rank has a part, by name; changes nothing.
+
+    Args:
+        collection: the collection.
+        path: where it is.
+        existed: whether its tables were there before recfx.
+        with_indexes: whether to look at what the indexes hold and have counted, which takes most of the time.
+    """
+    parts, kind, indexes = parts_here(collection), kind_of(collection), dict(collection.hash_indexes.items())
+    kernels = {table: kernel for kernel in kernels_of(collection.graph_module).values() for table in kernel.tables}
+    reports = {}
+    for spec, config in zip(collection.tables, kind.configs_of(collection), strict=True):
+        if spec.name not in parts:
+            continue
+        name = parts[spec.name]
+        index, weight, kernel = indexes.get(name), collection.weight(name), kernels[name]
+        assert index is None or isinstance(index, HashIndex)
+        module_path = kind.table_path(path, name)
+        optimizer = _optimizer(collection, name, module_path)
+        text = DENSE if weight.requires_grad else "none: frozen"
+        if isinstance(optimizer, FusedOptimizer):
+            text = f"fused {optimizer.rule.name}"
+        elif optimizer is not None:
+            text = f"in backward, not fused: {optimizer.code}"
+        report = replace(
+            declared_table(spec, weight.dtype),
+            device=str(weight.device),
+            bytes=weight.numel() * weight.element_size(),
+            hashing=HashingReport.of(spec.hashing, index if with_indexes else None),
+            kernel=kernel.name,
+            kernels_passed_over=kernel.passed_over,
+            optimizer=text,
+        )
+        table = _Table(module_path, spec, config, weight, index, kernel, optimizer, existed, report)
+        parts_of = (_kernel_reasons, _optimizer_reasons, _hashing_reasons, _config_reasons, _index_reasons)
+        reasons = tuple(replace(reason, path=module_path) for part in parts_of for reason in part(table))
+        reports[spec.name] = replace(report, reasons=reasons)
+    return reports
+
+
+def _optimizer(collection: ConvertedCollection, table: str, path: str) -> FusedOptimizer | Diagnostic | None:
+    fused = collection.store.optimizers.get(table)
+    weight = collection.weight(table)
+    if fused is not None or collection.is_sharded or not attached_optimizers(weight):
+        return fused
+    # It was attached after the conversion; the next forward takes it over.
+    return collection.not_fused.get(table) or fused_optimizer_of(weight, path)
+
+
+def _kernel_reasons(table: _Table) -> Iterator[Diagnostic]:
     if table.kernel.refused is not None:
         yield table.kernel.refused
     if table.weight.is_meta:
@@ -43,7 +165,7 @@ def _kernel_reasons(table: ConvertedTable) -> Iterator[Diagnostic]:
         yield Diagnostic("no_library", "", message, library.WHAT_TO_DO, Severity.WARNING)
 
 
-def _optimizer_reasons(table: ConvertedTable) -> Iterator[Diagnostic]:
+def _optimizer_reasons(table: _Table) -> Iterator[Diagnostic]:
     optimizer = table.optimizer
     if isinstance(optimizer, Diagnostic):  # it runs in backward on the whole table
         yield Diagnostic("optimizer_not_fused", "", optimizer.message, optimizer.what_to_do, Severity.WARNING)
@@ -53,10 +175,10 @@ def _optimizer_reasons(table: ConvertedTable) -> Iterator[Diagnostic]:
         message = f"fused {unlike_dense} updates only rows that a batch reads; the dense torch optimizer updates all."
         yield Diagnostic("only_touched_rows", "", message, "nothing, unless you rely on the dense rule.")
     if optimizer.left_out:
-        yield weight_decay_left_out(optimizer, table.module_path)
+        yield weight_decay_left_out(optimizer, table.path)
 
 
-def _hashing_reasons(table: ConvertedTable) -> Iterator[Diagnostic]:
+def _hashing_reasons(table: _Table) -> Iterator[Diagnostic]:
     """Weights, settings and an index that are not used, and initial weights that depend on the order of ids."""
     spec, config, index = table.spec, table.spec.hashing, table.index
     starts_anew = index is not None and index.config.dense_rows == 0 and not spec.custom_init_fn
@@ -89,7 +211,7 @@ def _hashing_reasons(table: ConvertedTable) -> Iterator[Diagnostic]:
         yield Diagnostic("init_fn_rows", "", message, advice)
 
 
-def _config_reasons(table: ConvertedTable) -> Iterator[Diagnostic]:
+def _config_reasons(table: _Table) -> Iterator[Diagnostic]:
     """What the table's config declares, and recfx does not follow."""
     config = table.config
     try:
@@ -97,7 +219,7 @@ def _config_reasons(table: ConvertedTable) -> Iterator[Diagnostic]:
     except ValueError:  # quantized types have no torch dtype
         declared = None
     if declared != table.weight.dtype:
-        message = f"config.data_type is {config.data_type.name}, but the weight is {type_name(table.weight.dtype)}."
+        message = f"config.data_type is {config.data_type.name}, but the weight is {table.report.dtype}."
         advice = "cast the model, or correct the config; recfx goes by the weight's type."
         yield Diagnostic("data_type_not_honoured", "", message, advice)
     policy = getattr(config, "virtual_table_eviction_policy", None)
@@ -110,12 +232,12 @@ def _config_reasons(table: ConvertedTable) -> Iterator[Diagnostic]:
         yield Diagnostic("virtual_table_not_followed", "", message, advice, severity)
 
 
-def _index_reasons(table: ConvertedTable) -> Iterator[Diagnostic]:
+def _index_reasons(table: _Table) -> Iterator[Diagnostic]:
     """Whether an index that holds data has enough rows, judged by what it has counted: all training since it was built;
     a loaded state brings the counts that were saved with it. A rank with a slice of a table speaks of its own slice.
     """
-    index = table.hashing
-    if index.ids_held is None:
+    index = table.report.hashing
+    if index is None or index.ids_held is None:
         return
     seen, shared, is_full = index.trained["ids_seen"], index.trained["shared_answers"], index.full_bucket is not None
     nearly_full = (index.worst_bucket_occupancy or 0.0) >= NEARLY_FULL
