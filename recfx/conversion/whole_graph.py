@@ -37,7 +37,7 @@ from recfx.discovery.shallow_tracer import (
     trace_graph,
 )
 from recfx.errors import ConversionError, Diagnostic, told_by
-from recfx.ir.meta import annotate, node_meta
+from recfx.ir.meta import CALL_KEY, annotate, node_meta
 from recfx.replacement.conversion_record import attach_conversion, conversion_of
 from recfx.runtime.base import FORWARD_HOOKS, has_forward_hooks
 from recfx.verification.compare_models import Difference, compare_forward
@@ -76,6 +76,7 @@ def inline_graph(call: fx.Node, collection: fx.Graph, prefix: str) -> None:
     del copies[placeholder]
     source = source_of(call)
     for inner, copied in copies.items():
+        copied.meta[CALL_KEY] = call.name, str(call.target)
         if inner.op == "call_module":  # not a getitem on a pair
             copied.target = f"{prefix}.{inner.target}"
         meta = node_meta(inner)

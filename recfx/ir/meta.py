@@ -11,6 +11,9 @@ from torch import fx, nn
 
 META_KEY = "recfx"
 
+CALL_KEY = "recfx_call"
+"""Where the ``meta`` of a node in the graph of a model has the name and the target of the call that it stands for."""
+
 BATCH = sympy.Symbol("B", positive=True, integer=True)
 WORLD = sympy.Symbol("W", positive=True, integer=True)
 

@@ -15,8 +15,7 @@ from torchrec.models.dlrm import DLRM
 
 import recfx
 from recfx import HashConfig
-from recfx.inspect.drawing.collect import collect
-from recfx.inspect.drawing.nodes import CALL, source_text
+from recfx.inspect.drawing.collect import CALL, collect, source_text
 from recfx.ir.meta import SourceLocation, node_meta
 from tests.inspect.models import batch, collection, dlrm
 from tests.passes.small_collection import ADOPTED, INDEXED

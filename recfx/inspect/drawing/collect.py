@@ -1,11 +1,14 @@
-"""From a model or a graph to what its page shows, as data. Looks only: nothing runs, changes or communicates."""
+"""From a model or a graph to what its page shows, as data that the page's script reads. Looks only: nothing runs,
+changes or communicates.
+"""
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Mapping
+import functools
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import sympy
 import torch
 import torch.distributed as dist
 from torch import fx, nn
@@ -24,19 +27,36 @@ from recfx.errors import DrawingError
 from recfx.inspect.cost import priced_with_graphs
 from recfx.inspect.describe import declared_tables
 from recfx.inspect.drawing.costs import NO_COSTS, DrawnCosts, costs_of
-from recfx.inspect.drawing.nodes import CALL, DENSE, INPUT, OUTPUT, Nodes, drawn_collection
+from recfx.inspect.report_data import NodeReport, TableReport, place_of, shape_text
 from recfx.inspect.tables import Kernel, declared_table, kernels_of
-from recfx.ir.meta import SourceLocation, find_module, node_meta
-from recfx.ir.node_kinds import NODE_KINDS
+from recfx.ir.meta import BATCH, CALL_KEY, SourceLocation, mean_length
+from recfx.ir.node_kinds import NODE_KINDS, NOT_COMBINED, Stage
+from recfx.ir.operator_graph import node_name
 from recfx.ir.printer import format_node
 from recfx.passes import Rewriting
-from recfx.passes.base import BEFORE, PASSES_KEY, PassRecord
+from recfx.passes.base import BEFORE, PASSES_KEY, NodeSnapshot, PassRecord
+from recfx.planner.pricing.cost_text import expression
 from recfx.planner.pricing.hardware import Hardware
 from recfx.planner.pricing.node_facts import NOTHING_KNOWN, KnownBatch
 from recfx.planner.pricing.planned_collection import graph_on
 from recfx.planner.topology import AnyTopology, chip_of
 from recfx.replacement.conversion_record import Found, conversion_of
 from recfx.versions import __version__
+
+INPUT, OUTPUT, CALL, DENSE, ITEM = "input", "output", "call", "dense", "item"
+"""Kinds of nodes that are not recfx's: the model's inputs and outputs, calls of collections, other nodes of the model,
+and items of what recfx's nodes return, which are drawn as edges."""
+
+_STAGES = {INPUT: "io", OUTPUT: "io", CALL: "lookup", "collection": "lookup", DENSE: "dense", ITEM: "dense"}
+_STAGE_OF = {
+    Stage.SELECT: "select",
+    Stage.INPUT_DIST: "dist",
+    Stage.HASH: "hash",
+    Stage.LOOKUP: "lookup",
+    Stage.OUTPUT_DIST: "dist",
+    Stage.ASSEMBLE: "dense",
+}
+"""The groups that give nodes their colours; ``io`` are inputs and outputs of the model."""
 
 
 def collect(
@@ -57,7 +77,7 @@ def collect(
     graph_module = model.graph_module if isinstance(model, WholeGraph) else model
     hardware = topology if isinstance(topology, Hardware) else None
     is_planned = plan is not None or world_size is not None or topology is not hardware
-    nodes, outer = Nodes(), list[int]()
+    nodes, outer = _Nodes(), list[int]()
     inner = model.python_model if isinstance(model, WholeGraph) else model
     graphs: Mapping[str, Rewriting] = {}  # of collections that are not drawn as they are
     if is_planned:
@@ -112,7 +132,7 @@ def _refuse_other_plan(model: nn.Module) -> None:
 
 
 def _collection(
-    finding: Finding, record: Found | None, made: Rewriting | None, costs: DrawnCosts, nodes: Nodes
+    finding: Finding, record: Found | None, made: Rewriting | None, costs: DrawnCosts, nodes: _Nodes
 ) -> dict[str, Any]:
     """One collection as it is, or as the passes have ``made`` it for other ranks or for the device of the costs."""
     module, why = finding.module, finding.why
@@ -133,11 +153,29 @@ def _collection(
     elif isinstance(module, ConvertedCollection):
         records = module.graph_module.meta.get(PASSES_KEY, ())  # of the mode that it is in
         kernels = kernels_of(module.graph_module)
-    steps, sources = nodes.steps(records, tables, kernels, costs), _sources(finding, record)
-    text = "" if why is None else str(why)
-    return drawn_collection(
-        finding.paths, kind, tables, steps, sources, was=was, status=status, device=device, why=text
-    )
+    positions = {table.name: place for place, table in enumerate(tables)}
+    steps = [nodes.of_step(one, positions, kernels, costs, one is records[-1]) for one in records]
+    is_pooled = all(table.pooling != NOT_COMBINED for table in tables)  # a row per sample, not one per id
+    return {
+        "paths": tuple(finding.paths),  # its names; "" is the root
+        "prefix": node_name(finding.path, ""),
+        "kind": kind,
+        "shape": _output_shape(tables, is_pooled),
+        "gives": "KeyedTensor" if is_pooled else "JaggedTensors",
+        "sources": list(map(source_text, _sources(finding, record))),
+        "tables": [
+            [
+                table.name, table.features, table.rows, table.dim, table.pooling, table.dtype,
+                "" if table.hashing is None else table.hashing.mode,
+            ]
+            for table in tables
+        ],
+        "steps": steps,  # after each pass; none if it is not converted
+        "was": was,  # its class before the conversion
+        "status": status,
+        "device": device,
+        "why": "" if why is None else str(why),
+    }  # fmt: skip
 
 
 def _sources(finding: Finding, record: Found | None) -> tuple[SourceLocation, ...]:
@@ -148,28 +186,150 @@ def _sources(finding: Finding, record: Found | None) -> tuple[SourceLocation, ..
     return call_sites or (() if source is None else (source,))
 
 
+class _Nodes:
+    """The nodes of a drawing, each once, however many steps it is the same in; what says nothing is left out."""
+
+    def __init__(self) -> None:
+        self.all: list[dict[str, Any]] = []
+        self._places: dict[tuple[tuple[str, Any], ...], int] = {}
+        self._source_text = functools.cache(source_text)  # of many nodes
+
+    def place(self, name: str, kind: str, line: str = "", source: SourceLocation | None = None, **more: Any) -> int:
+        """The position of a node, whose name is unique in its graph.
+
+        Args:
+            name: its name.
+            kind: one of recfx's kinds, or one of the words above.
+            line: as the text of the graph shows it.
+            source: where the user's code makes it.
+            more: what else the page shows; -1 stands for no position.
+        """
+        line = f"{line[:400]} ... {line[-80:]}" if len(line) > 500 else line
+        text = "" if source is None else self._source_text(source)
+        stage = _STAGES[kind] if kind in _STAGES else _STAGE_OF[NODE_KINDS[kind].stage]
+        fields = {"name": name, "kind": kind, "stage": stage, "line": line, "source": text, **more}
+        node = {name: value for name, value in fields.items() if value not in ("", (), -1)}
+        place = self._places.setdefault(tuple(node.items()), len(self.all))
+        if place == len(self.all):
+            self.all.append(node)
+        return place
+
+    def of_step(
+        self,
+        record: PassRecord,
+        positions: Mapping[str, int],
+        kernels: Mapping[str, Kernel],
+        costs: DrawnCosts,
+        is_last: bool,
+    ) -> dict[str, Any]:
+        """The graph of a collection after a pass; ``positions`` has the places of its tables.
+
+        ``giver`` is the node whose value the graph returns, ``""`` if it returns its input, and ``input`` the name that
+        nodes call the input by. ``kernels``, by name of the node, and ``costs`` are those of the last pass.
+        """
+        by_op = {node.op: node for node in record.nodes}
+        inner = [node for node in record.nodes if node.op not in ("placeholder", "output")]
+        return {
+            "name": record.name,
+            "modified": record.modified,
+            "nodes": [self._of_graph(node, positions, kernels, costs, is_last) for node in inner],
+            "giver": next(iter(by_op["output"].inputs), "") if "output" in by_op else "",
+            "input": by_op["placeholder"].name if "placeholder" in by_op else "",
+            "declined": [f"{refusal.code}: {refusal.message}" for refusal in record.declined],
+        }
+
+    def _of_graph(
+        self,
+        node: NodeSnapshot,
+        positions: Mapping[str, int],
+        kernels: Mapping[str, Kernel],
+        costs: DrawnCosts,
+        is_last: bool,
+    ) -> int:
+        meta = node.meta
+        if meta is None:
+            return self.place(node.name, ITEM, node.line, inputs=node.inputs)
+        report = NodeReport.of(node.name, meta)
+        kernel = report.kernel if costs.is_of(report.device) else ""
+        return self.place(
+            node.name,
+            meta.kind,
+            node.line,
+            meta.source,
+            inputs=node.inputs,
+            shape=_shape(report.shape),
+            bytes=_expression(report.bytes),
+            dtype=report.dtype,
+            device=report.device,
+            kernel=kernel,
+            why=_why(kernels[node.name]) if kernel and node.name in kernels else (),
+            # A shard is called after its table.
+            tables=tuple(positions.get(name, positions.get(name.rpartition("@")[0], -1)) for name in meta.tables),
+            passes=meta.passes,
+            collectives=tuple(
+                f"{call.operation} of {_expression(call.bytes)} bytes{', in the backward' if call.backward else ''}"
+                for call in meta.collectives
+            ),
+            cost=costs.place(meta.collection, node.name) if is_last else -1,
+        )
+
+
+def _why(kernel: Kernel) -> tuple[str, ...]:
+    """Which kernel serves a lookup, and why."""
+    if kernel.refused is not None:
+        return (f"none: {kernel.refused.message}",)
+    why_not = tuple(f"not {refusal.by}: {refusal.message}" for refusal in kernel.passed_over)
+    if not kernel.name:
+        return (f"none: backend {kernel.asked!r} was asked for", *why_not)
+    reason = "the backend that was asked for" if kernel.asked != "auto" else "the first that can serve these tables"
+    return (f"{kernel.name}: {reason}", *why_not)
+
+
+def source_text(source: SourceLocation) -> str:
+    """``file:line``, and from where that is called, if it is not the user's own line."""
+    place = place_of(source.file, source.line)
+    return place if source.called_from is None else f"{place}, called from {source_text(source.called_from)}"
+
+
+def _output_shape(tables: Sequence[TableReport], is_pooled: bool) -> str:
+    """Symbolic; ``""`` if it is not known."""
+    if not tables or not all(table.pooling for table in tables):
+        return ""
+    features = [(table.dim, feature) for table in tables for feature in table.features]
+    if is_pooled:
+        return f"[B, {sum(dim for dim, _ in features)}]"
+    ids = BATCH * sympy.Add(*(mean_length(feature) for _, feature in features))
+    return _shape((ids, sympy.Integer(features[0][0])))
+
+
+# The nodes of a collection have few different sizes.
+_shape = functools.lru_cache(maxsize=4096)(shape_text)
+_expression = functools.lru_cache(maxsize=4096)(expression)
+
+
 class _Call(NamedTuple):
     """One call of a collection in the graph of a model."""
 
     name: str
     path: str
     nodes: list[fx.Node]
-    inputs: list[fx.Node]  # from outside the call
     source: SourceLocation | None
     collection: int  # its position in the drawing
 
 
 def _graph_of_model(
-    graph_module: fx.GraphModule, findings: list[Finding], costs: DrawnCosts, nodes: Nodes
+    graph_module: fx.GraphModule, findings: list[Finding], costs: DrawnCosts, nodes: _Nodes
 ) -> list[int]:
     """The graph of a model around its collections, whose nodes are put together again, one call each."""
-    calls = _find_calls(graph_module, {id(finding.module): position for position, finding in enumerate(findings)})
-    inside = {node: call for call in calls for node in call.nodes}
+    inside = _find_calls(graph_module, {id(finding.module): position for position, finding in enumerate(findings)})
     outer: dict[int, None] = {}
     for node in graph_module.graph.nodes:
         call = inside.get(node)
-        sources = node.all_input_nodes if call is None else call.inputs
-        inputs = tuple(dict.fromkeys(inside[one].name if one in inside else one.name for one in sources))
+        sources = [source for one in (call.nodes if call else [node]) for source in one.all_input_nodes]
+        named = (
+            inside[one].name if one in inside else one.name for one in sources if call is not inside.get(one, node)
+        )
+        inputs = tuple(dict.fromkeys(named))
         if call is None:
             kind = {"placeholder": INPUT, "output": OUTPUT}.get(node.op, DENSE)
             line, cost = format_node(graph_module, node), costs.place("", node.name)
@@ -181,49 +341,17 @@ def _graph_of_model(
     return list(outer)
 
 
-def _find_calls(graph_module: fx.GraphModule, places: Mapping[int, int]) -> list[_Call]:
-    """The calls; ``places`` has the position of each collection, by the ``id`` of its module."""
+def _find_calls(graph_module: fx.GraphModule, places: Mapping[int, int]) -> dict[fx.Node, _Call]:
+    """The call that each node is, or is a part of; ``places`` has the position of each collection, by the ``id`` of its
+    module.
+    """
     modules = dict(graph_module.named_modules(remove_duplicate=False))
-    calls = []
-    for nodes in _inlined(graph_module):
-        (first, meta), *_ = [(node, meta) for node in nodes if (meta := node_meta(node)) is not None]
-        holder = modules.get(str(first.target).rpartition(".graph_module.")[0])
-        own = set(nodes)
-        inputs = [source for node in nodes for source in node.all_input_nodes if source not in own]
-        name = first.name.removesuffix(f"_{meta.kind}") if first.name.endswith(meta.kind) else first.name
-        position = places.get(id(holder), -1)
-        calls.append(_Call(name, meta.collection, nodes, list(dict.fromkeys(inputs)), meta.source, position))
+    calls: dict[str, _Call] = {}
+    inside = {}
     for node in graph_module.graph.nodes:
-        position = places.get(id(find_module(graph_module, node)), -1)
-        calls.append(_Call(node.name, str(node.target), [node], node.all_input_nodes, source_of(node), position))
-    return [call for call in calls if call.collection >= 0]
-
-
-def _inlined(graph_module: fx.GraphModule) -> list[list[fx.Node]]:
-    """The nodes of each inlined call: nodes of one collection between which values travel without leaving it."""
-    together: dict[fx.Node, list[fx.Node]] = {}
-    for node in graph_module.graph.nodes:
-        collection = _collection_of_node(node)
-        if collection is None:
-            continue
-        together[node] = [node]
-        for source in node.all_input_nodes:
-            if source in together and _collection_of_node(source) == collection:
-                fewer, more = sorted((together[node], together[source]), key=len)
-                if fewer is not more:
-                    more += fewer
-                    together |= dict.fromkeys(fewer, more)
-    calls: dict[int, list[fx.Node]] = {}
-    for node, call in together.items():
-        calls.setdefault(id(call), []).append(node)
-    return list(calls.values())
-
-
-def _collection_of_node(node: fx.Node) -> str | None:
-    """The collection that a node belongs to, which may be an item of what one of its nodes returns."""
-    meta = node_meta(node)
-    if meta is None and node.target is operator.getitem:
-        meta = node_meta(node.all_input_nodes[0])
-        if meta is not None and len(NODE_KINDS[meta.kind].outputs) == 1:
-            return None  # the user's code takes a feature out of the output
-    return None if meta is None else meta.collection
+        name, path = node.meta.get(CALL_KEY, (node.name, str(node.target)))
+        position = places.get(id(modules.get(path)), -1) if CALL_KEY in node.meta or node.op == "call_module" else -1
+        if position >= 0:
+            inside[node] = calls.setdefault(name, _Call(name, path, [], source_of(node), position))
+            inside[node].nodes.append(node)
+    return inside
