@@ -46,9 +46,6 @@ LIBRARY_BUILT := $(VENV)/.library-built
 # overwrite each other, and `import torch` would import torch_npu if it could.
 ASCEND_TOOLS := $(addprefix .ascend/,triton-ascend-3.2.0 ascendnpu-ir-1.0.0 ascendnpu-ir-1.2.0 torch-npu-2.13.0)
 
-# Runs a command and shows one line, which changes; what it said, if it fails.
-SHOWN := $(BIN)/python .packaging/progress.py
-
 say = printf '\n==> %s\n' $(1)
 
 ifeq ($(INSTALL),)
@@ -156,7 +153,7 @@ $(INSTALLED): pyproject.toml $(STAND_IN)/pyproject.toml
 	        echo "'$(PYTHON) -m venv' failed. On Debian and Ubuntu it is a package of its own: python3-venv."; exit 1; }; \
 	fi
 	@$(call say,"installing recfx for $(HOST) into $(VENV) (the first time: a few minutes)")
-	@$(SHOWN) $(BIN)/python -m pip install --disable-pip-version-check $(INSTALL)
+	@$(BIN)/python -m pip install --disable-pip-version-check $(INSTALL)
 	@touch $@
 
 build/wheel/tools/.installed: | $(INSTALLED)
@@ -177,5 +174,5 @@ build/wheel/tools/.installed: | $(INSTALLED)
 # The library is cached by the content of its sources; compiling it here only keeps the first import from waiting.
 $(LIBRARY_BUILT): $(INSTALLED) kernels/build/library.py $(wildcard kernels/csrc/*/*)
 	@$(call say,"compiling the C++ library (about 90 seconds of CPU time)")
-	@$(SHOWN) $(BIN)/python -m recfx.kernels
+	@$(BIN)/python -m recfx.kernels
 	@touch $@

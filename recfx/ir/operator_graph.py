@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import operator
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-import torch
 from torch import fx
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -27,19 +25,6 @@ def node_name(collection: str, kind: str) -> str:
     """
     name = re.sub(r"[^0-9a-zA-Z_]+", "_", f"{collection or 'ebc'}_{kind}")
     return f"_{name}" if name[0].isdigit() else name
-
-
-PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.@:/-]*")
-"""Names that stand in the text of a graph without quotes."""
-
-_DTYPES = {repr(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
-WORDS: dict[str, Any] = {"True": True, "False": False, "inf": math.inf, "-inf": -math.inf, "nan": math.nan, **_DTYPES}
-"""Values of attributes whose text is a word."""
-
-
-def quoted(name: str) -> str:
-    """A name as it stands in the text of a graph: in quotes, if it could not be read back otherwise."""
-    return name if PLAIN.fullmatch(name) and name not in WORDS else repr(name)
 
 
 @dataclass(eq=False)

@@ -7,15 +7,19 @@ the optimizer of a lookup, the operation of a way back) are printed along.
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from torch import fx
 
 from recfx.ir.meta import find_module, node_meta
-from recfx.ir.operator_graph import OperatorGraph, lowered_from, names_in, quoted
+from recfx.ir.operator_graph import OperatorGraph, lowered_from, names_in
 from recfx.ir.operators import kind_of
 from recfx.ir.ways_back import Precision, Wire
+
+_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.@:/-]*")
+"""Names that stand in the text of a graph without quotes."""
 
 
 def format_graph(graph: fx.GraphModule | OperatorGraph) -> str:
@@ -130,5 +134,5 @@ def _value(value: Any) -> str:
     if isinstance(value, tuple):
         return f"[{', '.join(map(_value, value))}]"
     if isinstance(value, str):
-        return quoted(value)
+        return value if _PLAIN.fullmatch(value) else repr(value)
     return repr(value)

@@ -352,6 +352,8 @@ def _find_calls(graph_module: fx.GraphModule, places: Mapping[int, int]) -> dict
         name, path = node.meta.get(CALL_KEY, (node.name, str(node.target)))
         position = places.get(id(modules.get(path)), -1) if CALL_KEY in node.meta or node.op == "call_module" else -1
         if position >= 0:
-            inside[node] = calls.setdefault(name, _Call(name, path, [], source_of(node), position))
+            meta = node_meta(node)
+            source = source_of(node) if meta is None else meta.source
+            inside[node] = calls.setdefault(name, _Call(name, path, [], source, position))
             inside[node].nodes.append(node)
     return inside
