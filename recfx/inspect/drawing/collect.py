@@ -29,7 +29,7 @@ from recfx.inspect.describe import declared_tables
 from recfx.inspect.drawing.costs import NO_COSTS, DrawnCosts, costs_of
 from recfx.inspect.report_data import NodeReport, TableReport, place_of, shape_text
 from recfx.inspect.tables import Kernel, declared_table, kernels_of
-from recfx.ir.meta import BATCH, CALL_KEY, SourceLocation, mean_length
+from recfx.ir.meta import BATCH, CALL_KEY, SourceLocation, mean_length, node_meta
 from recfx.ir.node_kinds import NODE_KINDS, NOT_COMBINED, Stage
 from recfx.ir.operator_graph import node_name
 from recfx.ir.printer import format_node
