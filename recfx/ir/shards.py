@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from torchrec.distributed.types import ParameterSharding
 
@@ -26,17 +26,14 @@ class TablePlan:
     path: str = ""
 
 
-@dataclass(frozen=True)
-class Cut:
+class Cut(NamedTuple):
     """Where the shards of one table are, by column block, then by row, and how their rows travel back if pooled.
 
-    Empty shards are included, and shards have no names yet. If the plan cuts the rows, ``planned_borders`` says where;
-    a table with an index is cut at bucket borders.
+    Empty shards are included, and shards have no names yet. A table with an index is cut at bucket borders.
     """
 
     shards: Sequence[Shard]
     way_back: WayBack
-    planned_borders: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -87,7 +84,6 @@ class ShardedTable:
         compute_kernel: ``"fused"`` or ``"dense"``.
         way_back: how its pooled rows travel back.
         shards: by column block, then by row, including empty ones.
-        planned_borders: where the plan cuts the rows; the cuts of a table with an index are at bucket borders instead.
     """
 
     table: TableSpec
@@ -95,7 +91,6 @@ class ShardedTable:
     compute_kernel: str
     way_back: WayBack
     shards: tuple[Shard, ...]
-    planned_borders: tuple[int, ...] = ()
 
     @property
     def is_replicated(self) -> bool:

@@ -154,7 +154,7 @@ def _read(plan: TablePlan) -> ShardedTable:
     cut = sharding_type.cut(plan)
     kernel, shards = plan.parameter.compute_kernel, name_shards(cut.shards)
     way_back = cut.way_back if plan.table.is_pooled else cut.way_back.of_rows()
-    return ShardedTable(plan.table, sharding_type, kernel, way_back, shards, cut.planned_borders)
+    return ShardedTable(plan.table, sharding_type, kernel, way_back, shards)
 
 
 def _check_options(plan: TablePlan) -> None:

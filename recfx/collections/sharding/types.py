@@ -177,7 +177,6 @@ class RowWise(ShardingType):
     def cut(self, plan: TablePlan) -> Cut:
         """The pieces of each column block, by row."""
         shards: list[Shard] = []
-        planned: tuple[int, ...] = ()
         for columns, pieces in column_blocks(plan):
             if len({piece.rank for piece in pieces}) != len(pieces):
                 raise _wrong(plan, "plan_invalid", "places several pieces of the same columns on one rank.")
@@ -185,11 +184,10 @@ class RowWise(ShardingType):
                 borders = row_cuts(plan.table.hashing, len(pieces))
             else:
                 borders = row_borders(plan, pieces)
-            planned = (*(piece.rows[0] for piece in pieces), pieces[-1].rows[1])
             for number, piece in enumerate(pieces):
                 rows = borders[number], borders[number + 1]
                 shards.append(Shard(plan.table, piece.rank, rows, columns, number if len(pieces) > 1 else -1))
-        return Cut(shards, self.way_back(plan, shards), planned)
+        return Cut(shards, self.way_back(plan, shards))
 
     def way_back(self, plan: TablePlan, shards: list[Shard]) -> WayBack:
         """How pooled rows travel back."""
