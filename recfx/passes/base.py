@@ -16,27 +16,8 @@ from recfx.ir.meta import Frozen, NodeMeta
 from recfx.ir.node_kinds import NODE_KINDS, Stage
 from recfx.ir.node_values import device_of, meta_of_value
 from recfx.ir.operator_graph import OperatorGraph, names_in
-from recfx.ir.printer import attributes_text, format_call
+from recfx.ir.printer import format_graph
 from recfx.ir.verifier import GraphVerificationError, verify_graph
-
-
-@dataclass(frozen=True)
-class NodeSnapshot(Frozen):
-    """One node of a graph as it was.
-
-    Args:
-        name: its name then.
-        op: torch.fx's word for what it does, such as ``"call_module"``.
-        line: its line in the text of the graph.
-        inputs: the names of the nodes whose values it takes.
-        meta: its metadata; None for a node that recfx did not make.
-    """
-
-    name: str
-    op: str
-    line: str
-    inputs: tuple[str, ...]
-    meta: NodeMeta | None
 
 
 @dataclass(frozen=True)
@@ -46,19 +27,21 @@ class PassRecord(Frozen):
     Args:
         name: the name of the pass.
         modified: whether it changed the graph.
-        nodes: the nodes of the graph after the pass.
+        graph: the graph after the pass.
+        metas: the metadata of its operators, by name.
         declined: what it did not rewrite, and why.
     """
 
     name: str
     modified: bool
-    nodes: tuple[NodeSnapshot, ...]
+    graph: OperatorGraph
+    metas: Mapping[str, NodeMeta]
     declined: tuple[Diagnostic, ...]
 
     @property
     def text(self) -> str:
         """The graph after the pass, as ``format_graph`` prints it."""
-        return "\n".join(node.line for node in self.nodes)
+        return format_graph(self.graph)
 
 
 BEFORE = "before"
@@ -83,12 +66,12 @@ class _Seen(NamedTuple):
     Args:
         facts: all that its metadata and attributes follow from, but no names: nodes are renumbered when others go.
         work: what it does, by table: a node that does the same takes the place of one that has gone.
-        snapshot: what is recorded of it.
+        meta: its metadata; None for a node that is no operator.
     """
 
     facts: Hashable
     work: tuple[tuple[str, str], ...]
-    snapshot: NodeSnapshot
+    meta: NodeMeta | None
 
 
 _Graph = dict[fx.Node, _Seen]
@@ -102,32 +85,33 @@ def _look(graph: OperatorGraph, metas: Mapping[str, NodeMeta], before: _Graph, p
     has_dedup = bool(graph.of_kind("dedup_ids"))
     done_by: dict[tuple[str, str], set[str]] = {}
     for node in before.keys() - set(graph.graph.nodes):
-        if (meta := before[node].snapshot.meta) is not None:
+        if (meta := before[node].meta) is not None:
             for work in before[node].work:
                 done_by.setdefault(work, set()).update(meta.passes)
     now: _Graph = {}
     for node in graph.graph.nodes:
-        was, facts = before.get(node), _facts(graph, node, has_dedup)
-        meta, does = (None, ()) if was is None else (was.snapshot.meta, was.work)
-        is_same = was is not None and was.facts == facts
-        kind = graph.kind(node)
-        if kind and not is_same:
-            tables = [table.table_name for table in graph.tables(node)]
-            does = tuple((done, table) for done in NODE_KINDS[kind].once or (kind,) for table in tables)
-            earlier, meta = meta, metas.get(node.name) or meta_of_value(graph, node)
-            if passes:
-                of_gone = {name for work in does for name in done_by.get(work, ())}
-                touched = {passes[-1], *(of_gone if earlier is None else earlier.passes)}
-                made_by = passes[-1] if earlier is None else earlier.made_by
-                in_order = tuple(name for name in dict.fromkeys(passes) if name in touched)
-                meta = replace(meta, made_by=made_by, passes=in_order)
-        inputs = tuple(source.name for source in node.all_input_nodes)
-        if was is not None and is_same and (node.name, inputs) == (was.snapshot.name, was.snapshot.inputs):
-            now[node] = was  # most nodes stay, and their snapshots are shared
+        was, facts, kind = before.get(node), _facts(graph, node, has_dedup), graph.kind(node)
+        if was is not None and was.facts == facts:
+            now[node] = was
             continue
-        line = format_call(node) + attributes_text(graph, node)
-        now[node] = _Seen(facts, does, NodeSnapshot(node.name, node.op, line, inputs, meta))
+        if not kind:
+            now[node] = _Seen(facts, (), None)
+            continue
+        tables = [table.table_name for table in graph.tables(node)]
+        does = tuple((done, table) for done in NODE_KINDS[kind].once or (kind,) for table in tables)
+        earlier, meta = None if was is None else was.meta, metas.get(node.name) or meta_of_value(graph, node)
+        if passes:
+            of_gone = {name for work in does for name in done_by.get(work, ())}
+            touched = {passes[-1], *(of_gone if earlier is None else earlier.passes)}
+            made_by = passes[-1] if earlier is None else earlier.made_by
+            in_order = tuple(name for name in dict.fromkeys(passes) if name in touched)
+            meta = replace(meta, made_by=made_by, passes=in_order)
+        now[node] = _Seen(facts, does, meta)
     return now
+
+
+def _metas(seen: _Graph) -> dict[str, NodeMeta]:
+    return {node.name: one.meta for node, one in seen.items() if one.meta is not None}
 
 
 def _facts(graph: OperatorGraph, node: fx.Node, has_dedup: bool) -> Hashable:
@@ -209,14 +193,14 @@ def run_passes(
             verify_graph(graph, after=pass_.name)
         names.append(pass_.name)
         seen = _look(graph, {}, seen, names)
-        nodes = tuple(node.snapshot for node in seen.values())
         declined = tuple(replace(why, by=why.by or pass_.name) for why in result.declined)
-        modified = not records or nodes != records[-1].nodes
-        records.append(PassRecord(pass_.name, modified, nodes, declined))
+        metas = _metas(seen)
+        modified = not records or metas != records[-1].metas or graph != records[-1].graph
+        after = graph.copy() if modified else records[-1].graph
+        records.append(PassRecord(pass_.name, modified, after, metas, declined))
         if callback is not None:
             callback(pass_.name, graph)
-    metas = {node.snapshot.name: node.snapshot.meta for node in seen.values() if node.snapshot.meta is not None}
-    return Rewriting(graph, tuple(records), metas)
+    return Rewriting(graph, tuple(records), _metas(seen))
 
 
 def _is_own(pass_: Pass | None) -> bool:

@@ -32,9 +32,9 @@ from recfx.inspect.tables import Kernel, declared_table, kernels_of
 from recfx.ir.meta import BATCH, CALL_KEY, SourceLocation, mean_length, node_meta
 from recfx.ir.node_kinds import NODE_KINDS, NOT_COMBINED, Stage
 from recfx.ir.operator_graph import node_name
-from recfx.ir.printer import format_node
+from recfx.ir.printer import attributes_text, format_call, format_node
 from recfx.passes import Rewriting
-from recfx.passes.base import BEFORE, PASSES_KEY, NodeSnapshot, PassRecord
+from recfx.passes.base import BEFORE, PASSES_KEY, PassRecord
 from recfx.planner.pricing.cost_text import expression
 from recfx.planner.pricing.hardware import Hardware
 from recfx.planner.pricing.node_facts import NOTHING_KNOWN, KnownBatch
@@ -224,39 +224,41 @@ class _Nodes:
     ) -> dict[str, Any]:
         """The graph of a collection after a pass; ``positions`` has the places of its tables.
 
-        ``giver`` is the node whose value the graph returns, ``""`` if it returns its input, and ``input`` the name that
-        nodes call the input by. ``kernels``, by name of the node, and ``costs`` are those of the last pass.
+        ``giver`` is the node whose value the graph returns, and ``input`` the name that nodes call the input by.
+        ``kernels``, by name of the node, and ``costs`` are those of the last pass.
         """
-        by_op = {node.op: node for node in record.nodes}
-        inner = [node for node in record.nodes if node.op not in ("placeholder", "output")]
+        by_op = {node.op: node for node in record.graph.graph.nodes}
+        inner = [node for node in record.graph.graph.nodes if node.op not in ("placeholder", "output")]
         return {
             "name": record.name,
             "modified": record.modified,
-            "nodes": [self._of_graph(node, positions, kernels, costs, is_last) for node in inner],
-            "giver": next(iter(by_op["output"].inputs), "") if "output" in by_op else "",
-            "input": by_op["placeholder"].name if "placeholder" in by_op else "",
+            "nodes": [self._of_graph(record, node, positions, kernels, costs, is_last) for node in inner],
+            "giver": next((node.name for node in by_op["output"].all_input_nodes), ""),
+            "input": by_op["placeholder"].name,
             "declined": [f"{refusal.code}: {refusal.message}" for refusal in record.declined],
         }
 
     def _of_graph(
         self,
-        node: NodeSnapshot,
+        record: PassRecord,
+        node: fx.Node,
         positions: Mapping[str, int],
         kernels: Mapping[str, Kernel],
         costs: DrawnCosts,
         is_last: bool,
     ) -> int:
-        meta = node.meta
+        meta, line = record.metas.get(node.name), format_call(node) + attributes_text(record.graph, node)
+        inputs = tuple(source.name for source in node.all_input_nodes)
         if meta is None:
-            return self.place(node.name, ITEM, node.line, inputs=node.inputs)
+            return self.place(node.name, ITEM, line, inputs=inputs)
         report = NodeReport.of(node.name, meta)
         kernel = report.kernel if costs.is_of(report.device) else ""
         return self.place(
             node.name,
             meta.kind,
-            node.line,
+            line,
             meta.source,
-            inputs=node.inputs,
+            inputs=inputs,
             shape=_shape(report.shape),
             bytes=_expression(report.bytes),
             dtype=report.dtype,
