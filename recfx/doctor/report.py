@@ -135,7 +135,7 @@ class Report:
         return _without_home(json.dumps(content, indent=2))
 
     def __str__(self) -> str:
-        from recfx.printing.text import plain_text, rich_table  # not above: the command line reads this file first
+        from recfx.printing.shown import plain_text, rich_table  # not above: the command line reads this file first
 
         place = f"recfx on {self.device}{f' ({self.device_name})' if self.device_name else ''}"
         end = "OK" if self.ok else "NOT OK"

@@ -145,7 +145,16 @@ def explain(
     if conversion is not None and conversion.verification is not None:
         verification = Verification.of(conversion)
     reasons = [reason for collection in collections for reason in collection.reasons]
-    reasons += [*map(_rollback, dict.fromkeys(rollbacks)), *_disagreement(verification), *notes, *about_plan]
+    advice = "nothing: its code stays Python, and the collections inside it are converted anyway."
+    reasons += [
+        replace(why, message=f"could not be traced: {why.message}", what_to_do=advice)
+        for why in dict.fromkeys(rollbacks)
+    ]
+    if verification.ok is False:
+        message = "the converted model does not agree with the original."
+        advice = "please report this, with the model."
+        reasons.append(Diagnostic("verification_failed", "", message, advice, Severity.ERROR))
+    reasons += [*notes, *about_plan]
     listed = {(reason.code, reason.path) for reason in reasons}
     reasons += [refusal for refusal in decision.refusals if (refusal.code, refusal.path) not in listed]
     reasons.sort(key=lambda reason: reason.severity.rank)
@@ -154,7 +163,7 @@ def explain(
         version=REPORT_VERSION,
         recfx_version=__version__,
         torch_version=torch.__version__,
-        torchrec_version=_torchrec_version(),
+        torchrec_version=_version("torchrec"),
         ok=all(reason.severity != Severity.ERROR for reason in reasons),
         collections=renamed(collections),
         reasons=renamed(reasons),
@@ -174,12 +183,8 @@ def _renamed(name: Callable[[str], str], value: Any) -> Any:
     return replace(value, **changed) if changed else value
 
 
+_version = functools.cache(version)  # reads files
 _WITH_REASONS = ("why", "reasons", "declined", "tables")  # the fields that hold them
-
-
-@functools.cache
-def _torchrec_version() -> str:
-    return version("torchrec")  # reads files
 
 
 def _whole_graph(model: nn.Module, decision: Decision, asked: Request) -> list[Diagnostic]:
@@ -245,18 +250,6 @@ def _collection(
 
 
 _BUILT = {kind.__name__ for kind in CONVERTED_CLASSES.values()}  # without a conversion
-
-
-def _rollback(why: Diagnostic) -> Diagnostic:
-    advice = "nothing: its code stays Python, and the collections inside it are converted anyway."
-    return replace(why, message=f"could not be traced: {why.message}", what_to_do=advice)
-
-
-def _disagreement(verification: Verification) -> list[Diagnostic]:
-    if verification.ok is not False:
-        return []
-    message, advice = "the converted model does not agree with the original.", "please report this, with the model."
-    return [Diagnostic("verification_failed", "", message, advice, Severity.ERROR)]
 
 
 def _ranks(asked: Request, world_size: int | None) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from recfx.inspect.sections import ReasonRow, headline, holds_for, reason_grid, 
 from recfx.planner.pricing.cost_text import plain
 from recfx.printing.grid import groups_of
 from recfx.printing.page import escape, fragment, heading, page, pre, table
-from recfx.printing.text import plain_text, rich_table
+from recfx.printing.shown import plain_text, rich_table
 
 REPORT_VERSION = "3"
 

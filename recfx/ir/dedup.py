@@ -6,7 +6,8 @@ It follows from the table alone, so that the passes, the bytes on the wire and t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+
+from recfx.errors import Diagnostic
 
 
 @dataclass(frozen=True)
@@ -27,19 +28,12 @@ class Dedup:
 WHERE_IT_PAYS = Dedup()
 
 
-class WhyNot(NamedTuple):
-    """Why the ids of a table are sent as they come: a reason code, and the reason in words."""
-
-    code: str
-    message: str
-
-
 ID_BYTES, NUMBER_BYTES = 8, 4
 MEMORY_PER_WIRE = 8
 """How many bytes of memory are read or written in the time in which one byte is sent; an assumption."""
 
 
-def why_not(dedup: Dedup, table: str, dim: int, *, is_pooled: bool, is_counted: bool) -> WhyNot | None:
+def why_not(dedup: Dedup, table: str, dim: int, *, is_pooled: bool, is_counted: bool) -> Diagnostic | None:
     """Why a sharded table does not send each different id once; None if it does.
 
     Args:
@@ -50,31 +44,35 @@ def why_not(dedup: Dedup, table: str, dim: int, *, is_pooled: bool, is_counted: 
         is_counted: whether its index counts every sight of an id.
     """
     if dedup.asked is False:
-        return WhyNot("dedup_off", f"table {table!r} is to send ids as they come: dedup=False.")
+        return Diagnostic("dedup_off", "", f"table {table!r} is to send ids as they come: dedup=False.")
     if is_pooled:
-        return WhyNot("dedup_pooled", f"rows of table {table!r} are pooled before they are sent back.")
+        return Diagnostic("dedup_pooled", "", f"rows of table {table!r} are pooled before they are sent back.")
     if is_counted:
-        return WhyNot(
+        return Diagnostic(
             "dedup_counted",
+            "",
             f"the index of table {table!r} evicts or admits ids by how often they are seen, so every sight is sent.",
         )
     if dedup.on_device:
-        return WhyNot(
+        return Diagnostic(
             "dedup_on_device",
+            "",
             f"ids of table {table!r} are exchanged on the device, which has no kernel that finds different "
             "ones; let the host exchange them, as with recfx.sharders(host_env=...).",
         )
     if dedup.asked:
         return None
     if dedup.share is None:
-        return WhyNot(
+        return Diagnostic(
             "dedup_ratio_unknown",
+            "",
             f"the share of different ids of table {table!r} is not known: give it to convert, as in "
             f"dedup={{{table!r}: 0.3}}, or pass dedup=True and measure it.",
         )
     if not pays(dedup.share, dim):
-        return WhyNot(
+        return Diagnostic(
             "dedup_does_not_pay",
+            "",
             f"{dedup.share:.0%} of the ids of table {table!r} are expected to be different: to send the others takes "
             "less time than to leave them out.",
         )

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from recfx.ir.dedup import WHERE_IT_PAYS, Dedup, WhyNot, different, why_not
+from recfx.errors import Diagnostic
+from recfx.ir.dedup import WHERE_IT_PAYS, Dedup, different, why_not
 from recfx.ir.meta import Frozen, mean_length
 
 if TYPE_CHECKING:
@@ -159,7 +160,7 @@ class TableSpec(Frozen):
         return self.why_sent_as_they_come is None
 
     @cached_property
-    def why_sent_as_they_come(self) -> WhyNot | None:
+    def why_sent_as_they_come(self) -> Diagnostic | None:
         """Why equal ids are sent as often as they come; None if they are not."""
         is_counted = self.evicts or self.admits
         return why_not(self.dedup, self.name, self.embedding_dim, is_pooled=self.is_pooled, is_counted=is_counted)

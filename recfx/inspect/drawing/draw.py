@@ -24,13 +24,6 @@ from recfx.kernels.build.private_files import new_file
 from recfx.planner.pricing.hardware import Hardware, HardwareName
 from recfx.planner.topology import NpuTopology
 
-STACK_FROM = 6
-"""From this number on, like nodes of a collection are drawn as one stack."""
-EXPANDED_UP_TO = 60
-"""If there are more boxes than this, collections are drawn as one box each."""
-LONGEST_LABEL = 60
-"""Longer lines of a box, and longer labels, are cut in the middle."""
-
 
 def write_text(path: Path, text: str) -> None:
     """Write a file, replacing one that exists in one step; a symbolic link stays.
@@ -176,11 +169,10 @@ def render_html(drawing: dict[str, Any]) -> str:
 
     Everything from the model is data, which the page's script shows as text.
     """
-    limits = {"stackFrom": STACK_FROM, "expandedUpTo": EXPANDED_UP_TO, "longest": LONGEST_LABEL}
     parts = {
         "TITLE": escape(printable(drawing["title"])),
         "SUBTITLE": escape(printable(drawing["subtitle"])),
-        "DATA": _packed(drawing | limits),
+        "DATA": _packed(drawing),
     }
     # One pass over the template, whose other marks name files: nothing that was filled in is looked at again.
     return re.sub(r"<!--([\w.-]+)-->", lambda mark: parts.get(mark[1]) or read(mark[1]), read("page.html"))

@@ -14,6 +14,9 @@ const STAGES = {
 };
 const MOST_RESULTS = 40;
 const MOST_TABLES = 100;
+const STACK_FROM = 6; // so many like nodes of a collection are drawn as one stack
+const EXPANDED_UP_TO = 60; // if there are more boxes, collections are drawn as one box each
+const LONGEST = 60; // longer lines of a box, and longer labels, are cut in the middle
 const TIME = "predicted time"; // the name of the amount that is in seconds
 const BEFORE = 0;
 const STAGE_COLOURS = "stage";
@@ -120,7 +123,7 @@ function outerStacks() {
     const key = [shortLine(node).replace(/'[^']*'|\d+/g, ""), ...(node.inputs ?? [])].join(" ");
     groups.set(key, [...(groups.get(key) ?? []), node]);
   }
-  const stacked = [...groups].filter(([key, nodes]) => nodes.length >= data.stackFrom && !state.unstacked.has(key));
+  const stacked = [...groups].filter(([key, nodes]) => nodes.length >= STACK_FROM && !state.unstacked.has(key));
   return new Map(stacked.flatMap(([key, nodes]) => nodes.map((node) => [node, key])));
 }
 

@@ -10,7 +10,7 @@ async function start() {
   if (data.steps.length === 1) byId("before-caption").after(byId("legend"));
   document.body.classList.toggle("only-before", data.steps.length === 1);
   const all = new View(data.steps.length - 1, () => false);
-  if (all.boxes.size <= data.expandedUpTo) state.open = new Set(calls.map((call) => call.name));
+  if (all.boxes.size <= EXPANDED_UP_TO) state.open = new Set(calls.map((call) => call.name));
   byId("step").max = data.steps.length - 1;
   on("step", "input", () => goTo(Number(byId("step").value)));
   on("step-back", "click", () => goTo(state.step - 1));

@@ -104,7 +104,7 @@ class View {
       const group = `${call.name}/${node.kind} ${node.kernel ?? ""}`;
       groups.set(group, [...(groups.get(group) ?? []), node.name]);
     }
-    const isStack = ([group, names]) => names.length >= data.stackFrom && !state.unstacked.has(group);
+    const isStack = ([group, names]) => names.length >= STACK_FROM && !state.unstacked.has(group);
     const keyed = (one) => one[1].map((name) => [name, isStack(one) ? one[0] : `${call.name}/${name}`]);
     return new Map([...groups].flatMap(keyed));
   }
@@ -162,7 +162,7 @@ const LABEL = { shape: "plaintext", style: "", fontsize: 10, margin: "0.03,0.02"
 /** A text as Graphviz takes it, to which backslashes and entities are escapes; names that are longer than a box should be are cut. */
 function label(text) {
   const letters = [...text];
-  const shown = letters.length <= data.longest ? text : `${letters.slice(0, data.longest - 10).join("")}…${letters.slice(-9).join("")}`;
+  const shown = letters.length <= LONGEST ? text : `${letters.slice(0, LONGEST - 10).join("")}…${letters.slice(-9).join("")}`;
   return shown.replace(/\\/g, "\\\\").replace(/&(?=#?\w+;)/g, "&amp;");
 }
 
