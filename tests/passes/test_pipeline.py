@@ -1,4 +1,4 @@
-"""The pipeline as a whole: order, names, callback, and the verifier between passes."""
+"""The pipeline as a whole: names, callback, and the verifier between passes."""
 
 import importlib
 import inspect
@@ -16,23 +16,6 @@ from recfx.ir.operator_graph import OperatorGraph
 from recfx.passes import export_passes
 from recfx.passes.base import PassResult, Rewrite, run_passes
 from tests.passes.small_collection import ADOPTED, INDEXED, collection, lowered, node, until
-
-
-def test_the_order_is_one_literal_list_and_names_are_file_names() -> None:
-    names = [rewrite.name for rewrite in recfx.passes()]
-    assert names == [
-        "expand_collection",
-        "insert_dist",
-        "dedup_ids",
-        "insert_hash",
-        "elide_hash",
-        "batch_lookups",
-        "fuse_hash_lookup",
-        "insert_transfers",
-        "lower",
-    ]
-    for name in names:
-        assert callable(getattr(importlib.import_module(f"recfx.passes.{name}"), name))
 
 
 def test_recfx_passes_is_the_package_and_is_called_like_its_function() -> None:
