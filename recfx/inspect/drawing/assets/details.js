@@ -70,18 +70,14 @@ function showNode(node, call) {
   ], call);
 }
 
-function showStack({ nodes, key, call }) {
-  reshow = () => showStack({ nodes, key, call });
+function showStack({ nodes, call }) {
+  reshow = () => showStack({ nodes, call });
   const [first] = nodes;
   const shown = nodes.slice(0, MOST_TABLES).map((node) => button(node.name, () => showNode(node, call)));
   if (nodes.length > MOST_TABLES) shown.push(`and ${counted(nodes.length - MOST_TABLES, "more", "more")}`);
   show(`${counted(nodes.length, "node")}: ${call ? first.kind : shortLine(first)}`, [
     ...costTable(totals(costsOf(nodes))),
     facts([...factsOfKind(first, call ? collectionOf(call) : null), ["kernel", first.kernel]]),
-    button("Draw them one by one", () => {
-      state.unstacked.add(key);
-      redraw();
-    }),
     ...(call ? [button("Collapse their collection", () => toggleCall(call, false))] : []),
     listOf(shown),
   ], call);

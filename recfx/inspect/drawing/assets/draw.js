@@ -34,7 +34,6 @@ function draw(side, step) {
     shape.setAttribute("tabindex", view.elements.size ? "-1" : "0");
     shape.classList.toggle("touched", box.nodes.some((node) => step > BEFORE && node.passes?.at(-1) === data.steps[step]));
     shape.addEventListener("click", () => select(side, box.key));
-    shape.addEventListener("dblclick", () => toggle(box));
     shape.addEventListener("keydown", (event) => onKey(event, view, box));
     view.elements.set(box.key, shape);
   }
@@ -96,10 +95,6 @@ function toggleCall(call, open) {
     focusBox(view, key);
     if (!open) select(view.side, key);
   }
-}
-
-function toggle(box) {
-  if (box.call && box.nodes.length <= 1 && collectionOf(box.call).steps.length) toggleCall(box.call, !state.open.has(box.call.name));
 }
 
 function openAll(open) {

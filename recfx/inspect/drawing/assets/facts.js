@@ -29,7 +29,6 @@ let viz = null; // Graphviz
 const state = {
   step: 0,
   open: new Set(), // calls whose collection is not collapsed
-  unstacked: new Set(), // stacks that are drawn one by one
   rank: 0, // whose tables are shown
   selected: null, // the key of a box
   table: null, // the one that was asked for, as its collection has it
@@ -123,7 +122,7 @@ function outerStacks() {
     const key = [shortLine(node).replace(/'[^']*'|\d+/g, ""), ...(node.inputs ?? [])].join(" ");
     groups.set(key, [...(groups.get(key) ?? []), node]);
   }
-  const stacked = [...groups].filter(([key, nodes]) => nodes.length >= STACK_FROM && !state.unstacked.has(key));
+  const stacked = [...groups].filter(([key, nodes]) => nodes.length >= STACK_FROM);
   return new Map(stacked.flatMap(([key, nodes]) => nodes.map((node) => [node, key])));
 }
 

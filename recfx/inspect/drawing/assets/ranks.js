@@ -22,7 +22,6 @@ function startRanks() {
   on("heat", "click", (event) => chooseRank(placeOf(event)));
   on("heat", "mousemove", (event) => tellCell(placeOf(event)));
   on("heat", "keydown", onHeatKey);
-  on("wide", "click", () => byId("wide").setAttribute("aria-pressed", String(document.body.classList.toggle("wide"))));
   new ResizeObserver(drawHeat).observe(byId("heat"));
 }
 

@@ -97,14 +97,14 @@ class View {
     }
   }
 
-  /** The key of each node's box: many like nodes share one, unless the user wants to see them one by one. */
+  /** The key of each node's box: many like nodes share one. */
   stacks(call, nodes) {
     const groups = new Map();
     for (const node of nodes) {
       const group = `${call.name}/${node.kind} ${node.kernel ?? ""}`;
       groups.set(group, [...(groups.get(group) ?? []), node.name]);
     }
-    const isStack = ([group, names]) => names.length >= STACK_FROM && !state.unstacked.has(group);
+    const isStack = ([group, names]) => names.length >= STACK_FROM;
     const keyed = (one) => one[1].map((name) => [name, isStack(one) ? one[0] : `${call.name}/${name}`]);
     return new Map([...groups].flatMap(keyed));
   }
