@@ -37,7 +37,6 @@ from recfx.planner.pricing.work import NodeCost
 from recfx.planner.topology import (
     AnyTopology,
     NpuTopology,
-    chip_of,
     device_of,
     device_of_tables,
     hardware_of,
@@ -144,14 +143,15 @@ def priced_with_graphs(
             plan, world_size = make_plan(model, topology), ranks
         collections = list({id(collection): collection for collection in converted.values()}.values())
     prices, graphs, rank = ModelPrices(model.training), dict[str, Rewriting](), 0
-    device = _device_of(topology, model)
+    hardware = TYPICAL.get(device_of_tables(model), CPU_HOST) if topology is None else hardware_of(topology)
+    device = ("" if topology is None else device_of(topology)) or device_of_tables(model)
     if plan is None or world_size is None:
-        nodes, device = _as_it_is(prices, model, collections, topology, device)
+        nodes, device = _as_it_is(prices, model, collections, device)
         planned = tuple(planned_as_sharded(collection, device) for collection in collections if collection.is_sharded)
         rank, world_size = _ranks([model, *(collection.graph_module for collection in collections)])
         nodes += prices.dense_all_reduce(model, collections) if world_size > 1 else []
     else:
-        planned = _as_planned(converted, plan, world_size, topology, device)
+        planned = _as_planned(converted, plan, world_size, device)
         graphs = {part.name: part.rewriting(rank=0) for part in planned}
         nodes = [node for part in planned for node in price_graph(graphs[part.name].graph, model.training, part.calls)]
         for collection in collections:
@@ -165,7 +165,7 @@ def priced_with_graphs(
         rank=rank,
         trains=model.training,
         device=device,
-        hardware=_hardware(topology, model),
+        hardware=hardware,
         planned=planned,
         again=again,
     )
@@ -182,26 +182,21 @@ def refuse_ranks_without_plan(world_size: int | None, plan: ShardingPlan | None,
         )
 
 
-def _as_it_is(
-    prices: ModelPrices, model: nn.Module, parts: Sequence[Any], topology: AnyTopology | Hardware | None, target: str
-) -> tuple[list[NodeCost], str]:
+def _as_it_is(prices: ModelPrices, model: nn.Module, parts: Sequence[Any], target: str) -> tuple[list[NodeCost], str]:
     """The nodes of a graph as it is, or of a model with converted collections, on one device; and its type."""
     device, nodes = device_of_tables(model), list[NodeCost]()
     if isinstance(model, fx.GraphModule):
         nodes = prices.nodes_of(model)
     else:
         is_elsewhere = target not in (device, "cpu") and not any(part.is_sharded for part in parts)
-        device, chip = target if is_elsewhere else device, chip_of(topology, target)
+        device = target if is_elsewhere else device
         for part in parts:
             if not part.is_sharded:
                 part.fused_optimizers()  # makes the graph for what the tables are now
             calls = max(part.calls, 1)
             if is_elsewhere:
-                graph, settings = (
-                    graph_on(part, target, chip).graph,
-                    {"residents": prices.residents, "store": part.store},
-                )
-                nodes += price_graph(graph, model.training, calls, **settings)
+                graph = graph_on(part, target).graph
+                nodes += price_graph(graph, model.training, calls, residents=prices.residents, store=part.store)
             else:
                 nodes += prices.nodes_of(part.graph_module, calls)
         nodes += prices.rest(model, parts, world_size=1)
@@ -211,11 +206,7 @@ def _as_it_is(
 
 
 def _as_planned(
-    converted: Mapping[str, UnshardedCollection],
-    plan: ShardingPlan,
-    world_size: int,
-    topology: AnyTopology | Hardware | None,
-    device: str,
+    converted: Mapping[str, UnshardedCollection], plan: ShardingPlan, world_size: int, device: str
 ) -> tuple[PlannedCollection, ...]:
     """The collections as ``plan`` shards them; ``converted`` has those of the model by every path."""
     refuse_unknown_collections(plan, converted)
@@ -223,9 +214,8 @@ def _as_planned(
     for path, collection in converted.items():
         aliases.setdefault(id(collection), []).append(path)
         check_optimizers(collection)
-    chip = chip_of(topology, device)
     return tuple(
-        planned_by(converted[paths[0]], plan_of_collection(plan, paths), world_size, device, paths[0], chip)
+        planned_by(converted[paths[0]], plan_of_collection(plan, paths), world_size, device, paths[0])
         for paths in aliases.values()
     )
 
@@ -271,18 +261,6 @@ def _ranks(graphs: Iterable[nn.Module]) -> tuple[int, int]:
         if sharding is not None:
             return sharding.rank, sharding.world_size
     return 0, 1
-
-
-def _hardware(topology: AnyTopology | Hardware | None, model: nn.Module) -> Hardware:
-    if isinstance(topology, Hardware):
-        return topology
-    return TYPICAL.get(device_of_tables(model), CPU_HOST) if topology is None else hardware_of(topology)
-
-
-def _device_of(topology: AnyTopology | Hardware | None, model: nn.Module) -> str:
-    if isinstance(topology, Hardware):
-        return topology.device or device_of_tables(model)
-    return device_of_tables(model) if topology is None else device_of(topology)
 
 
 @typed(ConversionError)

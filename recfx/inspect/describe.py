@@ -37,7 +37,7 @@ from recfx.ir.meta import node_meta
 from recfx.ir.shards import CollectionSharding
 from recfx.passes import Rewriting
 from recfx.planner.pricing.planned_collection import planned_with
-from recfx.planner.topology import AnyTopology, chip_of, device_of, device_of_tables
+from recfx.planner.topology import AnyTopology, device_of, device_of_tables
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def _as_planned(
         device_of_tables(collection),
     )
     device = here if planned.topology is None else device_of(planned.topology)
-    made = planned_with(collection, path, sharding, device, chip_of(planned.topology, device)).rewriting(planned.rank)
+    made = planned_with(collection, path, sharding, device).rewriting(planned.rank)
     kernels = {name: meta.kernel for meta in made.metas.values() if meta.kernel for name in meta.tables}
     sharded = {}
     for table in sharding.tables:

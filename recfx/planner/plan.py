@@ -36,7 +36,6 @@ from recfx.planner.sharder import HashEmbeddingBagCollectionSharder, planned_typ
 from recfx.planner.topology import (
     NpuTopology,
     check_topology,
-    chip_of,
     device_of,
     hardware_of,
     replace_placements,
@@ -127,16 +126,14 @@ def _plan(
         here = {path: collection for path, collection in collections.items() if model.get_submodule(path) is collection}
         collections = here or collections
     sharders = planning_sharders(model, collections, with_torchrec=with_torchrec and pod is topology)
-    limits = _checked_constraints(constraints)
-    _check(model, sharders, pod.compute_device, limits)
-    estimates = ShardEstimates(
-        pod, limits, collections, hardware_of(topology), device_of(topology), trains=model.training
-    )
+    limits = dict(constraints or {})
+    _check_constraints(limits, model, sharders, pod.compute_device)
+    hardware, device = hardware_of(topology), device_of(topology)
+    estimates = ShardEstimates(pod, limits, collections, hardware, device, trains=model.training)
     bound = {table for table, limit in limits.items() if len(limit.sharding_types or ()) == 1}
+    enumerator = ShardingOptions(pod, batch_size, limits, estimates, empty_ranks=empty_ranks)
     try:
-        options = ShardingOptions(pod, batch_size, limits, estimates, empty_ranks=empty_ranks).enumerate(
-            model, sharders
-        )
+        options = enumerator.enumerate(model, sharders)
         capacity = _capacity(pod, batch_size, model, sharders, limits)
         tried, plans = plans_to_price(options, capacity, bound)
     except PlannerError as error:
@@ -180,12 +177,9 @@ def _cheapest(
 
     ``pod`` is the topology as TorchRec knows it.
     """
-    hardware, device, values = (
-        hardware_of(topology),
-        device_of(topology),
-        _values(plans[0], collections, batch_size, pod),
-    )
-    chip, trains = chip_of(topology, device), model.training
+    hardware, device = hardware_of(topology), device_of(topology)
+    values = _values(plans[0], collections, batch_size, pod)
+    trains = model.training
     dense = ModelPrices(trains).rest(model, list(collections.values()), pod.world_size)
     rest = Totals.of(price(node, values, hardware) for node in dense)
 
@@ -194,8 +188,7 @@ def _cheapest(
         ours = [option for option in options if option.path in collections]
         tables: Mapping[str, Any] = to_sharding_plan(ours, pod).plan
         planned = [
-            planned_by(collections[path], of_tables, pod.world_size, device, path, chip)
-            for path, of_tables in tables.items()
+            planned_by(collections[path], of_tables, pod.world_size, device, path) for path, of_tables in tables.items()
         ]
         parts = dict(price_step(planned, trains, values, hardware, rest).parts)
         if len(ours) < len(options):
@@ -253,64 +246,40 @@ def planning_sharders(
     return [*ours.values(), *(sharder for sharder in torchrec_sharders() if sharder.module_type not in taken)]
 
 
-def _checked_constraints(constraints: Mapping[str, Any] | None) -> dict[str, ParameterConstraints]:
-    """The constraints by table; ``invalid_argument`` if they are none, or a number in them is none or too small."""
-    by_table = dict(constraints or {})
-    lists: dict[str, Callable[[Any, str], object]] = {
-        "pooling_factors": not_negative,
-        "num_poolings": not_negative,
-        "batch_sizes": whole_number,
-    }
-    for table, limits in by_table.items():
-        if not isinstance(limits, ParameterConstraints):
-            raise _invalid_constraint(f"the constraints of table {table!r} are {limits!r}", "ParameterConstraints")
-        if limits.min_partition is not None:
-            whole_number(limits.min_partition, f"min_partition of table {table!r}")
-        for name in (*lists, "sharding_types", "compute_kernels"):
-            given = getattr(limits, name)
-            if given is None and name != "pooling_factors":
-                continue
-            if not isinstance(given, Iterable) or isinstance(given, str):
-                raise _invalid_constraint(f"{name} of table {table!r} is {given!r}", "a list, or nothing")
-            for value in given if name in lists else ():
-                lists[name](value, f"one of {name} of table {table!r}")
-    return by_table
-
-
-def _invalid_constraint(message: str, instead: str) -> ConversionError:
-    return ConversionError(f"{message}.", reason="invalid_argument", what_to_do=f"pass {instead}.")
-
-
-def _check(
-    model: nn.Module,
-    sharders: list[ModuleSharder[nn.Module]],
-    device: str,
-    constraints: dict[str, ParameterConstraints],
+def _check_constraints(
+    constraints: Mapping[str, Any], model: nn.Module, sharders: list[ModuleSharder[nn.Module]], device: str
 ) -> None:
-    """Refuse what TorchRec would ignore (unknown table names), or answer with a log line and a RuntimeError."""
+    """Refuse what is no constraint, and what TorchRec would ignore (names of no table, another group of devices) or
+    answer with a log line and a RuntimeError.
+    """
     by_class = {sharder.module_type: sharder for sharder in sharders}
-    tables: set[str] = set()
-    for path, module in model.named_modules():
-        sharder = by_class.get(type(module))
-        for name in () if sharder is None else sharder.shardable_parameters(module):
-            tables.add(name)
-            limits = constraints.get(name, ParameterConstraints())
-            if not _has_option(sharder, device, limits):
-                raise ConversionError(
-                    f"table {name!r} cannot be sharded on {device} as its constraints say: sharding_types="
-                    f"{limits.sharding_types}, compute_kernels={limits.compute_kernels}"
-                    + (f", device_group={limits.device_group!r}." if limits.device_group else "."),
-                    reason="no_sharding_option",
-                    module_path=path,
-                    what_to_do=f"use kernel 'fused' and any of {', '.join(planned_types())} ('dense': data_parallel)"
-                    + (f", and no other device_group than {device!r}." if limits.device_group else "."),
-                )
-    if not tables:
+    sharded = [
+        (name, path, by_class[type(module)])
+        for path, module in model.named_modules()
+        if type(module) in by_class
+        for name in by_class[type(module)].shardable_parameters(module)
+    ]
+    if not sharded:
         raise ConversionError(
             "there is no collection to shard.",
             reason="no_collection",
             what_to_do="pass a model that holds collections of TorchRec.",
         )
+    for table, limits in constraints.items():
+        if not isinstance(limits, ParameterConstraints):
+            raise _invalid_constraint(f"the constraints of table {table!r} are {limits!r}", "ParameterConstraints")
+        if limits.min_partition is not None:
+            whole_number(limits.min_partition, f"min_partition of table {table!r}")
+        for name, check in _LISTS.items():
+            given = getattr(limits, name)
+            if given is None and name != "pooling_factors":
+                continue
+            if not isinstance(given, Iterable) or isinstance(given, str):
+                raise _invalid_constraint(f"{name} of table {table!r} is {given!r}", "a list, or nothing")
+            if check is not None:
+                for value in given:
+                    check(value, f"one of {name} of table {table!r}")
+    tables = {name for name, _, _ in sharded}
     unknown = sorted(constraints.keys() - tables)
     if unknown:
         raise ConversionError(
@@ -319,20 +288,39 @@ def _check(
             reason="unknown_table",
             what_to_do=f"the tables are {', '.join(sorted(tables))}.",
         )
+    for table, path, sharder in sharded:
+        limits = constraints.get(table, ParameterConstraints())
+        # TorchRec's planner leaves tables of another device group out of the plan.
+        if limits.device_group not in (None, "", device) or not any(
+            is_plannable(sharding_type, kernel)
+            for sharding_type in sharder.sharding_types(device)
+            for kernel in sharder.compute_kernels(sharding_type, device)
+            if not limits.sharding_types or sharding_type in limits.sharding_types
+            if not limits.compute_kernels or kernel in limits.compute_kernels
+        ):
+            raise ConversionError(
+                f"table {table!r} cannot be sharded on {device} as its constraints say: sharding_types="
+                f"{limits.sharding_types}, compute_kernels={limits.compute_kernels}, device_group="
+                f"{limits.device_group!r}.",
+                reason="no_sharding_option",
+                module_path=path,
+                what_to_do=f"use kernel 'fused' and any of {', '.join(planned_types())} ('dense': data_parallel), and "
+                f"no other device_group than {device!r}.",
+            )
 
 
-def _has_option(sharder: ModuleSharder[nn.Module], device: str, limits: ParameterConstraints) -> bool:
-    """Whether TorchRec's planner accepts any of the sharding types and kernels that ``limits`` allows.
+_LISTS: dict[str, Callable[[Any, str], object] | None] = {
+    "pooling_factors": not_negative,
+    "num_poolings": not_negative,
+    "batch_sizes": whole_number,
+    "sharding_types": None,
+    "compute_kernels": None,
+}
+"""The lists in constraints, and what checks their numbers."""
 
-    It leaves tables of another device group out of the plan.
-    """
-    return limits.device_group in (None, "", device) and any(
-        is_plannable(sharding_type, kernel)
-        for sharding_type in sharder.sharding_types(device)
-        for kernel in sharder.compute_kernels(sharding_type, device)
-        if not limits.sharding_types or sharding_type in limits.sharding_types
-        if not limits.compute_kernels or kernel in limits.compute_kernels
-    )
+
+def _invalid_constraint(message: str, instead: str) -> ConversionError:
+    return ConversionError(f"{message}.", reason="invalid_argument", what_to_do=f"pass {instead}.")
 
 
 def _refusal(error: PlannerError) -> ConversionError:

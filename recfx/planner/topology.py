@@ -172,11 +172,14 @@ def check_topology(topology: object) -> AnyTopology:
     raise _invalid(f"topology is {type_of(topology)}.", how)
 
 
-def hardware_of(topology: AnyTopology) -> Hardware:
-    """The bandwidths of a topology; what it does not say is taken from an Ascend 910B, an H100 or a host.
+def hardware_of(topology: AnyTopology | Hardware) -> Hardware:
+    """The bandwidths of a topology; what it does not say is taken from an Ascend 910B, an H100 or a host. Hardware is
+    itself.
 
     The same topology gives the same constants in every process: nothing is measured.
     """
+    if isinstance(topology, Hardware):
+        return topology
     if isinstance(topology, NpuTopology):
         return replace(
             ASCEND_910B,
@@ -211,8 +214,10 @@ def plain_topology(world_size: int, device: str) -> AnyTopology:
     return npu_topology(world_size) if device in ("npu", PRIVATE) else make_topology(world_size, device)
 
 
-def device_of(topology: AnyTopology) -> str:
-    """The type of device that has the tables."""
+def device_of(topology: AnyTopology | Hardware) -> str:
+    """The type of device that has the tables; ``""`` for hardware that is no type."""
+    if isinstance(topology, Hardware):
+        return topology.device
     return "npu" if isinstance(topology, NpuTopology) else str(topology.compute_device)
 
 
@@ -220,13 +225,6 @@ def device_of_tables(model: nn.Module) -> str:
     """The type of device that has the parameters of a model; ``"cpu"`` if none has data yet."""
     device = next((parameter.device.type for parameter in model.parameters() if not parameter.is_meta), "cpu")
     return "npu" if device == PRIVATE else device
-
-
-def chip_of(topology: AnyTopology | Hardware | None, device: str) -> str | None:
-    """The chip whose limits kernels for a type of device have to fit; None where there are no such limits."""
-    if isinstance(topology, Hardware):
-        return topology.chip or None
-    return ASCEND_910B.chip if device == "npu" else None
 
 
 def of_ranks(topology: AnyTopology, world_size: int) -> AnyTopology:

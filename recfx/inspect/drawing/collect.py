@@ -39,7 +39,7 @@ from recfx.planner.pricing.cost_text import expression
 from recfx.planner.pricing.hardware import Hardware
 from recfx.planner.pricing.node_facts import NOTHING_KNOWN, KnownBatch
 from recfx.planner.pricing.planned_collection import graph_on
-from recfx.planner.topology import AnyTopology, chip_of
+from recfx.planner.topology import AnyTopology
 from recfx.replacement.conversion_record import Found, conversion_of
 from recfx.versions import __version__
 
@@ -140,7 +140,7 @@ def _collection(
     tables, records, kernels = declared_tables(module), tuple[PassRecord, ...](), dict[str, Kernel]()
     was = kind if record is None else record.kind
     if isinstance(module, UnshardedCollection) and made is None and costs.device:
-        made = graph_on(module, costs.device, chip_of(costs.cost.hardware, costs.device))
+        made = graph_on(module, costs.device)
     if made is not None:
         (context,) = made.graph.context.collections.values()
         asked = module.backend if isinstance(module, UnshardedCollection) else "auto"

@@ -50,7 +50,6 @@ class Hardware:
             for its bytes.
         ranks_per_host: ranks that share a host, and its ``link_bandwidth``.
         device: torch's type of the device; ``""`` for that of the model.
-        chip: the name of an NPU, as its driver has it, whose limits kernels have to fit; ``""``: of none.
         links_are_shared: whether what all ranks of a host send goes through the same memory, so that it does not matter
             which of them sends it; otherwise each rank has a link of its own.
     """
@@ -72,7 +71,6 @@ class Hardware:
     range_overhead: Constant = ONE_COPY
     ranks_per_host: int = 8
     device: str = ""
-    chip: str = ""
     links_are_shared: bool = False
 
     @property
@@ -134,7 +132,6 @@ ASCEND_910B = Hardware(
     network_bandwidth=Constant(25 * GB, _SHEET_910B + ": one 200 Gbit/s RoCE port per device"),
     collective_latency=same_for_all(30e-6, _CALL),
     device="npu",
-    chip="Ascend910B3",
 )
 
 H100 = Hardware(

@@ -1,6 +1,6 @@
 """The collections of a model as a plan shards them, or as they are sharded already, and the graphs of their ranks.
 
-All of it is data: for any rank, device and chip, wherever this runs.
+All of it is data: for any rank and device, wherever this runs.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ from recfx.passes.base import Rewriting
 from recfx.planner.pricing.graph_prices import resident_of
 from recfx.planner.pricing.work import NO_RESIDENT, Resident
 
+CHIPS = {"npu": "Ascend910B3"}
+"""The chips whose limits kernels have to fit, by the type of device."""
+
 
 @dataclass(frozen=True)
 class PlannedCollection:
@@ -39,14 +42,12 @@ class PlannedCollection:
         calls: how often a step calls it.
         backend: ``"auto"``, or the one backend that every lookup must use.
         rewrites: the user's passes; None: recfx's.
-        chip: the NPU whose limits its kernels have to fit.
     """
 
     context: CollectionContext
     calls: int = 1
     backend: str = "auto"
     rewrites: tuple[Pass, ...] | None = None
-    chip: str | None = None
 
     @property
     def name(self) -> str:
@@ -75,7 +76,7 @@ class PlannedCollection:
 
     def _before(self, rank: int) -> OperatorGraph:
         context = replace(self.context, sharding=self.sharding.seen_from(rank))
-        return OperatorGraph.of(context, PlannedTargets(self.backend, self.chip))
+        return OperatorGraph.of(context, PlannedTargets(self.backend, CHIPS.get(context.device)))
 
     @cached_property
     def kinds_of_ranks(self) -> list[Hashable]:
@@ -114,13 +115,15 @@ class PlannedCollection:
         return {}
 
 
-def graph_on(collection: UnshardedCollection, device: str, chip: str | None = None) -> Rewriting:
+def graph_on(collection: UnshardedCollection, device: str) -> Rewriting:
     """What the passes make of a collection on one rank, in the mode that it is in, with its tables on a device of this
     type, wherever they are now.
     """
     (context,) = collection.unexpanded_graph().context.collections.values()
     context = replace(context, facts={name: replace(facts, device=device) for name, facts in context.facts.items()})
-    graph = rewritten(OperatorGraph.of(context, PlannedTargets(collection.backend, chip)), collection.passes)
+    graph = rewritten(
+        OperatorGraph.of(context, PlannedTargets(collection.backend, CHIPS.get(device))), collection.passes
+    )
     return graph if collection.training else rewritten(graph, (FIND_ON_DEVICE,))
 
 
@@ -135,29 +138,20 @@ def planned_as_sharded(collection: ShardedCollection, device: str) -> PlannedCol
 
 
 def planned_with(
-    collection: UnshardedCollection,
-    path: str,
-    sharding: CollectionSharding,
-    device: str,
-    chip: str | None = None,
+    collection: UnshardedCollection, path: str, sharding: CollectionSharding, device: str
 ) -> PlannedCollection:
     """A collection, by its fully qualified name, with its shards on devices of this type; nothing is sharded."""
     fused = optimizer_settings(collection, sharding, None, dense_as_torchrec=False).fused
     weights = {sharded.table.name: collection.weight(sharded.table.name) for sharded in sharding.tables}
     tables = {name: (weight.dtype, weight.requires_grad) for name, weight in weights.items()}
-    return _planned(collection, path, sharding, tables, fused, device, chip)
+    return _planned(collection, path, sharding, tables, fused, device)
 
 
 def planned_by(
-    collection: UnshardedCollection,
-    plan: Mapping[str, Any],
-    world_size: int,
-    device: str,
-    path: str = "",
-    chip: str | None = None,
+    collection: UnshardedCollection, plan: Mapping[str, Any], world_size: int, device: str, path: str = ""
 ) -> PlannedCollection:
     """Plan a collection as TorchRec's plan shards it. Raises what ``read_plan`` raises."""
-    return planned_with(collection, path, read_plan(collection.tables, plan, 0, world_size, path), device, chip)
+    return planned_with(collection, path, read_plan(collection.tables, plan, 0, world_size, path), device)
 
 
 def _planned(
@@ -167,7 +161,6 @@ def _planned(
     tables: Mapping[str, tuple[torch.dtype, bool]],
     fused: Mapping[str, FusedOptimizer],
     device: str,
-    chip: str | None = None,
 ) -> PlannedCollection:
     """``tables`` has the data type of each table, and whether it is trained."""
     facts: dict[str, TableFacts] = {}
@@ -197,4 +190,4 @@ def _planned(
         ids_on_host=device != "cuda",
         source=collection.source,
     )
-    return PlannedCollection(context, max(collection.calls, 1), collection.backend, collection.passes, chip)
+    return PlannedCollection(context, max(collection.calls, 1), collection.backend, collection.passes)
