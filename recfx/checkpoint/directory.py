@@ -50,14 +50,6 @@ def make_directory(directory: Path) -> None:
         sync_directory(directory.parent)
 
 
-def write_durably(path: Path, content: bytes) -> None:
-    """Write a new file, and flush its content to the disk."""
-    with open(path, "xb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
 def remove_leftovers(directory: Path, keep: str) -> None:
     """Delete what writers have left behind, except the folder ``keep``. Files with other names are not touched."""
     for name in sorted(os.listdir(directory)):
@@ -153,11 +145,12 @@ class Manifest:
     def switch(self, directory: Path, temporary_name: str) -> None:
         """Make this the directory's manifest: before this call the old checkpoint is loaded, after it the new one."""
         entries = {name: {"bytes": size, "sha256": digest} for name, (size, digest) in self.files.items()}
-        body = json.dumps(
-            {"format": "recfx", "version": FORMAT_VERSION, "data": self.data, "files": entries}, sort_keys=True
-        )
-        line = body.encode()
-        write_durably(directory / temporary_name, line + b"\n" + hashlib.sha256(line).hexdigest().encode() + b"\n")
+        content = {"format": "recfx", "version": FORMAT_VERSION, "data": self.data, "files": entries}
+        line = json.dumps(content, sort_keys=True).encode()
+        with open(directory / temporary_name, "xb") as file:
+            file.write(line + b"\n" + hashlib.sha256(line).hexdigest().encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
         sync_directory(directory)  # the data folder's name, before anything refers to it
         os.replace(directory / temporary_name, directory / MANIFEST)
         sync_directory(directory)

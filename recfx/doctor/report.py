@@ -27,7 +27,6 @@ class Status(str, Enum):
     """How a thing is. Equal to its string value, which all reports show."""
 
     OK = "ok"
-    WARNING = "warning"  # it works, but perhaps not as one would want it
     MISSING = "missing"  # it is needed, and absent, broken or of a version that does not fit
 
     def __str__(self) -> str:

@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from recfx.doctor.cases import LookupCase
 from recfx.doctor.checks import Call, attempt, calls_of, kernels_here, moved
-from recfx.doctor.report import Answer, Choice, Finding, Report, Speed, Status
+from recfx.doctor.report import Answer, Choice, Report, Speed
 from recfx.kernels.build import tuned
 
 CANDIDATES: Mapping[str, Mapping[str, tuple[int, ...]]] = {
@@ -86,13 +86,8 @@ def _tune(report: Report, device: torch.device, measured: Sequence[Call]) -> Non
                 kept.setdefault(setting, {})[call.kernel] = choice.chosen
                 chosen.enter_context(tuned.trying(setting, call.kernel, choice.chosen))
     if kept and not report.quick:
-        try:
-            path = tuned.keep(report.device_name, kept)
-            report.choices = [replace(choice, kept_in=str(path)) for choice in report.choices]
-        except OSError as error:
-            advice = "set RECFX_BUILD_DIR to a directory of your own that nobody else can write to"
-            text = f"what is fastest cannot be kept: {error}"
-            report.findings.append(Finding("tuned.json", Status.WARNING, text, advice))
+        path = tuned.keep(report.device_name, kept)
+        report.choices = [replace(choice, kept_in=str(path)) for choice in report.choices]
 
 
 def best_of(call: Call, setting: str, device: torch.device, quick: bool) -> Choice:

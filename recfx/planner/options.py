@@ -144,7 +144,8 @@ class ShardingOptions(EmbeddingEnumerator):
         options: list[ShardingOption] = super().enumerate(module, sharders)
         options = [option for option in options if is_plannable(option.sharding_type, option.compute_kernel)]
         places = {fqn: place for place, fqn in enumerate(dict.fromkeys(option.fqn for option in options))}
-        kept = self._left(options, lambda option: self._has_whole_hosts or not _is_by_host(option))
+        by_host = PartitionByType.HOST.value
+        kept = self._left(options, lambda option: self._has_whole_hosts or option.partition_by != by_host)
         filled = self._left(kept, lambda option: all(shard.size[0] > 0 for shard in option.shards), self._empty_ranks)
         order = type_names()
         return sorted(filled, key=lambda one: (places[one.fqn], order.index(one.sharding_type), one.compute_kernel))
@@ -180,10 +181,6 @@ class ShardingOptions(EmbeddingEnumerator):
 def is_plannable(sharding_type: str, kernel: str) -> bool:
     """Whether TorchRec's planner accepts the two together in its result."""
     return kernel not in type_named(sharding_type).unplanned_kernels
-
-
-def _is_by_host(option: ShardingOption) -> bool:
-    return bool(option.partition_by == PartitionByType.HOST.value)
 
 
 def _cut_between_buckets(option: ShardingOption) -> None:

@@ -77,9 +77,6 @@ def write_plan(plan: ShardingPlan, path: str | os.PathLike[str], *, world_size: 
     """
     text = json.dumps(plain_plan(plan, world_size=world_size), indent=1) + "\n"
     place = Path(os.path.realpath(path))
-    if place.exists() and not place.is_file():  # a pipe or a device, which stays
-        place.write_text(text, encoding="utf-8")
-        return
     with new_file(place) as file:
         file.path.write_text(text, encoding="utf-8")
         file.put_in_place()
