@@ -58,22 +58,34 @@ def extend_torchrec() -> None:
     collections, refuse them.
     """
     order = ("module", "env", "device", "plan", "sharders")
-    wrap_once(DistributedDataParallel, "__new__", _extend_data_parallel)
-    wrap_once(
-        DistributedModelParallel, "__init__", partial(_extend, order=("self", *order), around=_around_model_parallel)
-    )
-    wrap_once(planners.EmbeddingShardingPlanner, "plan", partial(_extend, order=("self", "module", "sharders")))
-    wrap_once(shard_module, "_shard_modules", partial(_extend, order=order))
+    _wrap(DistributedDataParallel, "__new__", _new_data_parallel)
+    model_parallel_init = partial(_with_sharders, ("self", *order), _around_model_parallel)
+    _wrap(DistributedModelParallel, "__init__", model_parallel_init)
+    _wrap(planners.EmbeddingShardingPlanner, "plan", partial(_with_sharders, ("self", "module", "sharders"), None))
+    _wrap(shard_module, "_shard_modules", partial(_with_sharders, order, None))
     for module in (sharding_plan, model_parallel, planners, shard_module):
-        wrap_once(module, "get_default_sharders", _extend_defaults)
+        _wrap(module, "get_default_sharders", _default_sharders)
     for kind in KINDS:
-        wrap_once(kind.sharder, "shard", _extend_sharder)
-        wrap_once(kind.sharded, "__init__", partial(_before, _refuse_converted))
-    wrap_once(nn.Module, "load_state_dict", _name_unconvert)
-    wrap_once(FeatureProcessedEmbeddingBagCollectionSharder, "shard", partial(_before, _refuse_feature_processed))
+        _wrap(kind.sharder, "shard", _shard)
+        _wrap(kind.sharded, "__init__", partial(_before, _refuse_converted))
+    _wrap(nn.Module, "load_state_dict", _load_state_dict)
+    _wrap(FeatureProcessedEmbeddingBagCollectionSharder, "shard", partial(_before, _refuse_feature_processed))
     for tracker in (ModelDeltaTrackerTrec, RawIdTracker):
         signature = inspect.signature(tracker.__init__)
-        wrap_once(tracker, "__init__", partial(_before, partial(_refuse_tracked, signature)))
+        _wrap(tracker, "__init__", partial(_before, partial(_refuse_tracked, signature)))
+
+
+def _wrap(owner: Any, name: str, by: Callable[..., Any]) -> None:
+    """Let calls of one of TorchRec's functions be calls of ``by``, which gets that function as its first argument."""
+
+    def extend(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def extended(*arguments: Any, **keywords: Any) -> Any:
+            return by(original, *arguments, **keywords)
+
+        return extended
+
+    wrap_once(owner, name, extend)
 
 
 # Which sharders a model needs
@@ -141,62 +153,51 @@ def _without_feature_processed(model: nn.Module, listed: Sequence[ModuleSharder[
     return [sharder for sharder in listed if sharder.module_type is not FeatureProcessedEmbeddingBagCollection]
 
 
-def _extend(
-    original: Callable[..., Any],
+def _with_sharders(
     order: tuple[str, ...],
-    around: Callable[[Mapping[str, Any]], AbstractContextManager[None]] | None = None,
-) -> Callable[..., Any]:
-    """Let one of TorchRec's functions with the arguments ``module`` and ``sharders`` get the sharders that its model
+    around: Callable[[Mapping[str, Any]], AbstractContextManager[None]] | None,
+    original: Callable[..., Any],
+    /,
+    *arguments: Any,
+    **keywords: Any,
+) -> Any:
+    """Call one of TorchRec's functions with the arguments ``module`` and ``sharders``, with the sharders that its model
     needs. ``order`` names its first arguments; ``around`` is entered for models with converted collections.
     """
-
-    @functools.wraps(original)
-    def extended(*arguments: Any, **keywords: Any) -> Any:
-        named = {**dict(zip(order, arguments, strict=False)), **keywords}
-        model, listed, place = named.get("module"), named.get("sharders"), order.index("sharders")
-        if not isinstance(model, nn.Module) or not unsharded_collections(model):
-            return original(*arguments, **keywords)
-        refuse_graph(model, ConversionError)
-        refuse_returned_rows(model)
-        sharders = named["sharders"] = sharders_for(model, stock_defaults() if listed is None else listed)
-        if place < len(arguments):
-            arguments = (*arguments[:place], sharders, *arguments[place + 1 :])
-        else:
-            keywords["sharders"] = sharders
-        with nullcontext() if around is None else around(named):
-            return original(*arguments, **keywords)
-
-    return extended
+    named = {**dict(zip(order, arguments, strict=False)), **keywords}
+    model, listed, place = named.get("module"), named.get("sharders"), order.index("sharders")
+    if not isinstance(model, nn.Module) or not unsharded_collections(model):
+        return original(*arguments, **keywords)
+    refuse_graph(model, ConversionError)
+    refuse_returned_rows(model)
+    sharders = named["sharders"] = sharders_for(model, stock_defaults() if listed is None else listed)
+    if place < len(arguments):
+        arguments = (*arguments[:place], sharders, *arguments[place + 1 :])
+    else:
+        keywords["sharders"] = sharders
+    with nullcontext() if around is None else around(named):
+        return original(*arguments, **keywords)
 
 
-def _extend_defaults(original: Callable[[], Sharders]) -> Callable[[], Sharders]:
+def _default_sharders(original: Callable[[], Sharders]) -> Sharders:
     """Add sharders of converted classes: ``construct_module_sharding_plan`` and others ask for the one of a class."""
-
-    @functools.wraps(original)
-    def extended() -> Sharders:
-        defaults = original()
-        stocks: dict[Any, Any] = {type(sharder): sharder for sharder in defaults}
-        return [
-            *defaults,
-            *(
-                HashEmbeddingBagCollectionSharder(stock=stocks[kind.sharder], module_type=module_type)
-                for kind in KINDS
-                for module_type in all_converted_classes(kind)
-            ),
-        ]
-
-    return extended
+    defaults = original()
+    stocks: dict[Any, Any] = {type(sharder): sharder for sharder in defaults}
+    return [
+        *defaults,
+        *(
+            HashEmbeddingBagCollectionSharder(stock=stocks[kind.sharder], module_type=module_type)
+            for kind in KINDS
+            for module_type in all_converted_classes(kind)
+        ),
+    ]
 
 
-def _extend_sharder(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def extended(self: Any, module: Any, *arguments: Any, **keywords: Any) -> Any:
-        if isinstance(module, UnshardedCollection):
-            ours = HashEmbeddingBagCollectionSharder(stock=self, module_type=type(module))
-            return ours.shard(module, *arguments, **keywords)
-        return original(self, module, *arguments, **keywords)
-
-    return extended
+def _shard(original: Callable[..., Any], sharder: Any, /, module: Any, *arguments: Any, **keywords: Any) -> Any:
+    if isinstance(module, UnshardedCollection):
+        ours = HashEmbeddingBagCollectionSharder(stock=sharder, module_type=type(module))
+        return ours.shard(module, *arguments, **keywords)
+    return original(sharder, module, *arguments, **keywords)
 
 
 # What is refused, or said, where a script would train something else than it means to
@@ -276,15 +277,10 @@ def _refuse_trained_processors(model: nn.Module) -> None:
             )
 
 
-def _before(check: Callable[..., None], original: Callable[..., Any]) -> Callable[..., Any]:
-    """A method that first lets ``check`` look at its arguments."""
-
-    @functools.wraps(original)
-    def extended(*arguments: Any, **keywords: Any) -> Any:
-        check(*arguments, **keywords)
-        return original(*arguments, **keywords)
-
-    return extended
+def _before(check: Callable[..., None], original: Callable[..., Any], /, *arguments: Any, **keywords: Any) -> Any:
+    """Call a method after ``check`` has looked at its arguments."""
+    check(*arguments, **keywords)
+    return original(*arguments, **keywords)
 
 
 def _refuse_converted(_: object, module: nn.Module, *__: object, **___: object) -> None:
@@ -317,17 +313,12 @@ def _refuse_tracked(signature: inspect.Signature, tracker: object, *arguments: A
                 raise hook_refused(type(tracker).__name__, path)
 
 
-def _extend_data_parallel(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``__new__``: a wrapper around ``__init__`` would be blamed for its warnings."""
-
-    @functools.wraps(original)
-    def extended(kind: type[Any], *arguments: Any, **keywords: Any) -> Any:
-        for value in (*arguments, *keywords.values()):  # a subclass may take its module in any position
-            if isinstance(value, nn.Module):
-                leave_to_collections(value)
-        return object.__new__(kind)
-
-    return extended
+def _new_data_parallel(original: Callable[..., Any], kind: type[Any], /, *arguments: Any, **keywords: Any) -> Any:
+    """Instead of ``__new__``: a wrapper around ``__init__`` would be blamed for its warnings."""
+    for value in (*arguments, *keywords.values()):  # a subclass may take its module in any position
+        if isinstance(value, nn.Module):
+            leave_to_collections(value)
+    return object.__new__(kind)
 
 
 def _check_indexes(model: nn.Module, state: object) -> None:
@@ -352,30 +343,25 @@ def _check_indexes(model: nn.Module, state: object) -> None:
         collections[start.rstrip(".")].check_state(of_collection, start)
 
 
-def _name_unconvert(original: Callable[..., Any]) -> Callable[..., Any]:
+def _load_state_dict(original: Callable[..., Any], model: nn.Module, /, *arguments: Any, **keywords: Any) -> Any:
     """Tell converted collections whether the load is strict, and a plain model what unexpected keys are those of a
     hashed one.
     """
-
-    @functools.wraps(original)
-    def extended(self: nn.Module, *arguments: Any, **keywords: Any) -> Any:
-        before = STRICT.set(bool(arguments[1] if len(arguments) > 1 else keywords.get("strict", True)))
-        try:
-            _check_indexes(self, arguments[0] if arguments else keywords.get("state_dict"))
-            return original(self, *arguments, **keywords)
-        except RuntimeError as error:
-            key = re.search(r'Unexpected key\(s\) in state_dict: [^\n]*?"([^"\n]*?)\.?hash_indexes\.', str(error))
-            if key is None or isinstance(error, RecfxError):
-                raise
-            raise CheckpointError(
-                "the state is that of a hashed model, whose rows belong to ids that only its indexes know.",
-                reason="state_of_hashed_tables",
-                module_path=key[1],
-                what_to_do="load it into a model that was converted as that one was, and pass that to "
-                "recfx.unconvert(model, with_mapping=True), which returns a plain model and the row of each id. "
-                f"torch says: {error}",
-            ) from error
-        finally:
-            STRICT.reset(before)
-
-    return extended
+    before = STRICT.set(bool(arguments[1] if len(arguments) > 1 else keywords.get("strict", True)))
+    try:
+        _check_indexes(model, arguments[0] if arguments else keywords.get("state_dict"))
+        return original(model, *arguments, **keywords)
+    except RuntimeError as error:
+        key = re.search(r'Unexpected key\(s\) in state_dict: [^\n]*?"([^"\n]*?)\.?hash_indexes\.', str(error))
+        if key is None or isinstance(error, RecfxError):
+            raise
+        raise CheckpointError(
+            "the state is that of a hashed model, whose rows belong to ids that only its indexes know.",
+            reason="state_of_hashed_tables",
+            module_path=key[1],
+            what_to_do="load it into a model that was converted as that one was, and pass that to "
+            "recfx.unconvert(model, with_mapping=True), which returns a plain model and the row of each id. "
+            f"torch says: {error}",
+        ) from error
+    finally:
+        STRICT.reset(before)
