@@ -26,6 +26,7 @@ from recfx.collections.sharding.collection import sharded_collections
 from recfx.errors import ConversionError, did_you_mean
 from recfx.planner.options import ShardEstimates, ShardingOptions, is_plannable
 from recfx.planner.priced_plan import PlanPrice, PricedPlan, Pricing
+from recfx.planner.pricing.cost_text import step_text
 from recfx.planner.pricing.graph_prices import ModelPrices
 from recfx.planner.pricing.node_facts import Values, not_negative, shares_of, whole_number
 from recfx.planner.pricing.planned_collection import planned_by
@@ -197,15 +198,11 @@ def _cheapest(
         types = {option.fqn.lstrip("."): str(option.sharding_type) for option in options}
         return PlanPrice(sum(parts.values()), parts, types)
 
-    prices = [priced(plan) for plan in plans]
+    prices, lengths = [priced(plan) for plan in plans], {name: float(one) for name, one in values.lengths.items()}
     chosen = min(prices, key=lambda one: one.seconds)
     others = [one for one in prices if one != chosen]
     pricing = Pricing(
-        hardware=hardware.name,
-        batch_size=batch_size,
-        lengths={name: float(length) for name, length in values.lengths.items()},
-        trains=trains,
-        world_size=pod.world_size,
+        step=step_text(trains, hardware.name, batch_size, lengths, pod.world_size),
         tried=max(tried, len(plans)),
         priced=len(plans),
         chosen=chosen,

@@ -12,7 +12,7 @@ from torchrec.distributed.types import ShardingPlan
 
 from recfx.collections.sharding.plan import ranks_named, ranks_spanned
 from recfx.errors import ConversionError, Diagnostic
-from recfx.planner.pricing.cost_text import in_time, step_text
+from recfx.planner.pricing.cost_text import in_time
 from recfx.planner.topology import AnyTopology
 
 
@@ -40,19 +40,14 @@ class Pricing:
     """How a plan was chosen.
 
     Args:
-        hardware, batch_size, lengths, trains, world_size: the step that times were predicted for: its hardware,
-            the samples of each rank, the mean number of ids of each feature, and whether it has a backward.
+        step: the step that times were predicted for, with its hardware and its batch.
         tried: the number of plans that fit.
         priced: how many of them, the best by estimates, were priced.
         chosen: the cheapest.
         runner_up: the cheapest of the others; None if there was no other.
     """
 
-    hardware: str
-    batch_size: int
-    lengths: Mapping[str, float]
-    trains: bool
-    world_size: int
+    step: str
     tried: int
     priced: int
     chosen: PlanPrice
@@ -71,8 +66,7 @@ class Pricing:
     @property
     def step_text(self) -> str:
         """The predicted time of the plan, and the step that it is predicted for."""
-        step = step_text(self.trains, self.hardware, self.batch_size, self.lengths, self.world_size)
-        return f"{in_time(self.chosen.seconds)} predicted for a {step}"
+        return f"{in_time(self.chosen.seconds)} predicted for a {self.step}"
 
 
 class PricedPlan(ShardingPlan):
