@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from enum import Enum
 from functools import partial
 
 from recfx.errors import printable
@@ -23,14 +22,8 @@ HOW = {
 }
 
 
-class Status(str, Enum):
-    """How a thing is. Equal to its string value, which all reports show."""
-
-    OK = "ok"
-    MISSING = "missing"  # it is needed, and absent, broken or of a version that does not fit
-
-    def __str__(self) -> str:
-        return str(self.value)
+OK, MISSING = "ok", "missing"
+"""How a thing is that is needed: well; or absent, broken, or of a version that does not fit."""
 
 
 @dataclass(frozen=True)
@@ -38,19 +31,19 @@ class Finding:
     """One line of the installation: a thing, how it is, what is there, and the command that mends it, if any."""
 
     name: str
-    status: Status
+    status: str
     found: str
     what_to_do: str = ""
 
 
 def ok(name: str, found: str) -> Finding:
     """All is well."""
-    return Finding(name, Status.OK, found)
+    return Finding(name, OK, found)
 
 
 def missing(name: str, found: str, what_to_do: str) -> Finding:
     """It does not work."""
-    return Finding(name, Status.MISSING, found, what_to_do)
+    return Finding(name, MISSING, found, what_to_do)
 
 
 @dataclass(frozen=True)
@@ -125,7 +118,7 @@ class Report:
     @property
     def ok(self) -> bool:
         """Whether nothing is missing and nothing is wrong, as far as it went."""
-        missing = any(finding.status == Status.MISSING for finding in self.findings)
+        missing = any(finding.status == MISSING for finding in self.findings)
         return not missing and not any(answer.message for answer in self.answers)
 
     def to_json(self) -> str:

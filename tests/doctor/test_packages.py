@@ -13,7 +13,7 @@ import pytest
 
 from recfx.doctor import packages
 from recfx.doctor.packages import ANY_VERSIONS, refused, unfit
-from recfx.doctor.report import Status
+from recfx.doctor.report import OK
 from recfx.versions.sets import DEFAULT, MODULES, SETS, VersionSet, minor
 
 ROOT = Path(__file__).parents[2]
@@ -131,7 +131,7 @@ def test_the_command_is_for_the_device_that_torch_is_for(adapter: str, device: s
 
 
 def test_what_is_here_is_right() -> None:
-    assert [finding for finding in packages.packages("cpu") if finding.status != Status.OK] == []
+    assert [finding for finding in packages.packages("cpu") if finding.status != OK] == []
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_what_cannot_be_imported(
     """A vendor's torch stays."""
     put(place, "2.13.0a0+git1", DEFAULT.torchrec, DEFAULT.fbgemm)
     monkeypatch.setattr(packages, "_import_failure", lambda name: failure if name == module else "")
-    wrong = [finding for finding in packages.packages("cpu") if finding.status != Status.OK]
+    wrong = [finding for finding in packages.packages("cpu") if finding.status != OK]
     assert [finding.name for finding in wrong] == [module]
     assert failure in wrong[0].found
     assert advice in wrong[0].what_to_do
@@ -164,7 +164,7 @@ def test_findings_of_what_does_not_fit(
 ) -> None:
     put(place, "2.13.0", torchrec, DEFAULT.fbgemm)
     monkeypatch.setattr(packages, "_import_failure", lambda name: "")
-    wrong = [finding for finding in packages.packages(device) if finding.status != Status.OK]
+    wrong = [finding for finding in packages.packages(device) if finding.status != OK]
     assert [finding.name for finding in wrong] == names
     assert "pip install" in wrong[0].what_to_do
 
