@@ -19,7 +19,7 @@ class Nest(NamedTuple):
 
     Args:
         kind: ``"dict"``, ``"list"``, ``"tuple"``, ``"named tuple"`` or ``"dataclass"``.
-        items: what is inside, by key, field or number.
+        items: what is inside, by key, field or number; of a dataclass also what was set on it besides its fields.
         make: makes a value like it around other items.
     """
 
@@ -39,7 +39,9 @@ def nest_of(value: Any) -> Nest | None:
         kind = list if isinstance(value, list) else tuple
         return Nest(kind.__name__, {str(number): item for number, item in enumerate(value)}, kind)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        names = [field.name for field in dataclasses.fields(value)]
+        names = list(
+            dict.fromkeys([*(field.name for field in dataclasses.fields(value)), *getattr(value, "__dict__", ())])
+        )
 
         def make(items: Sequence[Any]) -> Any:
             duplicate = copy.copy(value)  # without its __init__, which may have other arguments

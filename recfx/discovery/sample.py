@@ -15,8 +15,10 @@ from typing import Any
 
 import numpy
 import torch
+from tensordict import TensorDict
 from torch import nn
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from recfx.discovery.nests import change_leaves, leaves_of
 from recfx.runtime.bags import select_bags
@@ -104,8 +106,7 @@ class Sample:
         """
         if _first_keyed_jagged((self.args, self.kwargs)) is None:
             return None
-        args, kwargs = change_leaves((self.args, self.kwargs), without_ids)
-        return Sample(*args, **kwargs)
+        return self._changed(without_ids)
 
     def strided(self) -> Sample:
         """This call with tensors that are not contiguous.
@@ -114,8 +115,31 @@ class Sample:
             >>> recfx.Sample(batch).strided().args[0].values().stride()
             (2,)
         """
-        args, kwargs = change_leaves((self.args, self.kwargs), lambda leaf: _copied(leaf, _as_column))
-        return Sample(*args, **kwargs)
+        return self._changed(lambda leaf: _copied(leaf, _as_column))
+
+    def varied(self, *, ids: bool) -> Sample:
+        """This call with greater floats, and other ids in its KJTs if ``ids``, because a sample's may all be equal.
+
+        Example:
+            >>> recfx.Sample(torch.zeros(2)).varied(ids=False).args[0].unique().numel()
+            2
+        """
+        random_numbers = torch.Generator().manual_seed(0)
+
+        def change(tensor: torch.Tensor) -> torch.Tensor:
+            random = torch.rand(tensor.shape, generator=random_numbers).to(tensor.device)
+            return tensor + random.to(tensor.dtype) if tensor.is_floating_point() else tensor ^ (random < 0.5)
+
+        def varied(leaf: Any) -> Any:
+            if isinstance(leaf, torch.Tensor) and leaf.is_floating_point():
+                return _copied(leaf, change)
+            if not isinstance(leaf, KeyedJaggedTensor):
+                return leaf
+            weights = leaf.weights_or_none()
+            values = change(leaf.values()) if ids else leaf.values()
+            return _keyed_jagged(leaf, values, None if weights is None else _copied(weights, change), _clone)
+
+        return self._changed(varied)
 
     def sizes(self) -> tuple[int | None, dict[str, Fraction]]:
         """The batch size, None if it is not known, and the mean number of ids per bag of each feature of its KJTs.
@@ -141,7 +165,16 @@ class Sample:
         if not batch_size:
             return None
         take = torch.tensor(taken(batch_size))
-        args, kwargs = change_leaves((self.args, self.kwargs), lambda value: _take(value, batch_size, take))
+        return self._changed(lambda value: _take(value, batch_size, take))
+
+    def _changed(self, change: Callable[[Any], Any]) -> Sample:
+        """This call with changed leaves; a TensorDict changes as a KJT would."""
+
+        def changed(leaf: Any) -> Any:
+            features = _keyed_jagged_of(leaf)
+            return _tensor_dict(change(features), leaf) if isinstance(leaf, TensorDict) and features else change(leaf)
+
+        args, kwargs = change_leaves((self.args, self.kwargs), changed)
         return Sample(*args, **kwargs)
 
 
@@ -220,7 +253,20 @@ def _brief(value: Any) -> str:
 
 
 def _first_keyed_jagged(value: Any) -> KeyedJaggedTensor | None:
-    return next((leaf for leaf in leaves_of(value) if isinstance(leaf, KeyedJaggedTensor)), None)
+    return next(filter(None, map(_keyed_jagged_of, leaves_of(value))), None)
+
+
+def _keyed_jagged_of(value: Any) -> KeyedJaggedTensor | None:
+    """A KJT, or what a TensorDict of jagged tensors is as one."""
+    if isinstance(value, TensorDict) and all(getattr(part, "_values", None) is not None for part in value.values()):
+        return maybe_td_to_kjt(value, None)
+    return value if isinstance(value, KeyedJaggedTensor) else None
+
+
+def _tensor_dict(features: KeyedJaggedTensor, like: TensorDict) -> TensorDict:
+    jagged = features.to_dict()
+    parts = {key: torch.nested.nested_tensor_from_jagged(jagged[key].values(), jagged[key].offsets()) for key in jagged}
+    return TensorDict(parts, batch_size=[features.stride()] if like.batch_size else [])
 
 
 def without_ids(value: Any) -> Any:

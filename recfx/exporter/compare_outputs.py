@@ -6,7 +6,7 @@ error of the program would, so then the reference is the model's own code around
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch import nn
 from recfx.collections.copy_modules import copy_modules
 from recfx.discovery.sample import Sample, fixed_randomness, tensors_of
 from recfx.errors import Diagnostic, ExportError
-from recfx.exporter.model_call import BIGGER, EMPTY, ONE, STRIDED, ModelCall
+from recfx.exporter.model_call import BIGGER, EMPTY, ONE, STRIDED, VARIED, ModelCall
 from recfx.exporter.model_copies import fresh_copy, own_buffers
 from recfx.exporter.patterns import identifier
 from recfx.exporter.returns import take_apart
@@ -49,15 +49,20 @@ def run_copy(model: nn.Module, sample: Sample, copy: nn.Module | None = None) ->
 
 def other_batches(model: nn.Module, sample: Sample) -> Iterator[tuple[str, Sample, Any]]:
     """Calls with other batches than the sample's, as far as the model takes them: their names, and its answers."""
-    calls = {
-        BIGGER: sample.resized(),
-        ONE: sample.first(),
-        EMPTY: sample.without_ids(),
-        STRIDED: sample.strided(),
-    }
+    calls = [
+        (BIGGER, sample.resized()),
+        (ONE, sample.first()),
+        (EMPTY, sample.without_ids()),
+        (STRIDED, sample.strided()),
+        (VARIED, sample.varied(ids=True)),
+        (VARIED, sample.varied(ids=False)),
+    ]
     refused: set[str] = set()
-    for name, call in calls.items():
-        if call is None or (name == ONE and BIGGER in refused):  # what is not of the batch could be broadcast
+    taken: set[str] = set()
+    for name, call in calls:
+        if (
+            call is None or name in taken or (name == ONE and BIGGER in refused)
+        ):  # what is not of the batch could be broadcast
             continue
         try:
             answer = run_copy(model, call)
@@ -70,6 +75,7 @@ def other_batches(model: nn.Module, sample: Sample) -> Iterator[tuple[str, Sampl
         except Exception:  # whatever the user's code raises
             refused.add(name)
             continue
+        taken.add(name)
         yield name, call, answer
 
 
@@ -86,24 +92,26 @@ def first_difference(
     return None
 
 
-def changed_buffer(model: nn.Module, sample: Sample) -> str | None:
-    """The name of a buffer that every forward in eval mode changes, not only the first one; None if there is none.
+def changed_buffer(model: nn.Module, calls: Iterable[Sample]) -> str | None:
+    """The name of a buffer that a second call in eval mode with the same batch changes as well; None if there is none.
 
     Raises:
         ExportError: ``changes_state``: it changes something else.
     """
     copy, _ = fresh_copy(model)
-    run_copy(model, sample, copy)  # some modules prepare themselves then
-    before = {name: buffer.clone() for name, buffer in own_buffers(copy).items()}
-    memory = {(name, id(buffer)): storage_of(buffer) for name, buffer in own_buffers(copy).items()}
-    with refusing_changed_attributes(copy):
-        run_copy(model, sample, copy)
-    for name, buffer in own_buffers(copy).items():
-        if memory.get((name, id(buffer)), storage_of(buffer)) != storage_of(
-            buffer
-        ):  # by `.data =`, which no trace sees
-            raise changes_state(name)
-    return next(iter(_changed(before, copy)), None)
+    changed: list[str] = []
+    for call in calls:
+        run_copy(model, call, copy)  # some modules prepare themselves then
+        before = {name: buffer.clone() for name, buffer in own_buffers(copy).items()}
+        memory = {(name, id(buffer)): storage_of(buffer) for name, buffer in own_buffers(copy).items()}
+        with refusing_changed_attributes(copy):
+            run_copy(model, call, copy)
+        for name, buffer in own_buffers(copy).items():
+            storage = storage_of(buffer)
+            if memory.get((name, id(buffer)), storage) != storage:  # by `.data =`, which no trace sees
+                raise changes_state(name)
+        changed += _changed(before, copy)
+    return next(iter(changed), None)
 
 
 def _changed(before: Mapping[str, torch.Tensor], copy: nn.Module) -> dict[str, torch.Tensor]:
@@ -145,8 +153,7 @@ def difference_of(
             message = f"the model answers differently if it gets what the file makes of the sample: {difference}"
             return Diagnostic("export_differs", "", message)
     samples = {"": call.sample, **call.other_calls}
-    if call.changed_buffer is not None:
-        samples["a second call with the sample"] = call.sample
+    samples["a second call with the sample"] = call.sample
     for name, sample in samples.items():
         batch = f"for {name}, " if name else ""
         leaves = call.leaves(sample)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,7 +29,7 @@ from recfx.exporter.buffers import fill, tables_of
 from recfx.exporter.compare_outputs import changed_buffer, difference_of, other_batches, run_copy
 from recfx.exporter.loaded_program import check_reads_pt2
 from recfx.exporter.manifest import make_manifest
-from recfx.exporter.model_call import ModelCall
+from recfx.exporter.model_call import VARIED, ModelCall
 from recfx.exporter.model_copies import device_of, loaded_copy, on_host, sample_failed, uncounted
 from recfx.exporter.reads import read_as_a_whole
 from recfx.exporter.report import ExportReport, TableSize
@@ -52,6 +53,10 @@ _FORMATS: dict[str, tuple[Callable[[ModelCall], Iterator[_Artifact]], str, str]]
     "pt2": (traced_artifacts, "torch.export", "not_exportable"),
 }
 """By format: what makes programs that may become the file; their compiler; and the reason code if there is none."""
+
+
+_ONE_AT_A_TIME = threading.RLock()
+"""An export patches classes of torch and TorchRec."""
 
 
 @typed(ExportError)
@@ -141,16 +146,17 @@ def export(
             return write(_converted(whole, call), call, place)
 
         return export_from_ranks(root, group, call, alike, partial(check_target, target), write_whole)
-    check_target(target)
-    converted = _converted(root if checkpoint is None else loaded_copy(root, checkpoint, submodule), call)
-    place = device_of(converted).type
-    if place == "meta":
-        raise ExportError(
-            "the model's tables are on meta, so there are no rows to write.",
-            reason="model_on_meta",
-            what_to_do="allocate and load the model first, or pass checkpoint=, a directory of save_checkpoint.",
-        )
-    return write(*on_host(converted, call), place)
+    with _ONE_AT_A_TIME:
+        check_target(target)
+        converted = _converted(root if checkpoint is None else loaded_copy(root, checkpoint, submodule), call)
+        place = device_of(converted).type
+        if place == "meta":
+            raise ExportError(
+                "the model's tables are on meta, so there are no rows to write.",
+                reason="model_on_meta",
+                what_to_do="allocate and load the model first, or pass checkpoint=, a directory of save_checkpoint.",
+            )
+        return write(*on_host(converted, call), place)
 
 
 @dataclass(frozen=True)
@@ -175,7 +181,8 @@ def _export(file: _File, converted: nn.Module, sample: Sample) -> ExportReport:
             check_alike(returns, return_pattern(answer), name)
             other_calls[name] = other_call
         collections = unsharded_collections(converted)
-        exact, ordered = read_as_a_whole(converted, collections.values(), sample, signature)
+        varied = other_calls.get(VARIED, sample)  # equal values would hide their order
+        exact, ordered = read_as_a_whole(converted, collections.values(), varied, signature)
         # A program of torch.export takes the features of the sample alone.
         signature = replace(signature, exact=exact if file.serving.format == "pt2" else (), ordered=ordered)
         tables = {name: tables_of(collection) for name, collection in collections.items()}
@@ -188,7 +195,7 @@ def _export(file: _File, converted: nn.Module, sample: Sample) -> ExportReport:
         fillings = [filling for collection in served.values() for filling in collection.fillings]
         with disk_errors(file.target):
             fill(fillings, destination(file.target).parent)
-        changed = changed_buffer(converted, sample)
+        changed = changed_buffer(converted, [sample, *other_calls.values()])
         call = ModelCall(converted, served, sample, other_calls, outputs, signature, returns, changed)
         if changed is not None:
             message = "a call changes this buffer, in the file as well: answers may depend on the calls before."

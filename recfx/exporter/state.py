@@ -5,9 +5,11 @@ keep it, and copies of the model share it with the user's.
 from __future__ import annotations
 
 import contextlib
-from collections import deque
-from collections.abc import Iterator
-from itertools import chain
+import dis
+import sys
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from types import CodeType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
 
 import numpy
@@ -17,12 +19,15 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from recfx.collections.converted_collection import ConvertedCollection
+from recfx.collections.converted_collection import ConvertedCollection, converted_collections
 from recfx.collections.copy_modules import attributes
-from recfx.discovery.attribute_reads import AttributeReads
+from recfx.discovery.attribute_reads import MISSING, AttributeReads
 from recfx.errors import ExportError
+from recfx.runtime.base import holds_hooks
 
 _PLAIN = (bool, int, float, complex, str, bytes, frozenset)
+_LIBRARIES = {"fbgemm_gpu", "recfx", "tensordict", "torch", "torchrec"}
+_NOT_THE_USERS = {"numpy", *_LIBRARIES, *sys.stdlib_module_names}
 
 
 def not_in_collections(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -46,7 +51,7 @@ def tensors_of_modules(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         prefix = f"{path}." if path else ""
         registered = [*module._parameters.items(), *module._buffers.items()]
         for name, value in [*registered, *((name, value) for name, value in attributes(module))]:
-            for leaf in [value] if isinstance(value, torch.Tensor) else _leaves(value, ()):
+            for leaf in [value] if isinstance(value, torch.Tensor) else _leaves(value, {}):
                 if isinstance(leaf, torch.Tensor):
                     yield f"{prefix}{name}", leaf
 
@@ -83,10 +88,10 @@ class Unchanged(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-def changes_state(path: str) -> ExportError:
+def changes_state(path: str, what: str = "") -> ExportError:
     """The error of a model that changes what its file would not keep."""
     return ExportError(
-        f"a call of the model in eval mode changes {path!r}, which a file would not keep.",
+        f"a call of the model in eval mode changes {what or repr(path)}, which a file would not keep.",
         reason="changes_state",
         module_path=path.rpartition(".")[0],
         what_to_do="register it as a buffer of its own, which files keep, or leave it alone in eval mode.",
@@ -101,22 +106,43 @@ def refusing_changed_attributes(copy: nn.Module) -> Iterator[None]:
     Raises:
         ExportError: ``changes_state``.
     """
-    reads = AttributeReads(dict(not_in_collections(copy)), _content)
+    collections = converted_collections(copy)
+    own = {id(module): {"__dict__", *module.own_names()} for module in collections.values()}
+    modules = dict(not_in_collections(copy)) | collections
+
+    def content(module: nn.Module, name: str) -> Any:
+        # Hooks watch, as a rule; one that changes an answer from call to call is seen in the answers.
+        return MISSING if holds_hooks(name) or name in own.get(id(module), ()) else _content(module, name)
+
+    reads = AttributeReads(modules, content)
+    classes = {type(module): _Content(type(module)) for module in modules.values()}
     with reads.recorded():
         yield
     if (path := reads.changed()) is not None:
         raise changes_state(path)
+    for kind, before in classes.items():
+        if _Content(kind) != before:
+            raise changes_state("", f"an attribute of class {kind.__name__}, or a global that its methods name")
 
 
 def _content(module: nn.Module, name: str) -> Any:
-    return _Content(object.__getattribute__(module, "__dict__").get(name))  # without the read that is being recorded
+    content = object.__getattribute__(module, "__dict__")  # without the read that is being recorded
+    if name == "__dict__":  # of which torch itself takes what is registered
+        reader = str(sys._getframe(3).f_globals.get("__name__"))
+        user = {key: value for key, value in content.items() if key not in _OF_TORCH}
+        return MISSING if reader.startswith("torch.") else _Content(user)
+    return _Content(content.get(name))
+
+
+_OF_TORCH = frozenset(nn.Module().__dict__)
 
 
 class _Content:
     """What an attribute holds when this is made: equal if nothing in it was replaced or written."""
 
     def __init__(self, value: Any) -> None:
-        self._leaves = list(_leaves(value, ()))
+        self._seen: dict[int, Any] = {}  # an id is an object's own only as long as that lives
+        self._leaves = list(_leaves(value, self._seen))
 
     def __deepcopy__(self, memo: Any) -> _Content:
         return self
@@ -131,22 +157,67 @@ class _Content:
     __hash__ = None  # type: ignore[assignment]
 
 
-def _leaves(value: Any, around: tuple[int, ...]) -> Iterator[Any]:
-    """What an attribute holds, inside containers and plain objects, as it is now."""
-    if id(value) in around or isinstance(value, (nn.Module, type)) or callable(value):
-        return
-    around = (*around, id(value))
+def _leaves(value: Any, seen: dict[int, Any]) -> Iterator[Any]:
+    """What an attribute holds, inside containers, functions and objects of every kind, as it is now."""
+    waiting = [value]
+    while waiting:
+        value = waiting.pop()
+        if value is None or isinstance(value, _PLAIN):
+            yield value
+        elif id(value) not in seen and not isinstance(value, (nn.Module, ModuleType)):
+            seen[id(value)] = value
+            leaves, parts = _taken_apart(value)
+            yield from leaves
+            waiting += parts
+
+
+def _taken_apart(value: Any) -> tuple[Sequence[Any], Iterable[Any]]:
+    """What is compared of an object itself, and what else to look at."""
     if isinstance(value, torch.Tensor):
-        yield value
-        yield None if value.is_inference() else value._version
-    elif isinstance(value, (dict, list, tuple, deque)):
-        for item in chain.from_iterable(value.items()) if isinstance(value, dict) else value:
-            yield from _leaves(item, around)
-    elif isinstance(value, (set, frozenset)):
-        yield frozenset(value)
-    elif isinstance(value, numpy.ndarray):
-        yield value.tobytes()
-    else:
-        yield value
-        if type(value).__module__.partition(".")[0] not in ("torch", "torchrec"):
-            yield from _leaves(getattr(value, "__dict__", ()), around)
+        return (value, None if value.is_inference() else value._version), ()
+    if isinstance(value, dict):
+        return (), (*value, *value.values(), getattr(value, "__dict__", None))
+    if isinstance(value, (list, tuple)):
+        return (), (*value, getattr(value, "__dict__", None))
+    if isinstance(value, set):
+        return (frozenset(value),), ()
+    if isinstance(value, numpy.ndarray):
+        return (hash(value.tobytes()),), ()
+    if isinstance(value, (FunctionType, type)):
+        if str(value.__module__).partition(".")[0] in _NOT_THE_USERS:
+            return (value,), ()
+        return (value,), _of_class(value) if isinstance(value, type) else _of_function(value)
+    if isinstance(value, MethodType):
+        return (), (value.__self__, value.__func__)
+    if isinstance(value, (property, staticmethod, classmethod)):
+        return (), (getattr(value, "fget", None), getattr(value, "__func__", None))
+    if isinstance(value, GeneratorType):
+        return (value, value.gi_frame and value.gi_frame.f_lasti), (value.gi_frame and value.gi_frame.f_locals,)
+    if str(type(value).__module__).partition(".")[0] in _LIBRARIES and not isinstance(value, torch.Generator):
+        return (value,), ()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            saved = value.__reduce_ex__(4)  # what pickle would save, in a tuple, or a name
+            parts = [list(part) if isinstance(part, Iterator) else part for part in saved]
+            return (type(value),), (saved,) if isinstance(saved, str) else parts
+    except Exception:  # whatever its class raises: a lock cannot be saved, for example
+        return (value, repr(value) if type(value).__module__ == "itertools" else None), ()
+
+
+def _of_function(function: FunctionType) -> Iterator[Any]:
+    """What a function refers to: variables around it, its defaults and attributes, and the globals that it names."""
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # of a variable that was deleted
+            yield cell.cell_contents
+    yield from (function.__defaults__, function.__kwdefaults__, function.__dict__)
+    codes = [function.__code__]
+    for code in codes:
+        names = (step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL")
+        yield from (function.__globals__.get(name) for name in names)
+        codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+
+
+def _of_class(kind: type) -> Iterator[Any]:
+    yield from kind.__bases__
+    yield from (value for name, value in vars(kind).items() if name not in ("__dict__", "__weakref__"))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +12,11 @@ import pytest
 import torch
 from tensordict import TensorDict
 from torch import nn
+from torchrec import KeyedJaggedTensor
 
 import recfx
 from recfx.exporter.compare_outputs import other_batches
+from tests.builders.batches import batch
 from tests.builders.collections import collection
 from tests.support.refusals import refused
 
@@ -26,13 +31,13 @@ class AddsOnesOfFourSamples(nn.Module):
 def test_a_batch_of_one_is_not_compared_where_a_bigger_one_is_refused() -> None:
     """What is added is not of the batch: the answer to one sample has four."""
     model, sample = AddsOnesOfFourSamples(), recfx.Sample(torch.zeros(4, 2))
-    assert [name for name, _, _ in other_batches(model, sample)] == ["tensors that are not contiguous"]
+    assert [name for name, _, _ in other_batches(model, sample)] == ["tensors that are not contiguous", "other values"]
 
 
 def test_the_batches_that_a_model_takes_are_compared() -> None:
     model, sample = nn.Linear(2, 1), recfx.Sample(torch.zeros(4, 2))
     sizes = {name: len(answer) for name, _, answer in other_batches(model, sample)}
-    assert sizes == {"a bigger batch": 5, "a batch of one": 1, "tensors that are not contiguous": 4}
+    assert sizes == {"a bigger batch": 5, "a batch of one": 1, "tensors that are not contiguous": 4, "other values": 4}
 
 
 class ReadsMemory(nn.Module):
@@ -44,7 +49,7 @@ class ReadsMemory(nn.Module):
 
 def test_a_model_that_reads_memory_itself_is_not_asked_for_strided_tensors() -> None:
     names = [name for name, _, _ in other_batches(ReadsMemory(), recfx.Sample(torch.ones(4, 2)))]
-    assert names == ["a bigger batch", "a batch of one"]
+    assert names == ["a bigger batch", "a batch of one", "other values"]
 
 
 class AsksForTheClass(nn.Module):
@@ -57,10 +62,89 @@ class AsksForTheClass(nn.Module):
         return pooled * 3 if isinstance(features, TensorDict) else pooled
 
 
+def tensor_dict(lengths: list[int], first: int = 0) -> TensorDict:
+    values = torch.arange(first, first + sum(lengths))
+    ids = torch.nested.nested_tensor_from_jagged(values, lengths=torch.tensor(lengths))
+    return TensorDict(dict.fromkeys(("f1", "f2", "f3"), ids), batch_size=[])
+
+
 @pytest.mark.parametrize("quantize", [None, "int8"])
 def test_a_file_answers_the_sample_as_the_model_does_itself(quantize: Any, tmp_path: Path) -> None:
     """A file hands on a KJT in the place of a TensorDict."""
-    ids = torch.nested.nested_tensor_from_jagged(torch.arange(3), lengths=torch.tensor([2, 1]))
-    sample = TensorDict(dict.fromkeys(("f1", "f2", "f3"), ids), batch_size=[])
+    sample = tensor_dict([2, 1])
     with refused("not_scriptable", match="answers differently", error=recfx.ExportError):
         recfx.export(AsksForTheClass(), tmp_path / "model", (sample,), quantize=quantize)
+
+
+class LooksUp(AsksForTheClass):
+    def forward(self, features: Any) -> torch.Tensor:
+        pooled: torch.Tensor = self.ebc(features).values()
+        return pooled * 3
+
+
+def test_other_batches_of_a_tensor_dict_are_tensor_dicts(tmp_path: Path) -> None:
+    model = LooksUp().eval()
+    given = {name: call.args[0] for name, call, _ in other_batches(model, recfx.Sample(tensor_dict([2, 1])))}
+    assert {name: (type(batch), batch["f1"].offsets().tolist()) for name, batch in given.items()} == {
+        "a bigger batch": (TensorDict, [0, 2, 3, 5]),
+        "a batch of one": (TensorDict, [0, 2]),
+        "a batch without ids": (TensorDict, [0, 0, 0]),
+        "tensors that are not contiguous": (TensorDict, [0, 2, 3]),
+        "other values": (TensorDict, [0, 2, 3]),
+    }
+    recfx.export(model, tmp_path / "model", (tensor_dict([2, 1]),))
+    other = tensor_dict([1, 0, 2], first=1)
+    torch.testing.assert_close(recfx.load(tmp_path / "model")(other), model(other))
+
+
+@dataclass
+class Features:
+    ids: KeyedJaggedTensor
+    dense: torch.Tensor
+
+    @functools.cached_property
+    def twice(self) -> torch.Tensor:
+        return self.dense * 2
+
+
+@dataclass
+class Prepared(Features):
+    def __post_init__(self) -> None:
+        self.twice = self.dense * 2
+
+
+class ReadsMoreThanFields(AsksForTheClass):
+    def forward(self, features: Features) -> torch.Tensor:
+        pooled: torch.Tensor = self.ebc(features.ids).values()
+        return pooled + features.twice
+
+
+@pytest.mark.parametrize("kind", [Features, Prepared])
+@pytest.mark.parametrize("format", ["torchscript", "pt2"])
+def test_what_a_batch_holds_besides_its_fields_is_of_the_batch(kind: Any, format: Any, tmp_path: Path) -> None:
+    sample, other = (kind(batch(2), torch.full((2, 1), value)) for value in (1.0, 5.0))
+    assert sample.twice.sum() == 4  # a property that is cached is an attribute from now on
+    model = ReadsMoreThanFields().eval()
+    recfx.export(model, tmp_path / "model", (sample,), format=format)
+    torch.testing.assert_close(recfx.load(tmp_path / "model")(other), model(other))
+
+
+class ReadsInOrder(AsksForTheClass):
+    def forward(self, features: KeyedJaggedTensor, dense: dict[str, torch.Tensor]) -> torch.Tensor:
+        columns = torch.cat(list(dict.values(dense)), 1)  # past what watches reads
+        pooled: torch.Tensor = self.ebc(features).values()
+        return pooled + columns @ torch.tensor([[1.0], [2.0]])
+
+
+def test_equal_values_do_not_hide_the_order_of_a_dict(tmp_path: Path) -> None:
+    zeros = {"a": torch.zeros(2, 1), "b": torch.zeros(2, 1)}
+    recfx.export(ReadsInOrder(), tmp_path / "model", (batch(2), zeros))
+    with refused("wrong_argument", error=recfx.InputError):
+        recfx.load(tmp_path / "model")(batch(2), dict(reversed(zeros.items())))
+
+
+def test_threads_may_export_at_once(tmp_path: Path) -> None:
+    models = [recfx.convert(LooksUp()) for _ in range(3)]
+    with ThreadPoolExecutor(3) as threads:
+        reports = threads.map(lambda number: recfx.export(models[number], tmp_path / str(number), batch(2)), range(3))
+    assert all(report.path.exists() for report in reports)
