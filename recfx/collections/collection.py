@@ -411,6 +411,7 @@ class UnshardedCollection(ConvertedCollection):
         return new_instance, (type(self)._replacement, standard), self.__getstate__()
 
     def __getstate__(self) -> dict[str, Any]:
+        self.follow_optimizers()  # copies of a weight lose what was attached to it since the last forward
         graphs = ("graph_module", "other_graph")
         modules = {name: module for name, module in self._modules.items() if name not in graphs}
         state = {**self.__dict__, "_modules": modules}

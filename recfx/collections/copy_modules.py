@@ -25,7 +25,7 @@ from torch.nn.parameter import UninitializedBuffer
 from torch.utils._pytree import tree_leaves
 from torchrec.modules.mc_modules import ManagedCollisionCollection, ManagedCollisionModule
 
-from recfx.collections.collection import UnshardedCollection
+from recfx.collections.collection import UnshardedCollection, unsharded_collections
 from recfx.collections.compile_graph import COPIES_RUN_THE_SAME
 from recfx.collections.kinds import kind_of
 from recfx.collections.replaced import CatchingCall
@@ -241,6 +241,8 @@ def copy_with_tensors(root: nn.Module) -> nn.Module:
     """
     uninitialized: Any = UninitializedBuffer
     memo: dict[int, Any] = {}
+    for collection in unsharded_collections(root).values():
+        collection.follow_optimizers()  # before the memo has ids of parts of its graph
     for module in root.modules():
         for buffer in module._buffers.values():
             if isinstance(buffer, UninitializedBuffer):  # deepcopy cannot copy these

@@ -17,7 +17,6 @@ from recfx.pipeline.background import Streams, Worker
 from recfx.pipeline.batch_paths import Path, follow, path_in
 from recfx.runtime import marks
 from recfx.runtime.input_dist import Exchange
-from recfx.runtime.marks import give_up
 from recfx.runtime.transfers import ToHost
 
 
@@ -116,7 +115,6 @@ class StartedCall:
         except Exception as error:
             self.error = error
             if isinstance(error, OutOfStepError) and error.by_all_ranks:
-                give_up(module.groups.pooled, self.call.name, error)
                 raise
             return
 

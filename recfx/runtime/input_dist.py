@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import torch.distributed as dist
-from torchrec.distributed.dist_data import KJTAllToAll, _get_recat
-from torchrec.distributed.embedding_sharding import EmbeddingShardingContext, KJTSplitsAllToAllMeta
+from torchrec.distributed.dist_data import _get_recat
+from torchrec.distributed.embedding_sharding import EmbeddingShardingContext
 from torchrec.distributed.types import Awaitable
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -26,7 +26,6 @@ from recfx.runtime import marks
 from recfx.runtime.bags import FBGEMM_PERMUTES_ON, as_sent, permute_features, select_bags, without_weights
 from recfx.runtime.base import NodeModule
 from recfx.runtime.marks import Backwards
-from recfx.versions.differences import KJTAllToAllForward
 
 
 class Bucketize(NodeModule):
@@ -60,10 +59,8 @@ class Bucketize(NodeModule):
 class DistContext(EmbeddingShardingContext):
     """The context of one collection and one batch. ``batch_size_per_rank`` is known once ids have arrived.
 
-    TorchRec's pipelines wait for the ids themselves, and then fill it in like ``input_dist_wait``.
-
     Attributes:
-        output_splits: the marks of all ranks (see ``marks``). TorchRec's awaitables fill in an attribute of this name.
+        output_splits: the marks of all ranks (see ``marks``).
         backwards: those of the collection that is called, and the number of the call.
         ids_sent: of each key that was sent, rank by rank, the number of ids, if their rows come back one by one; so too
             the next two.
@@ -351,9 +348,6 @@ def in_order_of_features(
 
 Started: TypeAlias = Awaitable[Awaitable[KeyedJaggedTensor]]
 
-# TorchRec's awaitables keep rows of sizes by label, and pass the one labelled "values" on to the context.
-_MARKS = "values"
-
 
 @dataclass
 class Outgoing:
@@ -402,13 +396,13 @@ class InputDistStart(NodeModule):
         self._number = number
         self._backwards = Backwards(collection)
         self._device, self._is_weighted = device or torch.device("cpu"), is_weighted
-        self._dist = KJTAllToAll(group, splits)  # TorchRec's pipelines recognise it by this name and type
+        self._group, self._splits = group, splits
         self.together: Exchange | None = None
         self.agree_on("")
 
     def agree_on(self, setting: str) -> None:
         """From now on, refuse a call in which not all ranks have this setting, which is given in words."""
-        self.identity = marks.identity(self.collection, self.keys, self._dist._splits, setting, self._number)
+        self.identity = marks.identity(self.collection, self.keys, self._splits, setting, self._number)
 
     @property
     def backwards_since(self) -> int:
@@ -419,13 +413,7 @@ class InputDistStart(NodeModule):
         """Take no backward since the last call for run: what they have trained is replaced on all ranks."""
         self._backwards.forget()
 
-    @property
-    def pipeline(self) -> object | None:
-        """What a TorchRec pipeline has put in place of the exchange, to send the sizes of all collections at once."""
-        forward = self._dist.forward
-        return forward if isinstance(forward, KJTAllToAllForward) else None
-
-    def forward(self, features: KeyedJaggedTensor | Outgoing) -> tuple[Started | KJTSplitsAllToAllMeta, DistContext]:
+    def forward(self, features: KeyedJaggedTensor | Outgoing) -> tuple[Started, DistContext]:
         """``features``: this rank's batch. Returns what ``input_dist_wait`` waits for, and the batch's context."""
         outgoing = features if isinstance(features, Outgoing) else Outgoing(features)
         sent, says = outgoing.features, outgoing.says
@@ -440,24 +428,11 @@ class InputDistStart(NodeModule):
             sent = as_sent(without_weights(sent), self._device.type == "cpu")
             context.ids_sent = sent.length_per_key()
         mark = self.identity | marks.says(self.training, run) | says
-        return self._start(sent, mark, context), context
-
-    def _start(self, sent: KeyedJaggedTensor, mark: int, context: DistContext) -> Started | KJTSplitsAllToAllMeta:
-        splits = self._dist._splits
-        if self.pipeline is None:
-            exchange = self.together or Exchange(self._dist._pg, [self.collection])
-            started = exchange.add(Call(sent, splits, mark, context))
-            if self.together is None:
-                exchange.start()
-            return started
-        ranks, sizes = len(splits), sent.dist_splits(splits)
-        rows = [*sizes, *[[0] * ranks] * (_TENSORS - len(sizes)), [mark] * ranks]
-        meta: KJTSplitsAllToAllMeta = self._dist(sent)
-        strides = meta.splits_tensors[-1]
-        meta.splits_tensors = [*(torch.tensor(row, device=meta.device) for row in rows), strides]
-        meta.labels = [*sent.dist_labels(), *["padding"] * (_TENSORS - len(sizes)), _MARKS]
-        meta.input_splits = rows
-        return meta
+        exchange = self.together or Exchange(self._group, [self.collection])
+        started = exchange.add(Call(sent, self._splits, mark, context))
+        if self.together is None:
+            exchange.start()
+        return started, context
 
     def _nothing(self) -> KeyedJaggedTensor:
         none = torch.zeros(0, dtype=torch.int64, device=self._device)

@@ -271,13 +271,14 @@ class LostRanks:
 
     def _failed(self, error: BaseException) -> None:
         if isinstance(error, OutOfStepError) and error.reason == RANK_LOST:
-            self._give_up(error)
+            self.give_up(error)
         elif _is_of_group(error):
             lost = self._lost(error)
-            self._give_up(lost)
+            self.give_up(lost)
             raise lost from error
 
-    def _give_up(self, error: BaseException) -> None:
+    def give_up(self, error: BaseException) -> None:
+        """Send nothing more in the group from this rank."""
         if self.group is not None:
             give_up(self.group, self.collection, error)
 
@@ -308,7 +309,7 @@ class InStep(LostRanks):
         if isinstance(error, (OutOfStepError, _StopRecomputationError)):
             return
         if not (isinstance(error, RecfxError) and error.by_all_ranks):
-            self._give_up(error)
+            self.give_up(error)
 
     def refuse_if_failed(self) -> None:
         """Check that this rank may still send.

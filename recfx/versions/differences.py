@@ -83,9 +83,9 @@ SEQUENCE_SETTINGS = tuple(
 
 
 try:
-    from torchrec.distributed.train_pipeline.runtime_forwards import BaseForward, KJTAllToAllForward
+    from torchrec.distributed.train_pipeline.runtime_forwards import BaseForward
 except ImportError:  # TorchRec 1.2 has them elsewhere
-    from torchrec.distributed.train_pipeline.utils import BaseForward, KJTAllToAllForward
+    from torchrec.distributed.train_pipeline.utils import BaseForward
 
 try:
     from torchrec.distributed.model_tracker.model_delta_tracker import ModelDeltaTrackerTrec
@@ -142,7 +142,6 @@ __all__ = [
     "GroupName",
     "HashZchEvictionPolicyName",
     "HashZchManagedCollisionModule",
-    "KJTAllToAllForward",
     "ModelDeltaTrackerTrec",
     "PECEmbeddingCollection",
     "RawIdTracker",

@@ -12,7 +12,7 @@ import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import recfx
-from recfx.collections.copy_modules import copy_modules
+from recfx.collections.copy_modules import copy_modules, copy_with_tensors
 from recfx.collections.hash_collections import HashEmbeddingBagCollection
 from recfx.optim.attached import attached_optimizers, set_attached
 from recfx.runtime import Lookup
@@ -53,14 +53,21 @@ def test_copies_around_the_same_weights_make_their_own_graphs_anew(first: str) -
         original.weight("b").grad = None
 
 
-@pytest.mark.parametrize("duplicated", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
-def test_a_copy_keeps_its_optimizers_and_follows_its_own_weights(duplicated: object) -> None:
+@pytest.mark.parametrize("is_trained", [True, False])
+@pytest.mark.parametrize(
+    "duplicated", [copy.deepcopy, copy_with_tensors, lambda model: pickle.loads(pickle.dumps(model))]
+)
+def test_a_copy_keeps_its_optimizers_and_follows_its_own_weights(duplicated: object, is_trained: bool) -> None:
     original = collection()
     attach([original.weight("a")], torch.optim.SGD, lr=1.0)
-    step(original)
+    if is_trained:
+        step(original)
     assert callable(duplicated)
     duplicate = duplicated(original)
     assert list(duplicate.fused_optimizers()) == ["a"]
+    before = duplicate.weight("a").detach().clone()
+    step(duplicate)
+    assert not torch.equal(duplicate.weight("a"), before)
     attach([duplicate.weight("b")], torch.optim.SGD, lr=1.0)
     step(duplicate)
     assert (sorted(duplicate.fused_optimizers()), sorted(original.fused_optimizers())) == (["a", "b"], ["a"])

@@ -18,10 +18,13 @@ import torch
 import torch.distributed as dist
 from torchrec import KeyedJaggedTensor
 from torchrec.distributed.comm_ops import Request
+from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 
 import recfx
 from recfx.collections.sharding.collection import ShardedHashEmbeddingBagCollection
 from tests.sharding.cases import FORMS, Case, Model, Table, batches, build, shard, sharded_model, values_of
+from tests.sharding.pipelined import CPU, PIPELINES, batches_of_rank, dense_optimizer
+from tests.sharding.pipelined import sharded_model as two_collections
 from tests.sharding.ranks import ranks
 from tests.support.forkserver import forkserver
 
@@ -136,10 +139,20 @@ def _save(model: Model, batch: KeyedJaggedTensor, ends: Callable[[], None]) -> N
 
 def _pipeline(model: Model, batch: KeyedJaggedTensor, ends: Callable[[], None]) -> None:
     model.over.register_forward_hook(lambda *_: ends())
-    pipeline = recfx.TrainPipeline(model, torch.optim.SGD(model.over.parameters(), lr=0.1), torch.device("cpu"))
-    data = iter([batch] * 4)
-    for _ in range(4):
-        pipeline.progress(data)
+    progress(recfx.TrainPipeline, model, [(batch, int)] * 4)
+
+
+def _torchrecs_pipeline(model: Model, batch: KeyedJaggedTensor, ends: Callable[[], None]) -> None:
+    """In eval mode, when the ids of the next batch are on their way."""
+    progress(TrainPipelineSparseDist, model.eval(), [(batch, int)] * 4 + [(batch, ends)])
+
+
+def progress(kind: Callable[..., Any], model: Model, data: list[tuple[KeyedJaggedTensor, Callable[[], Any]]]) -> None:
+    """Run a pipeline; data loading calls a function before each batch."""
+    pipeline = kind(model, torch.optim.SGD(model.over.parameters(), lr=0.1), torch.device("cpu"))
+    source = (batch for batch, before in data if before() is not data)
+    for _ in data:
+        pipeline.progress(source)
 
 
 def lose_a_rank(rank: int, folder: Path) -> list[tuple[str, str, float]]:
@@ -153,7 +166,7 @@ def lose_a_rank(rank: int, folder: Path) -> list[tuple[str, str, float]]:
     with pytest.raises(recfx.OutOfStepError) as caught:
         function(model, batch, lambda: os._exit(7) if rank == 1 else None)
     with pytest.raises(recfx.OutOfStepError):
-        model(batch)
+        type(model.sparse).forward(model.sparse, batch)  # a pipeline of TorchRec's has put another in its place
     if function is _backward:
         assert caught.value.module_path == "sparse"
         assert "in the backward of" in caught.value.message
@@ -161,7 +174,7 @@ def lose_a_rank(rank: int, folder: Path) -> list[tuple[str, str, float]]:
     return [(caught.value.reason, caught.value.what_to_do, time.monotonic() - began)]
 
 
-LOSSES = (_forward, _wait, _backward, _save, _pipeline)
+LOSSES = (_forward, _wait, _backward, _save, _pipeline, _torchrecs_pipeline)
 
 
 @pytest.mark.parametrize("where", LOSSES, ids=lambda loss: loss.__name__.strip("_"))
@@ -170,6 +183,27 @@ def test_a_lost_rank_is_one_error_of_ours(where: Callable[..., None], folders: C
     assert reason == "rank_lost"
     assert "checkpoint" in what_to_do
     assert seconds < TIMEOUT + SLACK
+
+
+# A rank whose data end early
+
+
+def save_early(rank: int, folder: Path) -> str:
+    model = two_collections(CASE, 2, "two").eval()
+    driver = PIPELINES[folder.name](model, dense_optimizer(CASE, model), CPU)
+    source = iter(batches_of_rank(CASE, rank, 2, 2 + rank, "two"))
+    try:
+        for _ in range(2 + rank):
+            driver.progress(source)
+        recfx.save_checkpoint(model, folder / "saved")
+    except recfx.OutOfStepError as error:
+        return error.reason
+    return ""
+
+
+@pytest.mark.parametrize("pipeline", ["loop", "sparse_dist"])
+def test_a_rank_that_saves_because_its_data_ended_early(pipeline: str, folders: Callable[[str], Path]) -> None:
+    assert run(folders(pipeline), save_early) == ["ranks_at_different_calls"] * 2
 
 
 # A loss that leaves a collection out on some ranks

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 from torch import nn
-from torchrec.distributed.embedding_sharding import KJTSplitsAllToAllMeta
+from torchrec.distributed.embedding_sharding import KJTListSplitsAwaitable
 from torchrec.distributed.embedding_types import KJTList
 from torchrec.distributed.types import Awaitable, LazyAwaitable, ShardedModule
 from torchrec.optim.fused import FusedOptimizerModule
@@ -23,7 +23,7 @@ from recfx.collections.converted_collection import collections_of
 from recfx.collections.hash_collections import CONVERTED_CLASSES, PooledCollection, SequenceCollection
 from recfx.collections.kinds import POOLED, SEQUENCE, CollectionKind, kind_of
 from recfx.collections.sharding.optimizer import ShardedFusedOptimizer
-from recfx.collections.sharding.pipeline_stages import BatchContext, Result, Sending, Stage, StagedGraph
+from recfx.collections.sharding.pipeline_stages import BatchContext, Guarded, Result, Stage, StagedGraph
 from recfx.collections.sharding.settings import OptimizerSettings
 from recfx.collections.sharding.state import (
     LocalState,
@@ -45,6 +45,7 @@ from recfx.runtime.input_dist import DistContext, Exchange, Outgoing
 from recfx.runtime.lower_graph import Runtime
 from recfx.runtime.marks import InStep
 from recfx.runtime.transfers import crosses
+from recfx.versions.differences import BaseForward
 
 
 def hook_refused(what: str, path: str) -> ConversionError:
@@ -57,10 +58,6 @@ def hook_refused(what: str, path: str) -> ConversionError:
         what_to_do="leave the collections that it is for unconverted, so that TorchRec shards them; or compare "
         "state_dict() before and after, where fused tables move only the rows that batches use.",
     )
-
-
-# Outputs of input_dist_start; the second inside TorchRec's pipelines, which start all collections' exchanges at once.
-_STARTED = (Awaitable, KJTSplitsAllToAllMeta)
 
 
 class ShardedCollection(ShardedTables, ShardedModule[KJTList, dict[str, Any], Any, BatchContext], FusedOptimizerModule):
@@ -80,7 +77,6 @@ class ShardedCollection(ShardedTables, ShardedModule[KJTList, dict[str, Any], An
 
     _checked: Any = None  # what ``TableStore.look`` returned when the tables were last found to be as they must be
     _computed: Any = None  # and when all lookups last ran
-    _started: int = 0  # batches whose ids were sent, and that were not computed yet
 
     def __init__(
         self,
@@ -198,7 +194,8 @@ class ShardedCollection(ShardedTables, ShardedModule[KJTList, dict[str, Any], An
         return super().forward(*arguments, **keywords).wait()
 
     def create_context(self) -> BatchContext:
-        return BatchContext()
+        in_pipeline = isinstance(self.forward, BaseForward)
+        return BatchContext(says=marks.AHEAD if in_pipeline else 0, in_torchrecs_pipeline=in_pipeline)
 
     def input_dist(self, ctx: BatchContext, features: KeyedJaggedTensor) -> Awaitable[Awaitable[KJTList]]:
         """Start sending ids: the graph up to ``input_dist_start``.
@@ -251,11 +248,10 @@ class ShardedCollection(ShardedTables, ShardedModule[KJTList, dict[str, Any], An
         outgoing = {name: Outgoing(selected, ctx.says | (marks.REFUSED if ctx.refused is not None else 0))}
         with self.in_step:
             send.run(outgoing)
-        self._started += 1
         values.update({name: outgoing[name] for name in send.outputs})
-        started = [name for name in send.outputs if isinstance(values[name], _STARTED)]
+        started = [name for name in send.outputs if isinstance(values[name], Awaitable)]
         ctx.sharding_contexts = [values[name] for name in send.outputs if isinstance(values[name], DistContext)]
-        return Sending([values.pop(name) for name in started], ctx, self.in_step)
+        return KJTListSplitsAwaitable([Guarded(values.pop(name), ctx, self.in_step) for name in started], ctx)
 
     def _check_tables(self) -> None:
         """Refuse what some ranks may have done to their tables since the last batch, before ids are sent."""
@@ -308,7 +304,6 @@ class ShardedCollection(ShardedTables, ShardedModule[KJTList, dict[str, Any], An
             OutOfStepError: an earlier step failed here when others had begun it; this batch's ids were sent before.
         """
         assert ctx.stages is not None  # since its ids were sent
-        self._started -= 1
         self.in_step.refuse_if_failed()
         wrong: Exception | None = marks.verdict(ctx.marks, self.collection)
         if ctx.refused is not None and not isinstance(wrong, OutOfStepError):
@@ -339,16 +334,6 @@ class ShardedCollection(ShardedTables, ShardedModule[KJTList, dict[str, Any], An
         """The rest of the graph, run when the result is needed."""
         assert ctx.stages is not None  # since compute
         return Result(ctx.stages.collect, output, self.in_step)
-
-    @property
-    def pipeline(self) -> object | None:
-        """The object with which a pipeline of TorchRec sends ids in place of this collection; None if none does."""
-        return self._input_dists[0].pipeline
-
-    @property
-    def in_pipeline(self) -> bool:
-        """Whether a pipeline of TorchRec is under way, whose messages have lengths of their own."""
-        return self.pipeline is not None and self._started > 0
 
     def input_dists(self) -> list[InputDistStart]:
         """The nodes that send ids; a copy around the same tables has its own."""

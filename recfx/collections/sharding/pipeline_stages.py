@@ -17,17 +17,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 from torch.autograd import profiler
-from torchrec.distributed.embedding_sharding import KJTListAwaitable, KJTListSplitsAwaitable
-from torchrec.distributed.embedding_types import KJTList
 from torchrec.distributed.types import Awaitable, LazyAwaitable
 from torchrec.streamable import Multistreamable
 
 from recfx.collections.compile_graph import compile_again
+from recfx.errors import OutOfStepError
 from recfx.ir.meta import node_meta
 from recfx.ir.node_kinds import CUTS, NODE_KINDS
 from recfx.passes.base import Rewrite
 from recfx.passes.split_hash_ids import split_hash_ids
-from recfx.runtime import SnapshotIndexes
+from recfx.runtime import SnapshotIndexes, marks
 from recfx.runtime.base import NodeModule
 from recfx.runtime.input_dist import DistContext
 from recfx.runtime.lower_graph import Runtime
@@ -166,6 +165,7 @@ class BatchContext(Multistreamable):
         refused: why this rank has no ids for this call.
         stages: the form of the graph that this batch runs through; None until its ids are sent.
         arrives_ahead: whether the stage that begins with arrived ids runs before ``compute``.
+        in_torchrecs_pipeline: whether one of TorchRec's pipelines sends it ahead.
     """
 
     values: dict[str, Any] = field(default_factory=dict)
@@ -174,6 +174,7 @@ class BatchContext(Multistreamable):
     refused: Exception | None = None
     stages: Stages | None = None
     arrives_ahead: bool = False
+    in_torchrecs_pipeline: bool = False
 
     @property
     def marks(self) -> list[int]:
@@ -187,26 +188,26 @@ class BatchContext(Multistreamable):
                 record_stream(value, stream)
 
 
-class Sending(KJTListSplitsAwaitable[BatchContext]):
-    """Sizes in flight, and then ids, of what was started; other ranks wait if anything goes wrong here."""
+class Guarded(Awaitable[Any]):
+    """What was started for a call: sizes in flight, and then ids; other ranks wait if anything goes wrong here.
 
-    def __init__(self, started: list[Awaitable[Any]], ctx: BatchContext, in_step: InStep) -> None:
-        super().__init__(started, ctx)
-        self._in_step = in_step
+    If ranks are at different calls while an earlier batch is in flight, this rank sends nothing more if they run that
+    batch in different modes, or if sizes of other collections are on their way.
+    """
 
-    def _wait_impl(self) -> KJTListAwaitable:
+    def __init__(self, started: Awaitable[Any], ctx: BatchContext, in_step: InStep) -> None:
+        super().__init__()
+        self._started, self._ctx, self._in_step = started, ctx, in_step
+
+    def _wait_impl(self) -> Any:
         with self._in_step:
-            return _Arriving(super()._wait_impl(), self._in_step)
-
-
-class _Arriving(KJTListAwaitable):
-    def __init__(self, arriving: KJTListAwaitable, in_step: InStep) -> None:
-        super().__init__(arriving.awaitables, arriving.ctx)
-        self._in_step = in_step
-
-    def _wait_impl(self) -> KJTList:
-        with self._in_step:
-            return super()._wait_impl()
+            try:
+                arrived = self._started.wait()
+            except OutOfStepError as error:
+                if self._ctx.in_torchrecs_pipeline or (error.by_all_ranks and self._ctx.says & marks.AHEAD):
+                    self._in_step.give_up(error)
+                raise
+        return Guarded(arrived, self._ctx, self._in_step) if isinstance(arrived, Awaitable) else arrived
 
 
 class Result(LazyAwaitable[Any]):

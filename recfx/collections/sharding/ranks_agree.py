@@ -94,14 +94,13 @@ def begin_on_all_ranks(sharded: Sequence[Any], call: str) -> None:
     """Find out whether all ranks make this call, before any of them waits for another. Collective.
 
     Nothing is asked after a step that failed on a rank alone, because messages in the group for ids may be those of the
-    step; nor while one of TorchRec's pipelines is under way, because its messages have other lengths, with which gloo
-    ends the process. A rank that is alone then waits until the timeout of the group.
+    step. A rank that is alone then waits until the timeout of the group.
 
     Args:
         sharded: the collections of the model, all in one process group.
         call: one of recfx's functions.
     """
-    if not sharded or any(module.in_pipeline for module in sharded):
+    if not sharded:
         return
     groups: DistGroups = sharded[0].groups
     if has_failed(groups.pooled):
