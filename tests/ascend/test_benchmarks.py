@@ -24,6 +24,7 @@ PEERS = {
         "embedding_bag's backward alone",
         "FBGEMM on the device",
     },
+    "per_sample_weights": {"embedding_bag's backward"},
     "find_rows": {"torch.searchsorted a table", "FBGEMM on the device"},
     "quantized_lookup": {"F.embedding_bag of float32", "FBGEMM on the device"},
 }

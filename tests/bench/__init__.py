@@ -25,6 +25,7 @@ BENCHMARKS: dict[str, str] = {
         for name in ("pooled_lookup", "bag_offsets", "bucketize")
     },
     "triton/fused_optimizer": "tests.bench.triton.fused_optimizer:run",
+    "triton/per_sample_weights": "tests.bench.triton.per_sample_weights:run",
     "triton/find_rows": "tests.bench.triton.find_rows:run",
     **{
         f"triton/{name}": f"tests.bench.triton.lookups:{name}"
