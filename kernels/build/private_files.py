@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
+import re
 import secrets
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_NEW_FILE = re.compile(r"\..+\.recfx[0-9a-f]{10}", re.DOTALL)
 
 
 class UnsafeError(PermissionError):
@@ -66,7 +69,9 @@ class NewFile:
     """
 
     def __init__(self, path: Path, target: Path, descriptor: int) -> None:
-        self.path, self._target, self._descriptor = path, target, descriptor
+        self.path = path
+        self._target = target
+        self._descriptor = descriptor
         self._mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
         self._set_mode(0o600)  # so that nobody reads it now who will not be allowed to
 
@@ -74,14 +79,18 @@ class NewFile:
         """Flush the file to the disk, and replace the other one in one step, even if the machine crashes.
 
         Args:
-            mode: the file's; default: that of the file that is replaced, or else that of new files.
+            mode: the file's; default: that of the file that is replaced, whose owner it then gets as well if this user
+                may give files away, or else that of new files.
 
         Raises:
             OSError: the disk is full, for example. The previous file is still there.
         """
         if mode is None:
-            exists = self._target.exists()
-            mode = stat.S_IMODE(self._target.stat().st_mode) if exists else self._mode
+            mode = self._mode
+            with contextlib.suppress(FileNotFoundError):
+                replaced = self._target.stat()
+                mode = stat.S_IMODE(replaced.st_mode)
+                self._give_to(replaced.st_uid, replaced.st_gid)
         self._set_mode(mode)
         os.fsync(self._descriptor)
         os.replace(self.path, self._target)
@@ -91,20 +100,43 @@ class NewFile:
         with contextlib.suppress(PermissionError):  # of file systems whose files all have the same mode
             os.fchmod(self._descriptor, mode)
 
+    def _give_to(self, user: int, group: int) -> None:
+        for owner in ((user, group), (-1, group)):
+            with contextlib.suppress(OSError):
+                return os.fchown(self._descriptor, *owner)
+
 
 @contextlib.contextmanager
 def new_file(target: Path) -> Iterator[NewFile]:
     """Make a file beside ``target`` that is gone when the block ends, unless it was put in the place of ``target``.
 
+    Files that processes have left in the directory, because they were killed, are removed first. A process locks those
+    that it writes until it ends.
+
     Raises:
         OSError: it cannot be made.
     """
-    path = target.with_name(f".{target.name}.recfx{secrets.token_hex(5)}")
-    try:
-        with path.open("xb") as file:
-            yield NewFile(path, target, file.fileno())
-    finally:
-        path.unlink(missing_ok=True)
+    _remove_leftovers(target.parent)
+    while True:
+        path = target.with_name(f".{target.name}.recfx{secrets.token_hex(5)}")
+        try:
+            with path.open("xb") as file:
+                with contextlib.suppress(OSError):  # of file systems without locks, where nobody else has one either
+                    fcntl.flock(file, fcntl.LOCK_EX)
+                if os.fstat(file.fileno()).st_nlink > 0:  # nobody took it for a leftover before it was locked
+                    yield NewFile(path, target, file.fileno())
+                    return
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _remove_leftovers(directory: Path) -> None:
+    """Delete new files that nobody has locked."""
+    for path in directory.glob(".*.recfx*"):
+        if _NEW_FILE.fullmatch(path.name):
+            with contextlib.suppress(OSError), path.open("r+b") as file:  # it is another user's, or has just gone
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
 
 
 def sync_directory(directory: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,10 @@ import torch
 from torch import nn
 
 import recfx
-from recfx.exporter import buffers, export
-from tests.exporter.hashed_models import call
+from recfx.exporter import buffers, export, write_file
+from tests.exporter.hashed_models import call, trained
 from tests.support.forked_script import run_script
+from tests.support.forkserver import forkserver
 from tests.support.interrupts import interrupt, places
 from tests.support.refusals import refused
 
@@ -154,14 +157,47 @@ def test_an_interrupt_anywhere_leaves_the_old_file_or_the_new_one(model: nn.Modu
     assert new <= 2
 
 
-def test_a_file_that_is_replaced_keeps_its_mode(model: nn.Module, tmp_path: Path) -> None:
+def test_a_file_that_is_replaced_keeps_its_mode_and_owner(model: nn.Module, tmp_path: Path) -> None:
     path, before = tmp_path / "model.pt", os.umask(0o027)
     try:
         recfx.export(model, path, call(6))
         assert stat.S_IMODE(path.stat().st_mode) == 0o640
         for mode in (0o600, 0o444):
             path.chmod(mode)
+            if os.geteuid() == 0:
+                os.chown(path, 1234, 5678)
+            owner = path.stat().st_uid, path.stat().st_gid
             recfx.export(model, path, call(6))
-            assert stat.S_IMODE(path.stat().st_mode) == mode
+            status = path.stat()
+            assert (stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid) == (mode, *owner)
     finally:
         os.umask(before)
+
+
+def export_and_stop_while_writing(path: Path, pipe: Connection) -> None:
+    """In a process of its own, which has to be killed."""
+    write_file.content_checksum = lambda *_: (pipe.send("writing"), time.sleep(100))  # type: ignore[assignment]
+    recfx.export(trained(), path, call(6))
+
+
+def test_what_a_killed_export_leaves_is_removed_by_the_next_one_in_that_directory(
+    model: nn.Module, tmp_path: Path
+) -> None:
+    """But not the file of an export that is running, and no other file."""
+    path, context = tmp_path / "killed.pt", forkserver()
+    ours, theirs = context.Pipe()
+    exporting = context.Process(target=export_and_stop_while_writing, args=(path, theirs), daemon=True)
+    exporting.start()
+    assert ours.poll(100), "it does not write"
+    assert ours.recv() == "writing"
+    (left,) = tmp_path.iterdir()
+    assert (left.name[:11], stat.S_IMODE(left.stat().st_mode)) == (".killed.pt.", 0o600)
+    theirs = [tmp_path / name for name in (".model.pt.recfx", ".model.pt.recfx0123456789a", "model.pt.recfx0123456789")]
+    for file in theirs:
+        file.touch()
+    recfx.export(model, tmp_path / "model.pt", call(6))
+    assert left.exists()
+    exporting.kill()
+    exporting.join(60)
+    recfx.export(model, tmp_path / "model.pt", call(6))
+    assert sorted(tmp_path.iterdir()) == sorted([tmp_path / "model.pt", *theirs])
