@@ -20,13 +20,9 @@ from recfx.optim.keyed_optimizer import FusedKeyedOptimizer
 _FUSED = (ShardedFusedOptimizer, FusedKeyedOptimizer, EmptyFusedOptimizer)
 _AROUND_ONE = (KeyedOptimizerWrapper, WarmupOptimizer, GradientClippingOptimizer)
 _ONE = (
-    "make one torch.optim optimizer for all of their parameters, with a group of parameters for each: "
-    "Adam([{'params': a}, {'params': b, 'lr': 0.1}]). Fused optimizers are saved with the model."
-)
-_SCHEDULER = (
-    "pass the optimizer. A learning-rate scheduler is saved with the model, as the extra state of a module whose "
-    "get_extra_state() and set_extra_state() call its state_dict() and load_state_dict(): see class Kept in "
-    "recfx/checkpoint/README.md."
+    "pass one torch.optim optimizer, with a group of parameters for each that there was: "
+    "Adam([{'params': a}, {'params': b, 'lr': 0.1}]). Fused optimizers are saved with the model, and so is a "
+    "learning-rate scheduler that is the extra state of a module: see class Kept in recfx/checkpoint/README.md."
 )
 
 
@@ -53,12 +49,7 @@ def unwrap_optimizer(optimizer: Any) -> torch.optim.Optimizer | None:
     for inner in ordinary:
         if isinstance(inner, torch.optim.Optimizer) and not isinstance(inner, KeyedOptimizer):
             return inner
-        what_to_do = "pass a torch.optim.Optimizer; fused optimizers are saved with the model."
-        if isinstance(inner, (list, tuple, dict)):
-            what_to_do = _ONE
-        elif hasattr(inner, "state_dict") and not isinstance(inner, torch.optim.Optimizer):
-            what_to_do = _SCHEDULER
-        raise not_supported(f"optimizer= is {type_of(inner)}, which is not supported.", what_to_do)
+        raise not_supported(f"optimizer= is {type_of(inner)}, which is not supported.", _ONE)
     return None
 
 

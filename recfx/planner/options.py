@@ -198,18 +198,14 @@ def _cut_between_buckets(option: ShardingOption) -> None:
 
 
 def _no_option(option: ShardingOption) -> ConversionError:
-    filled, index = sum(shard.size[0] > 0 for shard in option.shards), index_of(option.module[1], option.name)
+    filled = sum(shard.size[0] > 0 for shard in option.shards)
+    why = f"only {filled} of {len(option.shards)} shards would have any of its rows, which are cut between buckets"
     if filled == len(option.shards):
         why = "the hosts do not have equally many ranks"
-        advice = "pass a topology whose local_world_size divides its world_size, or allow other types."
-    else:
-        cut = f"{option.tensor.shape[0]} rows" if index is None else f"{index.config.buckets} buckets of its index"
-        why = f"only {filled} of {len(option.shards)} shards would have any of its {cut}"
-        more = "" if index is None else "convert it with more buckets; "
-        advice = f"{more}allow table_wise or data_parallel, or pass empty_ranks=True."
     return ConversionError(
         f"table {option.name!r} cannot be sharded {option.sharding_type} as its constraints say: {why}.",
         reason="no_sharding_option",
         module_path=option.path,
-        what_to_do=advice,
+        what_to_do="allow other types, such as table_wise; or else, for hosts, pass a topology whose local_world_size "
+        "divides its world_size, and for rows, convert with more buckets or pass empty_ranks=True.",
     )
