@@ -10,9 +10,6 @@ GB = 10**9
 MEMORY_BANDWIDTH = 1600 * GB
 """An Ascend 910B reads and writes 1.6 TB/s of HBM2e, by its data sheet."""
 
-MEASURED_HERE = "measured on this machine: "
-"""How the source of a measured constant begins."""
-
 COLLECTIVES = ("all_to_all", "reduce_scatter", "all_gather", "all_reduce")
 """The operations of ``recfx.ir.meta.Collective``."""
 
@@ -75,9 +72,8 @@ class Hardware:
 
     @property
     def label(self) -> str:
-        """Its name, and whether its constants were measured."""
-        measured = any(constant.source.startswith(MEASURED_HERE) for constant in self.constants().values())
-        return f"{self.name} ({'constants measured here' if measured else 'constants from tables, none measured here'})"
+        """Its name, and where its constants are from."""
+        return f"{self.name} (constants from tables, none measured here)"
 
     def constants(self) -> dict[str, Constant]:
         """Every constant, by name; those of one operation as ``link_bandwidth.all_to_all``."""
