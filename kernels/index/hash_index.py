@@ -1,6 +1,6 @@
 """Operators of the hash index: which row of a table belongs to which raw 64-bit id.
 
-Each function calls the operator of the same name, which runs in C++ (``csrc/index/hash_index.cpp``). All tensors are on
+Each function calls the operator of the same name, which runs in C++ (``csrc/index``). All tensors are on
 the CPU. ``index_buffers.py`` describes the tensors of an index.
 
 An id ``0 <= id < dense_rows`` is its own row and is in no index. Every other id belongs to one bucket and takes the
@@ -218,6 +218,37 @@ def erase(ids: Tensor, buffers: IndexBuffers, policy: IndexPolicy) -> Tensor:
     return library.operators().erase(ids, list(buffers), list(policy))
 
 
+# What can be wrong with a row; csrc/index/index_rebuild.cpp has the same numbers.
+NO_PROBLEM, UNKNOWN_STATE, DENSE_ROW, DENSE_ID, WRONG_BUCKET, DUPLICATE_ID, BAD_SCORE = range(7)
+
+
+class Rebuilt(NamedTuple):
+    """What ``rebuild`` found.
+
+    Args:
+        problem: ``NO_PROBLEM`` or another of the numbers above.
+        row: the lowest row (or place of a candidate) that has the problem; -1 if there is no problem.
+        is_candidate: whether ``row`` is the place of a candidate for admission.
+    """
+
+    problem: int
+    row: int
+    is_candidate: bool
+
+
+def rebuild(buffers: IndexBuffers, policy: IndexPolicy) -> Rebuilt:
+    """Rebuild everything that is derived from an index's state, and detect whatever is wrong with the state.
+
+    It checks the state (``index_buffers.STATE``) and fills all other buffers from it, except for the hashes' seeds.
+
+    The seeds are those in ``side_row`` and ``candidate_side_row``; see ``index_buffers.choose_seeds``.
+
+    If there is a problem, the other buffers hold garbage afterwards.
+    """
+    problem, row, is_candidate = library.operators().rebuild(list(buffers), list(policy)).tolist()
+    return Rebuilt(problem, row, bool(is_candidate))
+
+
 # Shapes and dtypes of what the operators return; they depend only on the ids.
 
 
@@ -243,3 +274,8 @@ def _find_or_insert(ids: Tensor, begins: list[int], *rest: object) -> tuple[Tens
 @library.fake("any_nonzero")
 def _any_nonzero(cells: list[Tensor]) -> Tensor:
     return cells[0].new_empty((), dtype=torch.bool)
+
+
+@library.fake("rebuild")
+def _rebuilt(buffers: list[Tensor], policy: list[int]) -> Tensor:
+    return buffers[0].new_empty(3)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from recfx.kernels.index.shifts import shifted_right
+from recfx.kernels.index.mix64 import shifted_right
 
 
 def slot_count(rows: int) -> int:

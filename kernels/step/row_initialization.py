@@ -23,8 +23,7 @@ from torch import Tensor
 from recfx.kernels.build import launch, library
 from recfx.kernels.build.launch import elements_between
 from recfx.kernels.build.plain_arguments import triton_operator
-from recfx.kernels.index.mix64 import mix64, mix64_integer, to_int64
-from recfx.kernels.index.shifts import shifted_right
+from recfx.kernels.index.mix64 import mix64, mix64_integer, shifted_right, to_int64
 
 
 @lru_cache(maxsize=4096)

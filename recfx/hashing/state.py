@@ -14,7 +14,8 @@ from recfx.hashing.identity import IDENTITY, check_identity, torn
 from recfx.hashing.slices import SLICE_COUNTS, checked_sums, parts_between
 from recfx.kernels.build import library
 from recfx.kernels.build.huge_pages import advise_huge_pages
-from recfx.kernels.index import index_rebuild
+from recfx.kernels.index import hash_index
+from recfx.kernels.index.hash_index import NO_PROBLEM, Rebuilt
 from recfx.kernels.index.index_buffers import (
     BATCH_BITS,
     BATCHES,
@@ -27,7 +28,6 @@ from recfx.kernels.index.index_buffers import (
     choose_seeds,
     is_taken,
 )
-from recfx.kernels.index.index_rebuild import NO_PROBLEM, Rebuilt
 
 EVERY_NAME = (*STATE, SLICE_COUNTS, IDENTITY)
 """The names of everything that any index may have saved."""
@@ -86,7 +86,7 @@ def empty_buffers(policy: IndexPolicy, name: str = "") -> IndexBuffers:
     """The buffers of an empty index."""
     buffers = allocate(policy, "cpu", name)
     _clear(buffers)
-    index_rebuild.rebuild(buffers, policy)
+    hash_index.rebuild(buffers, policy)
     return buffers
 
 
@@ -143,7 +143,7 @@ def buffers_from_state(
             module_path=name,
             what_to_do="Load with the unseen that the state was saved with.",
         )
-    rebuilt = index_rebuild.rebuild(buffers, policy)
+    rebuilt = hash_index.rebuild(buffers, policy)
     if rebuilt.problem != NO_PROBLEM:
         raise _problem_error(rebuilt, saved_rows, buffers, config, name)
     return buffers
@@ -239,19 +239,19 @@ def _problem_error(
     if rebuilt.is_candidate:
         ids, states, place = buffers.candidate_ids, buffers.candidate_counts, "candidate place"
     id_, state = int(ids[row]), int(states[row])
-    if problem == index_rebuild.UNKNOWN_STATE:
+    if problem == hash_index.UNKNOWN_STATE:
         return torn(f"Row {row} has the invalid {'count' if rebuilt.is_candidate else 'state'} {state}.", name)
-    if problem == index_rebuild.BAD_SCORE:
+    if problem == hash_index.BAD_SCORE:
         scores = buffers.candidate_order if rebuilt.is_candidate else buffers.row_scores
         return torn(f"{place.capitalize()} {row} has the score {int(scores[row])}, of a batch that has not run.", name)
-    if problem == index_rebuild.DUPLICATE_ID:
+    if problem == hash_index.DUPLICATE_ID:
         return CheckpointError(
             f"Id {id_} has {place} {row} and also an earlier one.",
             reason="duplicate_id",
             module_path=name,
             what_to_do="The saved state is damaged: use another one.",
         )
-    if problem in (index_rebuild.DENSE_ROW, index_rebuild.DENSE_ID):
+    if problem in (hash_index.DENSE_ROW, hash_index.DENSE_ID):
         message = f"Row {row} belongs to id {id_}, but rows and ids below {config.dense_rows} are dense here."
         advice = "Load with the dense_rows that the state was saved with."
         return CheckpointError(message, reason="dense_id", module_path=name, what_to_do=advice)

@@ -10,7 +10,6 @@ Insertions in the meantime do not make their result wrong; ``insert_ids`` does t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -18,13 +17,13 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recfx.hashing import HashIndex
 from recfx.ir.tables import TableSpec
-from recfx.kernels.index.index_buffers import IndexBuffers, IndexView
+from recfx.kernels.index.index_buffers import IndexBuffers
 from recfx.lowering.registry import Outputs
 from recfx.runtime.bags import keep_ids, with_values
 from recfx.runtime.base import NodeModule
 from recfx.runtime.in_flight import BatchInFlight, is_replay
 from recfx.runtime.lookup import Lookup
-from recfx.runtime.table_indexes import TableIndexes
+from recfx.runtime.table_indexes import RowsOfBatch, TableIndexes
 
 HashedBatch: TypeAlias = tuple[KeyedJaggedTensor, BatchInFlight | None]
 """Rows in the bags of the ids; and the batch in flight, if its rows must be kept until its backward has run."""
@@ -127,27 +126,8 @@ class HashLookup(NodeModule):
             return self.lookup(*(hashed if indexes.evicts else (hashed,)))
         if not indexes.begin(features, training):
             return self.lookup(features)
-        pooled = self.lookup.pool_ids(features, _RowsOfBatch(indexes, features, training))
+        pooled = self.lookup.pool_ids(features, RowsOfBatch(indexes, features, training))
         return self.lookup(*hash_batch(indexes, features, training)) if pooled is None else pooled
-
-
-class _RowsOfBatch:
-    """The indexes for one batch, in the form that kernels that find rows use (``IdsToRows`` in the registry)."""
-
-    def __init__(self, indexes: TableIndexes, features: KeyedJaggedTensor, training: bool) -> None:
-        self._indexes, self._features, self.training = indexes, features, training
-
-    def find_views(self) -> Sequence[IndexView | None]:
-        return self._indexes.find_views(self.training)
-
-    def insert(self, ids: torch.Tensor, rows: torch.Tensor, absent_per_table: list[int]) -> None:
-        self._indexes.insert_absent(self._features, ids, rows)
-
-    def answered(self, absent_per_table: list[int]) -> None:
-        if self.training:
-            self._indexes.count_resident(self._indexes.segments(self._features))
-        else:
-            self._indexes.count_answered(self._features, absent_per_table)
 
 
 class IndexSnapshot:

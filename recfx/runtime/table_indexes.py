@@ -57,7 +57,7 @@ class TableIndexes:
             for table, last in zip(tables, last_keys, strict=True)
             if table.name in self._is_hashed
         ]
-        self._names_in_order = [table.name for table, *_ in self._keys_of_hashed]
+        self.hashed_in_order = [table.name for table, *_ in self._keys_of_hashed]
         self.store = store
         self._group = group
         self._new_rows = NewRows(collection, tuple(table for table in tables if table.has_index), store)
@@ -90,7 +90,7 @@ class TableIndexes:
         """
         if training and self._group is None:
             refuse_replicas(self.collection, self.hashed)
-        indexes = self.store.indexes_of(self._names_in_order)
+        indexes = self.store.indexes_of(self.hashed_in_order)
         if features.values().is_meta or (indexes and indexes[0].row_ids.is_meta):
             return False
         if indexes and hash_index.any_nonzero(buffers_named("uninitialized", indexes)):
@@ -101,14 +101,6 @@ class TableIndexes:
         """Where the ids of each hashed table are; the host waits for a device if the batch does not know."""
         borders = features.offset_per_key()
         return [Segment(table, borders[first], borders[last]) for table, first, last in self._keys_of_hashed]
-
-    def find_views(self, training: bool) -> list[IndexView | None]:
-        """The index of each table of the collection; None for tables without one."""
-        views = views_of(self.store.indexes_of(self._names_in_order), training)
-        if len(views) == len(self.tables):
-            return [*views]
-        of_table = dict(zip(self._names_in_order, views, strict=True))
-        return [of_table.get(table.name) for table in self.tables]
 
     def by_table(self) -> list[HashIndex | None]:
         return [self.store.index(table.name) if table.name in self._is_hashed else None for table in self.tables]
@@ -171,7 +163,7 @@ class TableIndexes:
 
     def _count_found(self, resident: list[int], batches: int) -> None:
         # The first two counts of an index are the batches and the ids seen.
-        counts = buffers_named("counts", self.store.indexes_of(self._names_in_order))
+        counts = buffers_named("counts", self.store.indexes_of(self.hashed_in_order))
         amounts = [amount for count in resident for amount in (batches, count)]
         hash_index.add_counts(counts, amounts)
 
@@ -235,7 +227,7 @@ class TableIndexes:
             index = self.store.index(segment.table.name)
             if count > 0 and index.config.unseen != "zeros":
                 self._share_rows(index, ids, rows, segment)
-        self._count_answers(segments, counts)
+        self.count_answers(segments, counts)
         return rows
 
     def _find(self, ids: torch.Tensor, segments: list[Segment]) -> tuple[torch.Tensor, list[int]]:
@@ -267,15 +259,35 @@ class TableIndexes:
             [policy.row_begin for policy in policies],
         )
 
-    def count_answered(self, features: KeyedJaggedTensor, absent_per_table: list[int]) -> None:
-        """Count the answers of eval mode, given the number of ids without a row for each table of the collection."""
-        absent = dict(zip([table.name for table in self.tables], absent_per_table, strict=True))
-        segments = self.segments(features)
-        self._count_answers(segments, [absent[segment.table.name] for segment in segments])
-
-    def _count_answers(self, segments: list[Segment], absent: list[int]) -> None:
+    def count_answers(self, segments: list[Segment], absent: list[int]) -> None:
         indexes = self._indexes(segments)
         amounts: list[int] = []
         for segment, count in zip(segments, absent, strict=True):
             amounts += [segment.end - segment.begin, count]
         hash_index.add_counts([index.eval_counts for index in indexes], amounts)
+
+
+class RowsOfBatch:
+    """The indexes for one batch, in the form that kernels that find rows use (``IdsToRows`` in the registry)."""
+
+    def __init__(self, indexes: TableIndexes, features: KeyedJaggedTensor, training: bool) -> None:
+        self._indexes, self._features, self.training = indexes, features, training
+
+    def find_views(self) -> list[IndexView | None]:
+        indexes = self._indexes
+        views = views_of(indexes.store.indexes_of(indexes.hashed_in_order), self.training)
+        if len(views) == len(indexes.tables):
+            return [*views]
+        of_table = dict(zip(indexes.hashed_in_order, views, strict=True))
+        return [of_table.get(table.name) for table in indexes.tables]
+
+    def insert(self, ids: torch.Tensor, rows: torch.Tensor, absent_per_table: list[int]) -> None:
+        self._indexes.insert_absent(self._features, ids, rows)
+
+    def answered(self, absent_per_table: list[int]) -> None:
+        segments = self._indexes.segments(self._features)
+        if self.training:
+            self._indexes.count_resident(segments)
+        else:
+            absent = dict(zip([table.name for table in self._indexes.tables], absent_per_table, strict=True))
+            self._indexes.count_answers(segments, [absent[segment.table.name] for segment in segments])

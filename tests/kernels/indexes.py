@@ -9,7 +9,7 @@ import torch
 from recfx.hashing import HashConfig
 from recfx.hashing.state import empty_buffers
 from recfx.kernels.build import library
-from recfx.kernels.index import hash_index, index_rebuild
+from recfx.kernels.index import hash_index
 from recfx.kernels.index.index_buffers import STATE, TAKEN, IndexBuffers, IndexPolicy
 from tests.hashing.dictionary import Dictionary
 
@@ -81,7 +81,7 @@ def _held(slot_groups: torch.Tensor) -> list[tuple[int, int]]:
 def assert_sound(buffers: IndexBuffers, policy: IndexPolicy) -> None:
     """Nothing is wrong with the state, and what is derived from it anew is what has been kept up to date."""
     rebuilt = copy_of(buffers)
-    assert index_rebuild.rebuild(rebuilt, policy) == (index_rebuild.NO_PROBLEM, -1, False)
+    assert hash_index.rebuild(rebuilt, policy) == (hash_index.NO_PROBLEM, -1, False)
     assert_same(buffers, rebuilt)
     ids, rows = buffers.row_ids[buffers.row_state == TAKEN], torch.nonzero(buffers.row_state == TAKEN).squeeze(1)
     assert torch.equal(

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from recfx.kernels.build import library
 from recfx.kernels.index import hash_index
-from recfx.kernels.index.index_rebuild import rebuild
+from recfx.kernels.index.hash_index import rebuild
 from recfx.kernels.lookup.bag_offsets import bag_offsets
 from recfx.kernels.lookup.per_sample_weights import per_sample_weight_gradients
 from recfx.kernels.lookup.pooled_lookup import pool_again_, pooled_lookup

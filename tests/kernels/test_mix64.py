@@ -2,8 +2,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recfx.kernels.index.mix64 import mix64, mix64_integer, mixed_modulo, to_int64
-from recfx.kernels.index.shifts import shifted_by_floats, shifted_right
+from recfx.kernels.index.mix64 import mix64, mix64_integer, mixed_modulo, shifted_by_floats, shifted_right, to_int64
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recfx.hashing import HashConfig, HashIndex
-from recfx.kernels.index import hash_index, index_rebuild, slot_groups
+from recfx.kernels.index import hash_index, slot_groups
 from recfx.kernels.index.hash_index import InFlight
 from recfx.kernels.index.index_buffers import allocate_buffers, word_count
 from tests.kernels.chosen_ids import of_one_slot
@@ -28,7 +28,7 @@ def test_the_operators_with_groups_that_are_nearly_full(groups: int) -> None:
     buffers.row_ids.fill_(-1)
     for zero in (buffers.row_state, buffers.counts):
         zero.zero_()
-    index_rebuild.rebuild(buffers, policy)
+    hash_index.rebuild(buffers, policy)
     generator, row_of = random.Random(groups), {}
     universe = torch.tensor([*range(-1, 150), 2**63 - 1, -(2**63)])
     probes = 0

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from recfx.kernels.index import index_rebuild
+from recfx.kernels.index import hash_index
 from recfx.kernels.index.index_buffers import IndexBuffers, IndexPolicy
 from tests.kernels.indexes import SEED, assert_same, assert_sound, copy_of, empty, insert
 
@@ -35,20 +35,20 @@ def repeat(name: str, source: int, row: int) -> Damage:
 
 
 PROBLEMS: list[tuple[str, Damage, tuple[int, int, bool]]] = [
-    ("nothing", lambda b: None, (index_rebuild.NO_PROBLEM, -1, False)),
-    ("state", put("row_state", 9, 7), (index_rebuild.UNKNOWN_STATE, 9, False)),
-    ("dense row", put("row_state", 2, 1), (index_rebuild.DENSE_ROW, 2, False)),
-    ("dense id", put("row_ids", 5, 3), (index_rebuild.DENSE_ID, 5, False)),
-    ("bucket", lambda b: swap(b.row_ids, 5, 34), (index_rebuild.WRONG_BUCKET, 5, False)),
-    ("duplicate", repeat("row_ids", 6, 8), (index_rebuild.DUPLICATE_ID, 8, False)),
-    ("negative score", put("row_scores", 7, -1), (index_rebuild.BAD_SCORE, 7, False)),
-    ("score of the future", put("row_scores", 7, (5 << 36) + 3), (index_rebuild.BAD_SCORE, 7, False)),
-    ("negative count", put("candidate_counts", 9, -2), (index_rebuild.UNKNOWN_STATE, 9, True)),
-    ("candidate in a dense row", put("candidate_counts", 1, 1), (index_rebuild.DENSE_ROW, 1, True)),
-    ("dense candidate", put("candidate_ids", 5, 0), (index_rebuild.DENSE_ID, 5, True)),
-    ("candidate's bucket", lambda b: swap(b.candidate_ids, 5, 34), (index_rebuild.WRONG_BUCKET, 5, True)),
-    ("candidate twice", repeat("candidate_ids", 6, 8), (index_rebuild.DUPLICATE_ID, 8, True)),
-    ("candidate with a row", lambda b: b.candidate_ids[4].copy_(b.row_ids[9]), (index_rebuild.DUPLICATE_ID, 4, True)),
+    ("nothing", lambda b: None, (hash_index.NO_PROBLEM, -1, False)),
+    ("state", put("row_state", 9, 7), (hash_index.UNKNOWN_STATE, 9, False)),
+    ("dense row", put("row_state", 2, 1), (hash_index.DENSE_ROW, 2, False)),
+    ("dense id", put("row_ids", 5, 3), (hash_index.DENSE_ID, 5, False)),
+    ("bucket", lambda b: swap(b.row_ids, 5, 34), (hash_index.WRONG_BUCKET, 5, False)),
+    ("duplicate", repeat("row_ids", 6, 8), (hash_index.DUPLICATE_ID, 8, False)),
+    ("negative score", put("row_scores", 7, -1), (hash_index.BAD_SCORE, 7, False)),
+    ("score of the future", put("row_scores", 7, (5 << 36) + 3), (hash_index.BAD_SCORE, 7, False)),
+    ("negative count", put("candidate_counts", 9, -2), (hash_index.UNKNOWN_STATE, 9, True)),
+    ("candidate in a dense row", put("candidate_counts", 1, 1), (hash_index.DENSE_ROW, 1, True)),
+    ("dense candidate", put("candidate_ids", 5, 0), (hash_index.DENSE_ID, 5, True)),
+    ("candidate's bucket", lambda b: swap(b.candidate_ids, 5, 34), (hash_index.WRONG_BUCKET, 5, True)),
+    ("candidate twice", repeat("candidate_ids", 6, 8), (hash_index.DUPLICATE_ID, 8, True)),
+    ("candidate with a row", lambda b: b.candidate_ids[4].copy_(b.row_ids[9]), (hash_index.DUPLICATE_ID, 4, True)),
 ]
 
 
@@ -56,7 +56,7 @@ PROBLEMS: list[tuple[str, Damage, tuple[int, int, bool]]] = [
 def test_rebuild_names_the_lowest_bad_row(damage: Damage, expected: tuple[int, int, bool]) -> None:
     buffers, policy = filled()
     damage(buffers)
-    assert index_rebuild.rebuild(buffers, policy) == expected
+    assert hash_index.rebuild(buffers, policy) == expected
 
 
 def test_rebuild_makes_what_is_derived() -> None:
@@ -73,7 +73,7 @@ def test_rebuild_makes_what_is_derived() -> None:
     ):
         getattr(garbage, name).fill_(77)
     garbage.side_row[1:] = SEED  # which is chosen, not derived
-    assert index_rebuild.rebuild(garbage, policy).problem == index_rebuild.NO_PROBLEM
+    assert hash_index.rebuild(garbage, policy).problem == hash_index.NO_PROBLEM
     assert_same(garbage, buffers)
     assert_sound(garbage, policy)
     assert garbage.lock.item() == 0
