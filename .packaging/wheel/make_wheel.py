@@ -21,9 +21,8 @@ from pathlib import Path
 
 from torch_headers import torch_root
 
-from recfx.kernels.build.compiler import compile_library, torch_flags
+from recfx.kernels.build.compiler import LIBRARIES, compile_library, library_name, torch_flags
 from recfx.kernels.build.library import SOURCES
-from recfx.kernels.build.packaged import LIBRARIES, library_name
 from recfx.versions.sets import SETS
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -1,10 +1,16 @@
-"""Compiles C++ sources into one shared library, against the headers of a torch that may be another than this one."""
+"""Compiles C++ sources into one shared library, against the headers of a torch that may be another than this one.
+
+A wheel carries such libraries, one for each minor version of torch, whose C++ interface changes with it, in
+``libraries``, beside this module. Whoever can write there can write to recfx's own modules as well, so it does not
+matter who owns the files. A digest of the sources in the name keeps a library of other sources from being taken.
+"""
 
 from __future__ import annotations
 
 import errno
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -114,3 +120,24 @@ def _run(command: list[str]) -> None:
         how = f"was killed by signal {-finished.returncode}" if finished.returncode < 0 else "failed"
         first = next((line for line in finished.stderr.splitlines() if "error" in line), "it said nothing of an error")
         raise LibraryBuildError(f"the C++ compiler {how}: {first}\n{' '.join(command)}\n{finished.stderr}")
+
+
+LIBRARIES = Path(__file__).resolve().parent / "libraries"
+
+
+def library_name(torch_version: str, sources: Path) -> str:
+    """The name of the file that serves a version of torch, such as ``2.13.0+cpu``."""
+    minor = re.match(r"\d+\.\d+", torch_version)
+    return f"librecfx-torch{minor[0] if minor else torch_version}-{digest_of(sources)}.so"
+
+
+def packaged_library(torch_version: str, cxx11_abi: bool, sources: Path) -> Path | None:
+    """The library for this torch that came with recfx; None if there is none.
+
+    Args:
+        torch_version: of the torch that is to load it.
+        cxx11_abi: whether that torch was built with the C++11 ABI of libstdc++, as all that packages carry were.
+        sources: the folder of the sources.
+    """
+    path = LIBRARIES / library_name(torch_version, sources)
+    return path if cxx11_abi and path.is_file() else None

@@ -1,6 +1,6 @@
 """Builds and loads the C++ operators of namespace ``recfx``: one shared library that does not depend on Python.
 
-A wheel brings it along for each version of torch that it supports (``packaged.py``). If none serves, the library is
+A wheel brings it along for each version of torch that it supports (``compiler.py``). If none serves, the library is
 built from ``csrc`` with the system's C++ compiler the first time it is needed. It is then kept in ``$RECFX_BUILD_DIR``
 (default: ``recfx`` in the user's cache directory), under a name that contains a digest of everything that it is made
 from. ``python -m recfx.kernels`` builds it in advance, if it has to be, and prints its path, which a C++ server can
@@ -37,9 +37,9 @@ from recfx.kernels.build.compiler import (
     compile_library,
     digest_of,
     find_compiler,
+    packaged_library,
     torch_flags,
 )
-from recfx.kernels.build.packaged import packaged_library
 from recfx.kernels.build.private_files import make_private_directory, new_file, refuse_unsafe
 
 _logger = logging.getLogger("recfx")

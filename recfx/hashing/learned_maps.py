@@ -19,7 +19,7 @@ from recfx.hashing import HashConfig, HashIndex, ResolvedHashConfig
 from recfx.hashing.identity import IDENTITY
 from recfx.hashing.state import buffers_from_state
 from recfx.kernels.index.index_buffers import BATCH_BITS, BATCHES, FREED, INSERTED, MOST_SIGHTINGS, TAKEN
-from recfx.versions.differences import HashZchEvictionPolicyName, HashZchManagedCollisionModule
+from recfx.versions.differences import HashZchManagedCollisionModule
 
 _RULES = ("on_full", "evict", "unseen", "admit_after")
 _EMPTY = torch.iinfo(torch.int64).max  # of MCH, in the place of an id
@@ -39,8 +39,6 @@ class LearnedMap:
         sightings: int64 ``[n]``, how often each id has been seen, as far as that is known.
         batches: how many batches the module has seen.
         misses: whether unknown ids read a row of their own.
-        differences: how training goes on differently, whatever the rules are; without a full stop.
-        of_rules: how it goes on differently by the rules of ``config``.
     """
 
     rows: int
@@ -52,8 +50,6 @@ class LearnedMap:
     sightings: Tensor
     batches: int
     misses: bool
-    differences: tuple[str, ...]
-    of_rules: tuple[str, ...]
 
     def differing_rules(self, config: ResolvedHashConfig) -> list[str]:
         """The rules of ``config`` that are not those that come closest, as sentences without a full stop."""
@@ -142,23 +138,7 @@ def learned_by_mch(module: MCHManagedCollisionModule) -> LearnedMap:
         for name in ("_mch_counts", "_mch_last_access_iter")
     )
     batches = max(int(map_module._current_iter_tensor), int(last.max()) if last.numel() else 0)
-    differences = [
-        f"a new id gets a row in its first batch, not after up to {module._eviction_interval} batches",
-        "the initial weights of a new id do not depend on which id had the row before",
-    ]
     rule: Literal["lru", "lfu"] = "lru" if isinstance(policy, LRU_EvictionPolicy) else "lfu"
-    name = type(policy).__name__
-    of_rules = [f"{name} becomes evict={rule!r}: in a full table, a new id takes the row of another id at once"]
-    if isinstance(policy, DistanceLFU_EvictionPolicy):
-        of_rules.append("how often an id was seen decides alone, however long ago it was last seen")
-    elif getattr(policy, "_decay_exponent", 1.0) != 1.0:
-        of_rules.append("decay_exponent changes nothing: the order by age is the same")
-    if policy._threshold_filtering_func is not None:
-        differences.append(
-            "threshold_filtering_func is not called; HashConfig(admit_after=...) admits ids that were seen so often"
-        )
-    if module._current_history_buffer_offset:
-        differences.append("ids seen since the last eviction interval are still unknown")
     return LearnedMap(
         rows=module._zch_size,
         ids=ids[known],
@@ -169,8 +149,6 @@ def learned_by_mch(module: MCHManagedCollisionModule) -> LearnedMap:
         sightings=counts,
         batches=batches,
         misses=True,
-        differences=tuple(differences),
-        of_rules=tuple(of_rules),
     )
 
 
@@ -178,24 +156,11 @@ def learned_by_hash_zch(module: HashZchManagedCollisionModule) -> LearnedMap:
     """The map of a table of slots, of which each is a row."""
     identities = module._hash_zch_identities.detach().cpu().view(-1)
     rows = torch.nonzero(identities != -1).squeeze(1)
-    differences = ["an unknown id does not fall back on a slot of another id (unseen= says what it reads)"]
-    if module._disable_fallback:
-        differences = ["an unknown id keeps its place (unseen= says what it reads), instead of being dropped"]
-    of_rules: list[str] = []
     policy, metadata = module._eviction_policy_name, module._hash_zch_metadata
     batches, last = 0, torch.zeros_like(rows)
-    if policy is not None:
-        if metadata is not None and rows.numel():  # hours: only their order counts
-            _, last = torch.unique(metadata.cpu().view(-1)[rows], return_inverse=True)
-            batches = int(last.max())
-        of_rules.append(f"{policy.name} becomes evict='lru', which takes the oldest of all rows, not of some slots")
-        if policy is not HashZchEvictionPolicyName.LRU_EVICTION:
-            of_rules.append(
-                "no id expires after some hours; HashConfig(on_full='evict', evict='ttl', ttl_batches=) lets ids "
-                "expire after so many batches, which begin with the conversion"
-            )
-    if module._opt_in_prob > 0:
-        differences.append("opt_in_prob admits by chance; HashConfig(admit_after=) counts sightings")
+    if policy is not None and metadata is not None and rows.numel():  # hours: only their order counts
+        _, last = torch.unique(metadata.cpu().view(-1)[rows], return_inverse=True)
+        batches = int(last.max())
     full: Any = "evict" if policy is not None else "error" if module._disable_fallback else "share"
     return LearnedMap(
         rows=module._zch_size,
@@ -207,8 +172,6 @@ def learned_by_hash_zch(module: HashZchManagedCollisionModule) -> LearnedMap:
         sightings=torch.zeros_like(rows),
         batches=batches,
         misses=False,
-        differences=tuple(differences),
-        of_rules=tuple(of_rules),
     )
 
 

@@ -91,8 +91,13 @@ class TakenOver:
 def _about_training(learned: LearnedMap, config: ResolvedHashConfig) -> tuple[str, str, Severity]:
     """How training goes on differently, what to do about it, and how much that matters."""
     rules = learned.differing_rules(config)
-    differences = "; ".join([*learned.differences, *(() if rules else learned.of_rules)])
-    message = f"Training goes on differently: {differences}."
+    message = (
+        f"Training goes on differently: by recfx.{learned.config}, unless hashing= says otherwise. A new id gets a "
+        "row, with initial weights, in its first batch. What TorchRec's module has besides (filters and chances of "
+        "admission, decay, expiry after hours, fallback slots, ids that wait for an interval) has no counterpart; "
+        "HashConfig(admit_after=) counts sightings, and HashConfig(on_full='evict', evict='ttl', ttl_batches=) lets "
+        "ids expire."
+    )
     if not rules:
         return message, "", Severity.INFO
     message += f" The rules given in hashing= also differ from those of TorchRec's module: {'; '.join(rules)}."

@@ -103,10 +103,9 @@ except ImportError:  # TorchRec 1.4 and older have none
 try:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # they call torch.jit.script, of which torch 2.14 warns
-        from torchrec.modules.hash_mc_evictions import HashZchEvictionPolicyName
         from torchrec.modules.hash_mc_modules import HashZchManagedCollisionModule
 except ImportError:  # TorchRec 1.2 has none
-    HashZchEvictionPolicyName = HashZchManagedCollisionModule = Absent
+    HashZchManagedCollisionModule = Absent
 
 try:
     from torchrec.modules.pec_embedding_modules import PECEmbeddingCollection
@@ -140,7 +139,6 @@ __all__ = [
     "Absent",
     "BaseForward",
     "GroupName",
-    "HashZchEvictionPolicyName",
     "HashZchManagedCollisionModule",
     "ModelDeltaTrackerTrec",
     "PECEmbeddingCollection",

@@ -39,26 +39,6 @@ def test_every_id_belongs_to_one_slice(pieces: int, dense_rows: int) -> None:
         assert bool((here[~owned] == -1).all())
 
 
-def test_removals_are_counted_by_call() -> None:
-    """A backward compares them: whatever takes rows from ids counts one, and nothing else counts."""
-    index = HashIndex(4, config=HashConfig(on_full="evict"))
-    counted = [index.removals]
-
-    def after(method: str, *ids: int) -> None:
-        getattr(index, method)(torch.tensor(ids, dtype=torch.int64))
-        counted.append(index.removals)
-
-    after("insert", 10, 11, 12, 13)
-    after("insert", 13, 12)
-    after("find", 10)
-    after("insert", 14)  # evicts one
-    after("insert", 15, 16)  # evicts two
-    after("erase", 99)
-    after("erase", int(index.items()[0][0]))  # in row 0
-    after("erase", 99, int(index.items()[0][0]), int(index.items()[0][1]))
-    assert counted == [0, 0, 0, 0, 1, 2, 2, 3, 4]
-
-
 @pytest.mark.parametrize("admit_after", [1, 3])
 def test_states_are_fitted_sliced_and_joined_under_another_default_device(admit_after: int) -> None:
     config = HashConfig(buckets=4, dense_rows=3, admit_after=admit_after)

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from recfx.kernels.build import library, packaged
-from recfx.kernels.build.packaged import library_name, packaged_library
+from recfx.kernels.build import compiler, library
+from recfx.kernels.build.compiler import library_name, packaged_library
 
 
 def write(torch_version: str, sources: Path) -> Path:
     """A library of the wheel."""
-    path = packaged.LIBRARIES / library_name(torch_version, sources)
+    path = compiler.LIBRARIES / library_name(torch_version, sources)
     path.write_bytes(b"a library")
     return path
 
@@ -24,7 +24,7 @@ def sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     (sources / "one.cpp").write_text('extern "C" int recfx_one() { return 1; }')
     monkeypatch.setattr(library, "SOURCES", sources)
     monkeypatch.setattr(library, "_path", None)
-    monkeypatch.setattr(packaged, "LIBRARIES", tmp_path)
+    monkeypatch.setattr(compiler, "LIBRARIES", tmp_path)
     monkeypatch.setenv("RECFX_BUILD_DIR", str(tmp_path / "build"))
     write(torch.__version__, sources)
     return sources
@@ -42,7 +42,7 @@ def test_it_is_loaded_without_a_compiler_whoever_owns_it(
     sources: Path, loaded: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("CXX", "/no/such/compiler")
-    (packaged_one,) = packaged.LIBRARIES.glob("*.so")
+    (packaged_one,) = compiler.LIBRARIES.glob("*.so")
     packaged_one.chmod(0o666)
     library._open_library()
     assert loaded == [packaged_one]
@@ -68,7 +68,7 @@ def test_it_is_not_taken_for_other_sources(sources: Path) -> None:
 def test_one_that_cannot_be_loaded_is_the_first_reason_why_there_is_none(
     sources: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (packaged_one,) = packaged.LIBRARIES.glob("*.so")
+    (packaged_one,) = compiler.LIBRARIES.glob("*.so")
     monkeypatch.setenv("CXX", "/no/such/compiler")
     for name, value in (("_loaded", None), ("_reason", ""), ("_when_defined", [])):
         monkeypatch.setattr(library, name, value)
@@ -84,7 +84,7 @@ def test_one_that_cannot_be_loaded_is_the_first_reason_why_there_is_none(
 def test_one_that_cannot_be_loaded_makes_way_for_one_that_is_compiled(
     sources: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (packaged_one,) = packaged.LIBRARIES.glob("*.so")
+    (packaged_one,) = compiler.LIBRARIES.glob("*.so")
     loaded: list[Path] = []
 
     def load_library(path: str) -> None:

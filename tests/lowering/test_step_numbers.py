@@ -61,11 +61,3 @@ def test_a_learning_rate_in_a_tensor_that_a_schedule_changes_in_place(name: str)
     for _ in range(3):
         rate /= 2
         assert numbers.of(groups, steps) == numbers_of_rule(rule, groups, steps)
-
-
-def test_betas_from_a_file_are_a_list() -> None:
-    rule, betas = rule_named("adam"), [0.5, 0.75]
-    groups, numbers = [{"lr": 0.1, "eps": 0.0, "betas": betas, "weight_decay": 0.0}] * 2, NumbersOfTables(rule)
-    for _ in range(2):
-        betas[0] /= 2
-        assert numbers.of(groups, [1.0, 2.0]) == numbers_of_rule(rule, groups, [1.0, 2.0])

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -93,18 +92,6 @@ def test_state_that_the_optimizer_loads_is_what_counts(dtype: torch.dtype) -> No
     assert fused.group["lr"] == 0.125
 
 
-@every_rule
-def test_new_state_is_the_optimizers_own(rule: Rule) -> None:
-    weight = nn.Parameter(torch.ones(ROWS, DIM))
-    attach([weight], rule.dense_class)
-    fused = fused_optimizer_of(weight, "t")
-    assert isinstance(fused, FusedOptimizer)
-    fused.prepare(weight)
-    (optimizer,) = attached_optimizers(weight)
-    assert fused.state is optimizer.state[weight]
-    assert set(rule.tensor_names) <= fused.state.keys()
-
-
 @pytest.mark.parametrize("rule", [ADAGRAD, ROWWISE_ADAGRAD, ADAM], ids=lambda rule: rule.name)
 def test_state_in_another_dtype_is_copied(rule: Rule) -> None:
     fused, optimizer, weight = fused_of(rule, torch.float64)
@@ -137,61 +124,6 @@ def test_state_of_other_rows_is_refused(rows: int) -> None:
     fused = FusedOptimizer(ROWWISE_ADAGRAD, dict(GROUP), state)
     with refused("optimizer_state_shape"):
         fused.prepare(torch.ones(ROWS, DIM))
-
-
-def test_rows_are_reset_to_the_start_and_without_state_there_is_nothing_to_reset() -> None:
-    fused, weight = FusedOptimizer(ADAM, dict(GROUP)), torch.ones(ROWS, DIM)
-    fused.reset_rows(torch.tensor([1]))
-    assert fused.state == {}
-    fused.prepare(weight)
-    fused.step(weight, torch.arange(ROWS), torch.ones(ROWS, DIM))
-    fused.reset_rows(torch.tensor([1, 4]))
-    for name in ("exp_avg", "exp_avg_sq"):
-        assert fused.state[name].any(dim=1).tolist() == [True, False, True, True, False, True]
-
-
-class _Told(Rule):
-    """Records the number of steps that it is told."""
-
-    def update(
-        self,
-        values: torch.Tensor,
-        gradient: torch.Tensor,
-        state: dict[str, torch.Tensor],
-        step: float,
-        group: Mapping[str, Any],
-    ) -> torch.Tensor:
-        group["told"].append(step)
-        return values
-
-
-@pytest.mark.parametrize(("counts", "told"), [(True, [1.0, 2.0]), (False, [0.0, 0.0])])
-def test_a_rule_is_told_the_step_if_it_counts_them(counts: bool, told: list[float]) -> None:
-    fused = FusedOptimizer(_Told("told", "Told", torch.optim.SGD, counts_steps=counts), {"told": []})
-    weight = torch.ones(ROWS, DIM)
-    fused.prepare(weight)
-    for _ in told:
-        fused.step(weight, torch.tensor([1]), torch.ones(1, DIM))
-    assert fused.group["told"] == told
-    assert set(fused.state) == ({"step"} if counts else set())
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "says"),
-    [
-        *(("momentum", value, f"momentum={value}") for value in (0.5, True)),
-        ("nesterov", True, "nesterov=True"),
-        ("amsgrad", True, "amsgrad=True"),
-        ("upside_down", True, "upside_down=True"),
-        ("upside_down", False, ""),
-        ("momentum", 0.0, ""),
-        ("lr", 7.0, ""),
-    ],
-)
-def test_changed_settings(name: str, value: object, says: str) -> None:
-    rule = replace(_Told("told", "Told", torch.optim.SGD), neutral={"upside_down": (False,)})
-    assert FusedOptimizer(rule, {"lr": 1.0}).changed_setting() == ""
-    assert FusedOptimizer(rule, {"lr": 1.0, name: value}).changed_setting() == says
 
 
 @copied
@@ -266,6 +198,3 @@ def test_tables_with_equal_learning_rate_tensors_share_a_call(rates: tuple[float
         attach([parameter], "sgd", lr=torch.tensor(rate))
     converted = recfx.convert(model)
     assert sum(isinstance(module, recfx.runtime.Lookup) for module in converted.modules()) == calls
-
-
-# What it says of itself as data

@@ -7,9 +7,8 @@ import torch
 from recfx.errors import InputError
 from recfx.hashing import HashConfig, HashIndex
 from recfx.ir.tables import TableSpec
-from recfx.kernels.index.hash_index import InFlight
 from recfx.kernels.index.index_buffers import BATCHES, EVICTED
-from recfx.runtime.in_flight import BatchesInFlight, BatchInFlight
+from recfx.runtime.in_flight import BatchInFlight
 from tests.support.refusals import refused
 
 INDEXES = {name: HashIndex(8, config=HashConfig(on_full="evict"), name=name) for name in "tu"}
@@ -68,31 +67,3 @@ def test_a_second_backward_is_refused_once_ids_were_evicted() -> None:
     assert caught.value.what_to_do
     assert weight.grad is not None
     assert weight.grad.tolist() == [4.0, 4.0, 4.0]
-
-
-def test_rows_that_must_keep_their_ids() -> None:
-    batches = BatchesInFlight()
-    nothing, empty = InFlight.nothing(), batches.of_table("t")
-    assert (empty.oldest, empty.oldest_listed) == (nothing.oldest, nothing.oldest_listed)
-    assert empty.rows.tolist() == []
-    kept = [(9, {"t": [8, 6], "u": [1]}), (7, {"t": [3], "u": [2]}), (1, {"u": [4]}), (2, {"t": [7], "u": [7]})]
-    for number, rows in kept:
-        one = batch(number, kept_until=number)
-        one.keep({name: torch.tensor(values) for name, values in rows.items()}, training=True)
-        batches.add(one)
-    one.end()
-    in_flight = batches.of_table("t")
-    assert (in_flight.oldest, in_flight.oldest_listed) == (nothing.oldest, 7)
-    assert sorted(in_flight.rows.tolist()) == [3, 6, 8]
-    assert batches.of_table("u").oldest_listed == 1
-    assert batches.of_table("v").rows.tolist() == []
-    batches.turn = 7
-    batches.begin()
-    assert sorted(batches.of_table("t").rows.tolist()) == [3, 6, 8]
-    assert batches.of_table("u").rows.tolist() == [1, 2], "number 1 was kept until forward 1"
-    batches.turn = 8
-    batches.begin()
-    assert sorted(batches.of_table("t").rows.tolist()) == [6, 8]
-    batches.turn = 10
-    batches.begin()
-    assert batches.of_table("t").oldest_listed == nothing.oldest_listed

@@ -23,12 +23,6 @@ def test_a_mark_fits_its_message_and_is_the_same_in_every_process() -> None:
     assert sorted([REFUSED, LAST, AHEAD]) == [1, 2, 8]
 
 
-def test_who_has_set_a_bit() -> None:
-    said = [USER, USER | REFUSED, USER | REFUSED | LAST, USER | AHEAD]
-    assert [marks.any_of(said, bit) for bit in (REFUSED, LAST, LACKS, AHEAD)] == [True, True, False, True]
-    assert [marks.ranks_with(said, bit) for bit in (REFUSED, LAST, LACKS, AHEAD)] == [[1, 2], [2], [], [3]]
-
-
 @pytest.mark.parametrize("says", [0, REFUSED, LAST, LACKS, REFUSED | LAST | LACKS])
 def test_what_a_rank_says_of_its_batch_is_no_other_call(says: int) -> None:
     assert marks.other_calls([USER, USER | says], "user") is None
@@ -90,36 +84,3 @@ def test_collections_of_equal_paths_are_told_apart_by_the_order_in_which_they_we
     where = [f"rank {rank} calls 'user' together (number {rank + 1} of the" for rank in (0, 1)]
     joint = [marks.joint([call]) for call in (first, second)]
     assert all(words in str(marks.other_calls(joint, "user")) for words in where)
-
-
-@pytest.mark.parametrize(
-    ("says", "reason", "words"),
-    [
-        ([0, LAST], None, ""),
-        ([0, 0, REFUSED], "refused_on_another_rank", "rank 2 refused this step's batch"),
-        ([REFUSED, 0, REFUSED], "refused_on_another_rank", "ranks 0, 2 refused this step's batch"),
-    ],
-)
-def test_the_verdict_of_all_ranks(says: list[int], reason: str | None, words: str) -> None:
-    error = marks.verdict([USER | bits for bits in says], "user")
-    if reason is None:
-        assert error is None
-        return
-    assert error is not None
-    assert (error.reason, error.module_path) == (reason, "user")
-    assert words in str(error)
-    assert error.what_to_do
-
-
-def test_errors_of_the_data() -> None:
-    backwards = Backwards("user")
-    backwards.run(backwards.begin_call()[0])
-    ended = marks.data_ended([1], " after 7 batches")
-    assert backwards.begin_call() == (1, 0), "ranks without data made their last call elsewhere"
-    assert (ended.reason, ended.module_path) == ("data_ended", "")
-    assert "the data of rank 1 ended after 7 batches, while other ranks" in str(ended)
-    failed = marks.data_failed([0, 3])
-    assert (failed.reason, failed.module_path) == ("data_failed_on_another_rank", "")
-    assert "the iterator of ranks 0, 3 failed" in str(failed)
-    assert failed.what_to_do
-    assert ended.what_to_do
