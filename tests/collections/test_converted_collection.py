@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
-import pytest
 import torch
 from torch import nn
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
@@ -16,14 +12,11 @@ from recfx.collections.collection import unsharded_collections
 from recfx.collections.converted_collection import (
     collections_by_prefix,
     converted_collections,
-    index_of,
 )
 from recfx.collections.hash_collections import HashEmbeddingBagCollection
 from recfx.collections.sharding.collection import sharded_collections
 from recfx.collections.sharding.shard import shard_collection
 from tests.sharding.ranks import ranks
-
-PRODUCT = Path(recfx.__file__).parent
 
 
 class TwoKinds(nn.Module):
@@ -75,26 +68,3 @@ def test_both_kinds_are_found_by_path_and_answer_alike() -> None:
             "tables": [["whole"], ["cut"]],
             "stores": [True, True],
         }
-
-
-def test_the_index_of_any_module() -> None:
-    collection = _collection("whole")
-    assert index_of(collection, "whole") is collection.index("whole")
-    assert index_of(collection, "other") is None
-    assert index_of(nn.Linear(1, 1), "whole") is None
-
-
-# What was done in many places before there was a base: naming both classes, or reading the store past its name.
-@pytest.mark.parametrize(
-    "pattern",
-    [r"isinstance\([^)]*\bHashEmbeddingBagCollection, ShardedHashEmbeddingBagCollection", r"(?<!\bself)\._store\b"],
-    ids=["either-or", "private store"],
-)
-def test_nothing_goes_past_the_base(pattern: str) -> None:
-    lines = [
-        f"{path.relative_to(PRODUCT)}: {line.strip()}"
-        for path in sorted(PRODUCT.rglob("*.py"))
-        for line in path.read_text().splitlines()
-        if re.search(pattern, line)
-    ]
-    assert not lines, "\n".join(lines)

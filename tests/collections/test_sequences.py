@@ -14,9 +14,9 @@ from torchrec.modules.embedding_configs import DataType
 from torchrec.modules.embedding_modules import EmbeddingCollectionInterface
 
 import recfx
-from recfx import HashConfig, HashEmbeddingCollection, HashEmbeddingConfig
+from recfx import HashConfig, HashEmbeddingCollection
 from recfx.versions.differences import SEQUENCE_SETTINGS
-from tests.builders.batches import RAW_ID, bags, batch, one_bag
+from tests.builders.batches import bags, batch, one_bag
 from tests.builders.collections import sequence_table, sequences
 from tests.builders.optimizers import OPTIMIZERS, attach
 from tests.models.sequences import sharing
@@ -96,32 +96,6 @@ def test_tables_have_the_dtype_that_torchrec_gives_them(data_type: DataType) -> 
     assert weight(HashEmbeddingCollection) == weight(EmbeddingCollection)
 
 
-@pytest.mark.parametrize("wrong", [-1, 20, 2**40])
-@pytest.mark.parametrize("hashing", [HashConfig(), None], ids=["adopted", "static"])
-def test_an_id_out_of_range_is_refused(wrong: int, hashing: HashConfig | None) -> None:
-    _, converted = pair(sequences(), hashing=hashing)
-    before = {name: value.clone() for name, value in converted.state_dict().items()}
-    with pytest.raises((recfx.ConversionError, IndexError, RuntimeError)):
-        converted(bags({"f1": [[1, wrong]], "f2": [[2]], "f3": [[3]]}))
-    assert all(torch.equal(value, before[name]) for name, value in converted.state_dict().items())
-
-
-def test_a_missing_feature_is_refused() -> None:
-    _, converted = pair(sequences())
-    with refused("missing_feature", match="f3", error=recfx.InputError):
-        converted(batch(3, ["f1", "f2"]))
-
-
-def test_an_empty_batch_has_an_empty_answer() -> None:
-    """TorchRec raises an ``IndexError``."""
-    empty = KeyedJaggedTensor(["f1", "f2", "f3"], torch.empty(0).long(), lengths=torch.empty(0).long())
-    for hashing in (None, HashConfig(), RAW):
-        answer = recfx.convert(sequences(), hashing=hashing)(empty)
-        assert {key: tuple(value.values().shape) for key, value in answer.items()} == dict.fromkeys(
-            ("f1", "f2", "f3"), (0, 8)
-        )
-
-
 def test_a_variable_batch_is_not_expanded() -> None:
     """Each key keeps its own samples, as in TorchRec's unsharded collection."""
     features = KeyedJaggedTensor(
@@ -177,37 +151,6 @@ def test_what_cannot_be_built(kind: Any) -> None:
         kind([sequence_table("a", ["f1"]), sequence_table("a", ["f2"])])
 
 
-def test_no_tables_is_refused() -> None:
-    with refused("no_tables", match="HashEmbeddingConfig"):
-        HashEmbeddingCollection([])
-
-
-def test_a_table_without_features_has_its_name_for_one() -> None:
-    made = HashEmbeddingCollection([HashEmbeddingConfig(num_embeddings=4, embedding_dim=2, name="t")])
-    assert list(made(one_bag(7, feature="t"))) == ["t"]
-
-
-def test_tables_are_initialised_as_torchrec_does() -> None:
-    config = sequence_table("s", ["f"], weight_init_min=0.5, weight_init_max=0.75)
-    made = recfx.convert(EmbeddingCollection([config]), hashing=None)
-    for _ in range(2):
-        weight = made.embeddings["s"].weight.detach()
-        assert 0.5 <= float(weight.min()) < float(weight.max()) <= 0.75
-        before = weight.clone()
-        made.reset_parameters()
-    assert not torch.equal(before, made.embeddings["s"].weight)
-    ones = EmbeddingCollection([sequence_table("s", ["f"], init_fn=lambda weight: weight.data.fill_(1.0))])
-    assert recfx.convert(ones).embeddings["s"].weight.unique().tolist() == [1.0]
-
-
-def test_tables_on_meta_are_allocated_later() -> None:
-    made = HashEmbeddingCollection([sequence_table("s", ["f"])], device="meta")
-    assert made(one_bag(3).to("meta"))["f"].values().shape == (1, 8)
-    here = made.to_empty(device="cpu")
-    here.reset_parameters()
-    assert here(one_bag(RAW_ID))["f"].values().shape == (1, 8)
-
-
 # Raw ids
 
 
@@ -236,25 +179,6 @@ def test_an_id_without_a_row_is_not_dropped(unseen: str) -> None:
     assert answers.any() == (unseen == "share")
 
 
-def test_new_rows_do_not_depend_on_the_order_of_arrival() -> None:
-    made = [
-        HashEmbeddingCollection(
-            [
-                HashEmbeddingConfig(
-                    num_embeddings=64, embedding_dim=4, name="t", weight_init_min=2.0, weight_init_max=3.0
-                )
-            ]
-        )
-        for _ in range(2)
-    ]
-    ids = [10**12, -5, 77, 3]
-    forward = made[0](one_bag(*ids, feature="t"))["t"].values().detach()
-    backward = made[1](one_bag(*ids[::-1], feature="t"))["t"].values().detach().flip(0)
-    assert torch.equal(forward, backward)
-    assert 2.0 <= float(forward.min()) < float(forward.max()) <= 3.0
-    assert forward.unique(dim=0).shape[0] == len(ids)
-
-
 def test_ids_that_are_not_admitted_read_zeros_and_get_no_gradient() -> None:
     made = HashEmbeddingCollection([sequence_table("t", ["f"], rows=8)])
     made = recfx.convert(recfx.unconvert(made), hashing=HashConfig(dense_rows=0, admit_after=2))
@@ -264,38 +188,6 @@ def test_ids_that_are_not_admitted_read_zeros_and_get_no_gradient() -> None:
     out.sum().backward()
     row = made.index("t").find(torch.tensor([1]))
     assert made.weight("t").grad.nonzero()[:, 0].unique().tolist() == row.tolist()
-
-
-def test_a_full_table() -> None:
-    made = recfx.convert(EmbeddingCollection([sequence_table("t", ["f"], rows=2)]), hashing=RAW)
-    with pytest.raises(recfx.TableFullError):
-        made(one_bag(1, 2, 3))
-    shared = recfx.convert(
-        EmbeddingCollection([sequence_table("t", ["f"], rows=2)]), hashing=HashConfig(dense_rows=0, on_full="share")
-    )
-    assert shared(one_bag(1, 2, 3))["f"].values().shape == (3, 8)
-
-
-def test_only_some_tables_are_hashed() -> None:
-    made = recfx.convert(sequences(), hashing={"s2": RAW})
-    answer = made(bags({"f1": [[1]], "f2": [[RAW_ID]], "f3": [[2]]}))
-    assert torch.equal(answer["f1"].values()[0], made.weight("s1")[1])
-    assert made.index("s2").items()[0].tolist() == [RAW_ID, 2]
-
-
-def test_the_monitor_and_the_report_name_the_table() -> None:
-    model = nn.ModuleDict({"ec": recfx.convert(sequences(), hashing=RAW)})
-    model["ec"](bags({"f1": [[1, 2]], "f2": [[3]], "f3": [[4]]}))
-    tags = recfx.monitor(model).scalars()
-    assert any("embeddings.s1" in tag for tag in tags)
-    (collection,) = recfx.explain(model).collections
-    assert [table.hashing.ids_held for table in collection.tables] == [2, 2]
-
-
-def test_ranges_that_are_declared_narrow_the_check() -> None:
-    made = recfx.convert(nn.ModuleDict({"ec": sequences()}), id_ranges={"f1": (0, 9)})
-    assert made["ec"].tables[0].id_range is not None
-    made["ec"](batch(2, rows=10))
 
 
 @pytest.mark.parametrize("hashing", [HashConfig(), RAW], ids=["adopted", "raw"])
@@ -330,12 +222,6 @@ def test_rows_are_touched_if_the_backward_reaches_them_even_with_a_gradient_of_z
     assert (converted.weight("s") - before).any(dim=1).nonzero()[:, 0].tolist() == [3]
     converted(one_bag(4))["f"].values().detach()
     assert torch.equal(converted.weight("s")[4], before[4])
-
-
-def test_a_table_that_the_collection_does_not_have_is_named() -> None:
-    converted = recfx.convert(EmbeddingCollection([sequence_table("s", ["f"])]))
-    with pytest.raises(KeyError, match="no table 'other', only \\['s'\\]"):
-        converted.weight("other")
 
 
 # Tables whose output is not used

@@ -133,12 +133,6 @@ def test_a_subclass_that_shows_its_configs_in_another_order() -> None:
     assert torch.equal(recfx.unconvert(converted)(batch).values(), plain(batch).values())
 
 
-def test_the_plain_class_is_made_once() -> None:
-    assert type(recfx.convert(Named("a"))) is type(recfx.convert(Named("b")))
-    assert type(recfx.convert(Named("a"))) is not type(recfx.convert(Further("a")))
-    assert type(recfx.convert(EmbeddingBagCollection(tables()))) is recfx.HashEmbeddingBagCollection
-
-
 @pytest.mark.parametrize("training", [True, False])
 def test_unconvert_keeps_the_mode(training: bool) -> None:
     model = nn.Sequential(EmbeddingBagCollection(tables()), nn.Identity())

@@ -54,14 +54,6 @@ def test_a_change_after_the_conversion_is_refused_and_changes_nothing(name: str)
     assert converted.state_dict().keys() == state.keys()
 
 
-@pytest.mark.parametrize("name", CHANGES)
-def test_the_standard_collection_takes_it_and_so_does_one_that_was_unconverted(name: str) -> None:
-    for bags in (collection().embedding_bags, recfx.unconvert(recfx.convert(collection())).embedding_bags):
-        bag = bags["t1"]
-        assert type(bag) is nn.EmbeddingBag
-        CHANGES[name](bag)
-
-
 def test_a_weight_that_was_taken_away_behind_the_module_is_missed_at_the_next_forward() -> None:
     converted = recfx.convert(collection())
     del converted.embedding_bags["t1"]._parameters["weight"]
@@ -103,18 +95,6 @@ def test_copies_refuse_as_well_and_the_original_never_did(copied: Callable[[Any]
         converted.embedding_bags["t1"].max_norm = 1.0
     plain.embedding_bags["t1"].max_norm = 1.0
     assert repr(converted.embedding_bags["t1"]).startswith("EmbeddingBag(20, 8")
-
-
-def test_what_is_printed_says_rows_columns_and_ids_in_one_line() -> None:
-    for hashing, size in (
-        (recfx.HashConfig(), "20 x 8"),
-        (recfx.HashConfig.raw_ids(on_full="evict"), "20 x 8, raw ids, on_full='evict'"),
-        (recfx.HashConfig(rows=30), "30 x 8, raw ids beyond 20 rows"),
-    ):
-        converted = recfx.convert(collection(), hashing=hashing)
-        assert repr(converted) == f"HashEmbeddingBagCollection(2 tables: t1, t2 ({size}))"
-        assert repr(converted.tables[1]) == f"TableSpec('t2', features=f2, f3, pooling=MEAN, {size})"
-    assert repr(recfx.passes()[0]) == "Rewrite(name='expand_collection')"
 
 
 def test_what_changes_nothing_is_let_through() -> None:

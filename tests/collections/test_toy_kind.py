@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import copy
 import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,9 +17,8 @@ from torchrec.distributed.types import ShardingEnv
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import recfx
-from recfx.collections.kinds import kind_of, shown_by, standard_kind, table_in
+from recfx.collections.kinds import kind_of
 from tests.sharding.ranks import ranks
-from tests.support.refusals import refused
 from tests.toys import stacks
 from tests.toys.stacks import STACKS, HashStacks, ShardedStacks, StackConfig, Stacks
 
@@ -78,25 +75,6 @@ def test_it_is_converted_verified_and_turned_back() -> None:
 
 
 @pytest.mark.usefixtures("toy")
-def test_subclasses_and_refusals() -> None:
-    class Named(Stacks):
-        def label(self) -> str:
-            return f"{len(self.stack_configs())} tables"
-
-    class Own(Stacks):
-        def forward(self, features: KeyedJaggedTensor) -> Any:
-            return super().forward(features)
-
-    converted: Any = recfx.convert(Model(Named)).get_submodule("sparse")
-    assert isinstance(converted, HashStacks)
-    assert isinstance(converted, Named)
-    assert converted.label() == "2 tables"
-    assert type(copy.deepcopy(converted)) is type(converted)
-    with refused("own_forward"):
-        recfx.convert(Model(Own))
-
-
-@pytest.mark.usefixtures("toy")
 def test_raw_ids_fused_steps_checkpoints_and_files(tmp_path: Path) -> None:
     def trained(model: nn.Module, steps: int) -> nn.Module:
         for step in range(steps):
@@ -150,48 +128,3 @@ def test_it_is_planned_sharded_and_gathered() -> None:
         assert answers["keys"] == KEYS
         assert answers["sharders"] == 1
         torch.testing.assert_close(answers["output"], answers["expected"])
-
-
-def test_without_its_lines_it_is_unknown() -> None:
-    assert standard_kind(Stacks([])) is None
-    assert shown_by(Stacks([])) is None
-    assert table_in("m.stacks.a") == ("m.stacks.a", "")
-    with pytest.raises(TypeError, match="no collection of a known kind"):
-        kind_of(Stacks([]))
-    with refused("no_collection"):
-        recfx.convert(Model())
-
-
-@pytest.mark.usefixtures("toy")
-def test_what_users_add_does_not_hide_the_kind() -> None:
-    model = Model()
-    model.sparse.__dict__.update(_kind="mine", kind="mine")
-    converted = recfx.convert(model).get_submodule("sparse")
-    assert kind_of(converted) is STACKS
-    assert converted.__dict__["_kind"] == "mine"
-    assert converted(batch()).keys() == ["f0", "f1", "f2"]
-
-
-_POOLED_NAMES = {
-    "EmbeddingBagCollection",
-    "EmbeddingBagConfig",
-    "embedding_bags",
-    "embedding_bag_configs",
-    "_embedding_bag_configs",
-}
-_ABOUT_POOLED_ONES = {
-    "collections/kinds.py": "the kind",
-    "collections/hash_collections.py": "the class and the config that users build",
-    "discovery/classify.py": "the quantized one, which is refused",
-}
-
-
-def test_no_other_file_names_the_pooled_kind() -> None:
-    package = Path(recfx.__file__).parent
-    naming = set()
-    for path in package.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            named = {getattr(node, field, None) for field in ("id", "attr", "name", "value")}
-            if any(isinstance(constant, str) and constant in _POOLED_NAMES for constant in named):
-                naming.add(str(path.relative_to(package)))
-    assert naming == set(_ABOUT_POOLED_ONES)

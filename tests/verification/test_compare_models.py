@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from recfx.discovery.sample import Sample
-from recfx.verification.compare_models import Difference, compare_forward, compare_tensors, largest_difference
+from recfx.verification.compare_models import Difference, compare_forward, largest_difference
 
 NAN, INF = math.nan, math.inf
 
@@ -39,26 +38,6 @@ NAN, INF = math.nan, math.inf
 def test_the_largest_difference(expected: list[float], actual: list[float], largest: float) -> None:
     assert largest_difference(torch.tensor(expected), torch.tensor(actual)) == largest
     assert largest_difference(torch.tensor(actual), torch.tensor(expected).requires_grad_(False)) == largest
-
-
-@pytest.mark.parametrize(
-    ("expected", "actual", "message"),
-    [
-        (torch.ones(2), torch.ones(2), None),
-        (torch.ones(2, 3), torch.ones(3, 2), "shape (3, 2) instead of (2, 3)"),
-        (torch.ones(2), torch.ones(2).double(), "dtype torch.float64 instead of torch.float32"),
-        (torch.tensor([1.0, NAN]), torch.tensor([1.0, NAN]), None),
-        (torch.tensor([1.0, NAN]), torch.tensor([NAN, 1.0]), "largest difference inf"),
-        (torch.tensor([100.0]), torch.tensor([109.0]), None),  # a tenth
-        (torch.tensor([100.0]), torch.tensor([112.0]), "largest difference 12"),
-        (torch.tensor([0.0]), torch.tensor([0.009]), None),  # a hundredth
-        (torch.tensor([0.0]), torch.tensor([0.125]), "largest difference 0.125"),
-    ],
-)
-def test_a_difference(expected: torch.Tensor, actual: torch.Tensor, message: str | None) -> None:
-    difference = compare_tensors("outputs 0", expected, actual, rtol=0.1, atol=0.01)
-    assert difference == (None if message is None else Difference("outputs 0", message))
-    assert message is None or str(difference) == f"outputs 0: {message}"
 
 
 GENERATOR = torch.Generator()
@@ -108,31 +87,3 @@ def test_what_the_first_model_cannot_do_is_not_compared() -> None:
     assert str(failed) == "three, please"
     difference = compare_forward(Scaled(), Picky(), SAMPLE, True)
     assert difference == Difference("forward", "raises ValueError: three, please")
-
-
-class More(Scaled):
-    """One output more."""
-
-    def forward(self, dense: torch.Tensor) -> Any:
-        output = super().forward(dense)
-        return output, output.detach()
-
-
-def test_what_only_one_of_them_has_is_named() -> None:
-    for expected, actual, has in ((Scaled(), More(), "converted"), (More(), Scaled(), "original")):
-        difference = compare_forward(expected, actual, SAMPLE, True)
-        assert difference == Difference("outputs 1", f"only the {has} model has it")
-
-
-def test_a_sample_without_a_batch_size_is_compared_once() -> None:
-    class Number(nn.Module):
-        def __init__(self, value: float) -> None:
-            super().__init__()
-            self.value = nn.Parameter(torch.tensor(value))
-
-        def forward(self, times: int) -> torch.Tensor:
-            return self.value * times
-
-    assert compare_forward(Number(1.0), Number(1.0), Sample(3), True) is None
-    difference = compare_forward(Number(1.0), Number(2.0), Sample(3), True)
-    assert difference == Difference("outputs 0", "largest difference 3")
