@@ -8,8 +8,7 @@ from recfx.collections.hash_collections import (
     HashEmbeddingConfig,
 )
 from recfx.conversion.add_operator import add_operator
-from recfx.conversion.convert import convert
-from recfx.conversion.trace import trace
+from recfx.conversion.convert import convert, trace
 from recfx.conversion.unconvert import unconvert
 from recfx.discovery.sample import Sample
 from recfx.errors import (

@@ -1,4 +1,4 @@
-"""``recfx.convert``: the whole pipeline, top to bottom, one named step per line."""
+"""``recfx.convert``: the whole pipeline, top to bottom, one named step per line; and ``recfx.trace``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 from recfx.argument_types import typed
@@ -17,11 +17,11 @@ from recfx.collections.first_use import first_use
 from recfx.collections.replaced import catch_calls, refuse_calls
 from recfx.collections.sharding.collection import sharded_collections
 from recfx.collections.sharding.shard import leave_to_collections
-from recfx.collections.whole_graph import WholeGraph
+from recfx.collections.whole_graph import WholeGraph, check_modes
 from recfx.collections.wrappers import not_on_meta_by_default, unwrap, usable_device
 from recfx.conversion.decide import decide
 from recfx.conversion.request import DEFAULT_HASHING, Request, named_passes
-from recfx.conversion.whole_graph import make_whole_graph
+from recfx.conversion.whole_graph import build_whole_graph, make_whole_graph, sample_failed
 from recfx.discovery.classify import Finding
 from recfx.discovery.sample import Sample
 from recfx.errors import ConversionError
@@ -232,3 +232,42 @@ def _place(converted: nn.Module, device: torch.device | str) -> None:
             collection.to_empty(device=device)
             collection.reset_parameters()
     converted.to(device)
+
+
+@typed(ConversionError)
+def trace(model: nn.Module, sample: Any) -> fx.GraphModule:
+    """The whole-model graph of the mode that ``model`` is in, with every collection as explicit nodes.
+
+    A model that is not converted yet is not changed: a copy of it is converted, as ``convert`` does by default. Each
+    module that holds no collection is one call; so is each module that cannot be traced
+    (``graph_module.meta["recfx_rollbacks"]`` says why). The graph can be run: it agrees with the Python model at two
+    batch sizes, and shares its modules. With sharded collections that comparison communicates: every rank calls
+    ``trace``, each with its own sample. It stays the graph of that mode: its ``train()`` and ``eval()`` set that of the
+    modules that it calls, as for any graph of torch.fx; ``convert(whole_graph=True)`` has a graph for each mode.
+
+    Example:
+        >>> graph_module = recfx.trace(Model(), sample)
+        >>> [node.name for node in graph_module.graph.nodes]
+        ['features', 'ebc_select_features', 'ebc_lookup', 'ebc_keyed_tensor', 'getitem', 'over', 'output']
+
+    Args:
+        model: any model with standard or converted collections.
+        sample: one call of it, as for ``convert``.
+
+    Raises:
+        ConversionError: ``untraceable_root``, ``whole_graph_differs``, ``mixed_modes``,
+            ``sample_failed``, or what ``convert`` refuses.
+    """
+    call = Sample.of(sample)
+    if isinstance(model, WholeGraph):
+        return model.graph_module
+    converted = unwrap(convert(model, call, verify=False, on_unsupported="keep"))
+    if isinstance(converted, ConvertedCollection):
+        return converted.graph_module
+    traced = build_whole_graph(converted, call, converted.training)
+    if traced.not_compared is not None:
+        raise sample_failed(traced.not_compared) from traced.not_compared
+    check_modes(converted, converted.training, traced.entered)
+    traced.graph_module.meta["recfx_rollbacks"] = traced.rollbacks
+    attach_conversion(traced.graph_module, conversion_of(converted))
+    return traced.graph_module

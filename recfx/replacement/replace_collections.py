@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -19,7 +19,7 @@ from recfx.collections.kinds import kind_of
 from recfx.collections.table_specs import describe_tables
 from recfx.discovery.classify import CONVERTED, CONVERTIBLE, Finding
 from recfx.discovery.discover import Discovery, discover
-from recfx.errors import ConversionError, did_you_mean, few, type_of
+from recfx.errors import ConversionError, Diagnostic, did_you_mean, few, type_of
 from recfx.hashing import HashConfig
 from recfx.hashing.learned_maps import config_of_learned
 from recfx.ir.dedup import Dedup
@@ -27,7 +27,6 @@ from recfx.ir.tables import IdRange, TableSpec
 from recfx.optim.attached import attached_optimizers
 from recfx.passes import Pass
 from recfx.replacement.resize_tables import TableResizing
-from recfx.replacement.tied_tables import TiedTables
 
 Hashing = HashConfig | Mapping[str, HashConfig | None] | None
 
@@ -52,12 +51,12 @@ def replace_collections(
     """
     check_table_names(findings, hashing, dedup)
     replacements: dict[int, nn.Module] = {}
-    tied = TiedTables()
+    owners: dict[int, tuple[str, TableSpec]] = {}
     for finding in findings:
         before = resizing.mark()
         try:
             converted = _replace_collection(finding, hashing, backend, resizing, passes, dedup)
-            tied.check(converted, finding.path)
+            owners = _refuse_tied(owners, converted, finding.path)
         except ConversionError as error:
             if not keep_refused:
                 raise
@@ -265,3 +264,66 @@ def unchanged(model: nn.Module) -> Iterator[None]:
         for state, weight in states:  # reading the defaultdict created an entry
             if weight in state and not state[weight]:
                 del state[weight]
+
+
+def _refuse_tied(
+    owners: Mapping[int, tuple[str, TableSpec]], converted: UnshardedCollection, path: str
+) -> dict[int, tuple[str, TableSpec]]:
+    """Refuse tables of one weight if one of them has an index (``tied_tables``).
+
+    Args:
+        owners: the first table of each weight, and the weight's name, by ``id`` of the weight.
+
+    Returns:
+        ``owners`` with the tables of ``converted``.
+    """
+    more = {**owners}
+    for spec in converted.tables:
+        mine = kind_of(converted).weight_name(path, spec.name), spec
+        name, other = more.setdefault(id(converted.weight(spec.name)), mine)
+        if other is not spec and (spec.has_index or other.has_index):
+            raise ConversionError(
+                f"table {spec.name!r} shares its weight with {name}, and each index would give its rows to other ids.",
+                reason="tied_tables",
+                module_path=path,
+                what_to_do="use one table for both features, or leave the ids of both dense.",
+            )
+    return more
+
+
+def mark_shared_weights(model: nn.Module) -> None:
+    """Let every converted collection know which other tables and modules of ``model`` have its weights as well."""
+    names: dict[int, list[str]] = {}
+    for path, module in model.named_modules():
+        for name, parameter in module._parameters.items():
+            names.setdefault(id(parameter), []).append(f"{path}.{name}".removeprefix("."))
+    for path, module in model.named_modules():
+        if isinstance(module, UnshardedCollection):
+            holders = {spec.name: names.get(id(module.weight(spec.name)), []) for spec in module.tables}
+            module.store.shared_weights = {
+                table: [name for name in of_table if name != kind_of(module).weight_name(path, table)]
+                for table, of_table in holders.items()
+                if len(of_table) > 1
+            }
+
+
+def notes_on_tied(model: nn.Module, collections: Iterable[tuple[Finding, nn.Module]]) -> list[Diagnostic]:
+    """What is worth saying about weights of tables with an index that other modules of ``model`` have too."""
+    names: dict[int, str] = {}
+    of_tables: set[str] = set()
+    for finding, converted in collections:
+        if not isinstance(converted, UnshardedCollection):
+            continue
+        kind = kind_of(converted)
+        of_tables |= {kind.weight_name(path, spec.name) for path in finding.paths for spec in converted.tables}
+        for spec in converted.tables:
+            if spec.has_index:
+                names[id(converted.weight(spec.name))] = kind.weight_name(finding.path, spec.name)
+    notes = []
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if id(parameter) in names and name not in of_tables:
+            table = names[id(parameter)].removesuffix(".weight")
+            message = f"{name} is the weight of {table}: what it computes is by row, and rows are not ids there."
+            advice = "find the rows of ids with index(table).find(ids), and the ids of rows with index(table).items()."
+            notes.append(Diagnostic("rows_read_elsewhere", table, message, advice))
+    return notes

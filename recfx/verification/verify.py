@@ -20,9 +20,8 @@ from recfx.collections.wrappers import not_on_meta_by_default, unwrap
 from recfx.discovery.sample import Sample, fixed_randomness
 from recfx.errors import ConversionError, RecfxError, told_by
 from recfx.runtime.in_flight import on_a_copy
-from recfx.verification.compare_models import batch_sizes, compare_runs, largest_difference, touched
+from recfx.verification.compare_models import Run, batch_sizes, compare_runs, largest_difference, run_step, touched
 from recfx.verification.reference_model import attach_optimizers, copy_fused_state, reference_of
-from recfx.verification.run_step import Run, run_step
 from recfx.verification.verify_report import (
     DIFFERENT,
     EQUAL,

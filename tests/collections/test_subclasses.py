@@ -12,7 +12,7 @@ from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 
 import recfx
-from recfx.conversion import check_conversion
+from recfx.conversion import decide
 from tests.builders.batches import one_bag
 from tests.builders.collections import table
 from tests.support.refusals import refused
@@ -192,9 +192,9 @@ def test_a_dropped_compilation_is_reported(path: str) -> None:
 def test_a_model_too_large_to_verify_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Model()
     size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-    monkeypatch.setattr(check_conversion, "MOST_BYTES_VERIFIED", size)
+    monkeypatch.setattr(decide, "MOST_BYTES_VERIFIED", size)
     assert codes(recfx.convert(model, (one_bag(1),))) == []
-    monkeypatch.setattr(check_conversion, "MOST_BYTES_VERIFIED", size - 1)
+    monkeypatch.setattr(decide, "MOST_BYTES_VERIFIED", size - 1)
     converted = recfx.convert(model, (one_bag(1),))
     assert codes(converted) == [("verification_skipped", "")]
     assert recfx.explain(converted).ok
