@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import copy
 
-import hypothesis.strategies as st
 import pytest
 import torch
-from hypothesis import given, settings
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recfx.conversion.convert import convert
@@ -137,84 +135,3 @@ def test_inverse_indices_in_another_order_than_the_keys() -> None:
 
 
 # Random batches
-
-
-@st.composite
-def jagged(draw: st.DrawFn) -> KeyedJaggedTensor:
-    """A batch of f1, f2 and f3, in any order, with others between them; as lengths or offsets, weighted or not."""
-    keys = draw(st.permutations(["f1", "f2", "f3", *draw(st.lists(st.sampled_from("xyz"), unique=True))]))
-    batch_size = draw(st.integers(1, 6))
-    bags = len(keys) * batch_size
-    lengths = torch.tensor(draw(st.lists(st.integers(0, 5), min_size=bags, max_size=bags)))
-    dtype = draw(st.sampled_from([torch.int32, torch.int64]))
-    total = int(lengths.sum())
-    values = torch.tensor(draw(st.lists(st.integers(0, 19), min_size=total, max_size=total)), dtype=dtype)
-    weights = torch.rand(total)
-    weights.requires_grad_(draw(st.booleans()))
-    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
-    by_offsets = draw(st.booleans())
-    return KeyedJaggedTensor(
-        list(keys),
-        values,
-        weights,
-        lengths=None if by_offsets else lengths,
-        offsets=offsets if by_offsets else None,
-        stride=batch_size,
-    )
-
-
-@each_backend
-@given(features=jagged())
-@settings(max_examples=15)
-def test_random_batches(backend: str, features: KeyedJaggedTensor) -> None:
-    for is_weighted in (False, True):
-        tables = TABLES["shared_features"]()
-        for config in tables:
-            config.pooling = SUM if is_weighted else config.pooling
-        oracle = standard(tables, is_weighted)
-        assert_same(oracle, convert(copy.deepcopy(oracle), backend=backend), features)
-
-
-@each_backend
-@given(features=jagged())
-@settings(max_examples=15)
-def test_random_batches_through_the_index(backend: str, features: KeyedJaggedTensor) -> None:
-    """Fed the rows that its index gave to the ids, the standard collection answers and learns the same."""
-    tables = TABLES["shared_features"]()
-    hashed = convert(standard(tables), hashing=HashConfig(dense_rows=0, rows=64), backend=backend)
-    raw = KeyedJaggedTensor(
-        features.keys(),
-        features.values().to(torch.int64) * (2**58 + 1) - 2**62,
-        features.weights_or_none(),
-        lengths=features.lengths(),
-        stride=features.stride(),
-    )
-    hashed(raw)  # gives out the rows
-    for config in tables:
-        config.num_embeddings = 64
-    for one in tables:
-        # Ids of one table have other rows than those of the next: one table at a time.
-        ids, rows = hashed.hash_indexes[one.name].items()
-        row_of = dict(zip(ids.tolist(), rows.tolist(), strict=True))
-        oracle = standard([one])
-        with torch.no_grad():
-            oracle.embedding_bags[one.name].weight.copy_(hashed.embedding_bags[one.name].weight)
-        alone = raw.permute([raw.keys().index(name) for name in one.feature_names])
-        rows_of_batch = torch.tensor([row_of[i] for i in alone.values().tolist()], dtype=torch.int64)
-        mapped = KeyedJaggedTensor(alone.keys(), rows_of_batch, lengths=alone.lengths(), stride=alone.stride())
-        expected = oracle(mapped)
-        outputs = hashed(raw).to_dict()
-        for name in one.feature_names:
-            key = name if name in outputs else f"{name}@{one.name}"
-            torch.testing.assert_close(outputs[key], expected[name], rtol=1e-5, atol=1e-6)
-        expected.values().square().sum().backward()
-        hashed.zero_grad()
-        own = hashed(raw).to_dict()
-        keys = [name if name in own else f"{name}@{one.name}" for name in one.feature_names]
-        torch.cat([own[key] for key in keys], dim=1).square().sum().backward()
-        torch.testing.assert_close(
-            hashed.embedding_bags[one.name].weight.grad,
-            oracle.embedding_bags[one.name].weight.grad,
-            rtol=1e-5,
-            atol=1e-6,
-        )

@@ -15,7 +15,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recfx.collections.hash_collections import HashEmbeddingBagCollection, HashEmbeddingBagConfig
 from recfx.conversion.convert import convert
 from recfx.hashing import HashConfig
-from tests.builders.batches import bags, batch
+from tests.builders.batches import batch
 from tests.builders.collections import table
 from tests.collections.as_standard import MEAN, SUM, TABLES, Tables, assert_same, each_backend, each_hashing, standard
 
@@ -145,20 +145,6 @@ def test_init_fn_fills_a_table_once(hashing: HashConfig | None) -> None:
     assert_same(oracle, converted, batch(4))
 
 
-def test_init_fn_of_a_collection_that_is_built_directly() -> None:
-    config = HashEmbeddingBagConfig(
-        name="t1",
-        feature_names=["f1"],
-        num_embeddings=20,
-        embedding_dim=4,
-        init_fn=lambda weight: nn.init.constant_(weight, 0.25),
-    )
-    built = HashEmbeddingBagCollection([config])
-    ids = torch.tensor([-5, 2**60, 7])
-    pooled = built(KeyedJaggedTensor(["f1"], ids, lengths=torch.tensor([1, 2])))
-    assert torch.equal(pooled.values(), torch.tensor([[0.25] * 4, [0.5] * 4]))
-
-
 @pytest.mark.parametrize("device", ["meta", torch.device("meta")], ids=["name", "device"])
 @each_hashing
 def test_meta_tables_are_allocated_later(device: torch.device | str, hashing: HashConfig | None) -> None:
@@ -197,54 +183,3 @@ def test_more_threads_than_one(two_threads: None) -> None:
     converted = convert(copy.deepcopy(oracle))
     # Thousands of additions to one row, in another order.
     assert_same(oracle, converted, batch(2000, rows=400), rtol=1e-4, atol=1e-3)
-
-
-RAW = {7: 10**12, 8: -3, 9: 2**40}  # what the hashed tables see instead of the oracle's rows
-BAGS = {
-    "hashed_mean": [[7, 8, 8], [9]],
-    "adopted_mean": [[0, 1, 2, 3], [4, 4]],
-    "hashed_sum": [[8, 9], [7, 7, 9]],
-    "adopted_sum": [[5, 6, 5], []],
-}
-
-
-def collection_of_means(width: int) -> EmbeddingBagCollection:
-    return EmbeddingBagCollection(
-        [
-            table(name, [name], dim=width + position, pooling=PoolingType.MEAN if "mean" in name else PoolingType.SUM)
-            for position, name in enumerate(BAGS)
-        ]
-    )
-
-
-def batch_of_means(names: dict[int, int]) -> KeyedJaggedTensor:
-    return bags(
-        {key: [[names.get(id_, id_) for id_ in bag] for bag in bags_of_table] for key, bags_of_table in BAGS.items()}
-    )
-
-
-@pytest.mark.parametrize("hashing", [HashConfig(), None], ids=["adopted", "static"])
-@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-def test_outputs_and_gradients(hashing: HashConfig | None, training: bool) -> None:
-    plain = collection_of_means(3)
-    own = EmbeddingBagCollection(tables=plain.embedding_bag_configs())
-    own.load_state_dict(plain.state_dict())
-    raw = HashConfig(dense_rows=0)
-    converted = convert(own, hashing={name: raw if name.startswith("hashed") else hashing for name in BAGS})
-    with torch.no_grad():
-        converted(batch_of_means(RAW))
-        for name in ("hashed_mean", "hashed_sum"):
-            rows = converted.index(name).find(torch.tensor(list(RAW.values())))
-            converted.weight(name)[rows] = plain.embedding_bags[name].weight[list(RAW)]
-    converted.train(training)
-    output, expected = converted(batch_of_means(RAW)), plain(batch_of_means({}))
-    torch.testing.assert_close(output.values(), expected.values(), rtol=1e-5, atol=1e-6)
-    for pooled in (output, expected):
-        (pooled.values() * torch.linspace(-1, 2, pooled.values().numel()).view_as(pooled.values())).sum().backward()
-    for name, bag in plain.embedding_bags.items():
-        gradient = converted.weight(name).grad
-        if name.startswith("hashed"):
-            rows = converted.index(name).find(torch.tensor(list(RAW.values())))
-            torch.testing.assert_close(gradient[rows], bag.weight.grad[list(RAW)], rtol=1e-5, atol=1e-6)
-        else:
-            torch.testing.assert_close(gradient, bag.weight.grad, rtol=1e-5, atol=1e-6)

@@ -67,33 +67,12 @@ def test_a_sample_that_fills_a_table() -> None:
         recfx.convert(Model(), (DENSE, one_bag(*range(100, 120))), hashing=recfx.HashConfig(dense_rows=0))
 
 
-def test_nothing_compared_is_not_ok() -> None:
-    model = Model()
-    converted = recfx.convert(model)
-    report = recfx.verify(model, converted, (DENSE,))
-    assert not report.ok
-    assert "NOTHING COMPARED" in str(report)
-    meta = recfx.verify(model.to("meta"), converted.to("meta"), (DENSE, one_bag(1)))
-    assert not meta.ok
-
-
 def test_a_meta_model_is_converted_and_the_report_says_that_nothing_was_compared() -> None:
     with torch.device("meta"):
         model = Model()
     report = recfx.explain(recfx.convert(model, (DENSE, one_bag(1))))
     assert report.ok
     assert [reason.code for reason in report.reasons] == ["verification_skipped"]
-
-
-def test_collections_that_are_not_pooled_are_converted_and_listed() -> None:
-    model = nn.Sequential(
-        EmbeddingCollection([EmbeddingConfig(name="s", num_embeddings=10, embedding_dim=4, feature_names=["f"])])
-    )
-    report = recfx.explain(recfx.convert(model))
-    assert report.ok
-    assert [(collection.status, collection.kind) for collection in report.collections] == [
-        ("converted", "EmbeddingCollection")
-    ]
 
 
 @pytest.mark.parametrize(
@@ -191,15 +170,3 @@ def test_the_callers_numbers_go_on_as_if_nothing_had_happened(fails: bool) -> No
         with fixed_randomness():
             numbers()
     assert [first, numbers()] == expected
-
-
-@pytest.mark.parametrize("warn_only", [False, True])
-def test_whether_torch_is_deterministic_is_as_before(warn_only: bool) -> None:
-    torch.use_deterministic_algorithms(not warn_only, warn_only=warn_only)
-    try:
-        with fixed_randomness():
-            assert torch.are_deterministic_algorithms_enabled()
-            assert torch.is_deterministic_algorithms_warn_only_enabled()
-        assert torch.are_deterministic_algorithms_enabled() != warn_only
-    finally:
-        torch.use_deterministic_algorithms(False)

@@ -13,9 +13,7 @@ from torchrec import KeyedJaggedTensor
 
 import recfx
 from recfx.collections.hash_collections import HashEmbeddingBagCollection
-from recfx.discovery.sample import Sample
 from recfx.optim.attached import attached_optimizers
-from recfx.verification.verify import Comparison
 from recfx.verification.verify_report import DIFFERENT, EQUAL, NOT_REPRODUCIBLE, SKIPPED
 from tests.builders.batches import two_bags
 from tests.builders.collections import one_table
@@ -190,35 +188,6 @@ def test_an_index_that_finds_other_rows_than_it_lists_is_named(
     assert (check.mode, check.batch, check.where, check.status) == ("", "", where, DIFFERENT)
     assert check.largest == float("inf")
     assert check.message.startswith("2 of 2 ids")
-
-
-HELD: dict[str, nn.Module] = {}
-
-
-class Elsewhere(Model):
-    """Calls what is held elsewhere, if there is anything."""
-
-    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
-        return HELD.get("ebc", self.ebc)(features).values()
-
-
-@pytest.fixture
-def _held() -> Any:
-    yield
-    HELD.clear()
-
-
-@pytest.mark.usefixtures("_held")
-def test_a_step_that_would_change_the_original_is_not_made() -> None:
-    model = Elsewhere()
-    converted = recfx.convert(model, on_unsupported="keep")
-    assert isinstance(converted.ebc, HashEmbeddingBagCollection)
-    HELD["ebc"] = model.ebc
-    comparison = Comparison(model, converted, 1e-5, 1e-6)
-    comparison.compare("train", "sample", Sample(two_bags(1, 2, 7)))
-    (check,) = comparison.checks
-    assert (check.what, check.where, check.status) == ("calls", "ebc", DIFFERENT)
-    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 def test_a_sharded_model_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,38 +36,6 @@ class Model(nn.Module):
         return self.after(self.ebc(features).values())
 
 
-def trained() -> Any:
-    """The first layer has no optimizer in backward, the last one has two, of which one was changed since."""
-    model = Model()
-    attach(model.ebc, torch.optim.Adam, lr=0.5)
-    attach(model.after, torch.optim.SGD, lr=0.25, momentum=0.5)
-    attach([model.after.bias], torch.optim.Adagrad, lr=0.125)
-    model(two_bags(1, 2, 7)).square().sum().backward()
-    model.after.weight._in_backward_optimizers[0].param_groups[0]["lr"] = 0.75
-    return model
-
-
-def test_optimizers_are_copied_with_settings_and_state() -> None:
-    source, duplicate = trained(), Model()
-    attach_optimizers(source, duplicate, skip={"ebc.embedding_bags.t.weight"})
-    assert [len(attached_optimizers(parameter)) for parameter in duplicate.parameters()] == [0, 0, 0, 1, 2]
-    for name, parameter in duplicate.after.named_parameters():
-        theirs = getattr(source.after, name)
-        for ours, other in zip(attached_optimizers(parameter), attached_optimizers(theirs), strict=True):
-            assert type(ours) is type(other)
-            assert ours.param_groups[0]["params"] == [parameter]
-            settings = [
-                {k: v for k, v in optimizer.param_groups[0].items() if k != "params"} for optimizer in (ours, other)
-            ]
-            assert settings[0] == settings[1]
-            state, expected = ours.state[parameter], other.state[theirs]
-            assert state.keys() == expected.keys()
-            for key, value in expected.items():
-                assert torch.equal(state[key], value)
-                assert state[key].data_ptr() != value.data_ptr()
-    assert attached_optimizers(duplicate.after.weight)[0].param_groups[0]["lr"] == 0.75
-
-
 @pytest.mark.parametrize("kind", [placeholders.LAMB, placeholders.LarsSGD, placeholders.Adam])
 def test_a_dense_optimizer_stands_for_a_placeholder(kind: type[torch.optim.Optimizer]) -> None:
     """Whose own step() only raises: the model is compared with what the placeholder means."""
