@@ -47,7 +47,6 @@ class CollectionKind(ABC):
         configs: the method that returns the configs.
         tables: the attribute that holds one module per table, by name; parameters have this prefix.
         holder: the class of these modules.
-        call_arguments: what the standard forward names when it calls the module of a table.
         assembled_by: the kind of node that makes the collection's output.
         sharder: TorchRec's sharder of the standard collection.
     """
@@ -60,7 +59,6 @@ class CollectionKind(ABC):
     configs: str
     tables: str
     holder: type[nn.Module]
-    call_arguments: frozenset[str]
     assembled_by: str
     sharder: type[ModuleSharder[Any]]
 
@@ -242,7 +240,6 @@ POOLED = PooledKind(
     configs="embedding_bag_configs",
     tables="embedding_bags",
     holder=nn.EmbeddingBag,
-    call_arguments=frozenset(("input", "offsets", "per_sample_weights")),
     assembled_by="keyed_tensor",
     sharder=EmbeddingBagCollectionSharder,
 )
@@ -255,7 +252,6 @@ SEQUENCE = SequenceKind(
     configs="embedding_configs",
     tables="embeddings",
     holder=nn.Embedding,
-    call_arguments=frozenset(("input",)),
     assembled_by="jagged_dict",
     sharder=EmbeddingCollectionSharder,
 )

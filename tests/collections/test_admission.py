@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from torchrec import EmbeddingBagCollection
-from torchrec.modules.embedding_configs import PoolingType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import recfx
@@ -115,20 +114,6 @@ def test_eval_counts_no_sightings() -> None:
     model(features([6]))
     ids, sightings = model.index("t").candidates()
     assert (ids.tolist(), sightings.tolist()) == ([5, 6], [1, 1])
-
-
-@pytest.mark.parametrize("unseen", UNSEEN)
-@pytest.mark.parametrize("pooling", [PoolingType.SUM, PoolingType.MEAN])
-def test_conversion_with_a_sample(unseen: str, pooling: PoolingType) -> None:
-    plain = EmbeddingBagCollection([table("t", ["f"], dim=4, rows=10, pooling=pooling)])
-    original = EmbeddingBagCollection([table("t", ["f"], dim=4, rows=10, pooling=pooling)])
-    original.load_state_dict(plain.state_dict())
-    sample = (features([5, 6, 6, 7]),)
-    model = recfx.convert(plain, sample=sample, hashing=admits(2, unseen=unseen))
-    report = recfx.verify(original, model, sample)
-    assert report.ok, report
-    assert len(model.index("t")) == 0
-    assert model.index("t").candidates()[0].numel() == 0
 
 
 @pytest.mark.parametrize("backend", ["auto", "reference"])

@@ -150,23 +150,6 @@ def test_two_forwards_before_the_first_backward(optimizer: str) -> None:
     assert both.total("evicted") > 0
 
 
-def test_everything_is_in_flight() -> None:
-    model = small()
-    first, second = run(model, 1, 2), run(model, 3, 4)
-    before = copy.deepcopy(model.state_dict())
-    for _ in range(2):
-        with pytest.raises(TableFullError, match="backward has not run yet"):
-            run(model, 5)
-        for key, value in model.state_dict().items():
-            assert torch.equal(value, before[key]), key
-    with torch.no_grad():
-        assert run(model, 1, 4).shape == (1, 4), "ids that have rows need no others"
-    second.sum().backward()
-    first.sum().backward()
-    run(model, 5, 6, 7, 8)
-    assert known_ids(model) == {5, 6, 7, 8}
-
-
 @pytest.mark.parametrize("depth", [0, 1, 2, 3])
 def test_a_batch_keeps_its_rows_until_its_backward_or_for_so_many_later_forwards(depth: int) -> None:
     """Whether its output is still there makes no difference."""

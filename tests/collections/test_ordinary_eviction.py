@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, SGD, Adadelta, Adafactor, Adagrad, Adam, Adamax, NAdam, RAdam, RMSprop, Rprop, SparseAdam
 from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
-from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 import recfx
@@ -209,18 +208,6 @@ def test_copies_of_a_model_and_its_optimizer(duplicate: Any) -> None:
     learn(other, its_optimizer, (5,))
     assert state_of(other, its_optimizer, 5) == 1.25
     assert [state_of(model, optimizer, id_) for id_ in (1, 2, 3, 4)] == [1.25] * 4
-
-
-def test_several_optimizers_and_torchrecs_around_one() -> None:
-    model = converted()
-    keyed = KeyedOptimizerWrapper(dict(model.named_parameters()), HALF)
-    first, second = CombinedOptimizer([keyed]), Adam(model.parameters())
-    for ids in ((1, 2, 3, 4), (1, 2, 3)):
-        learn(model, first, ids)
-        second.step()
-    model(features(5))
-    assert state_of(model, keyed._optimizer, 5) == 0.25
-    assert state_of(model, second, 5, "exp_avg") == 0
 
 
 def load(optimizer: Any) -> None:

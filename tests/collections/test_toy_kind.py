@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.optim import _apply_optimizer_in_backward as apply_optimizer_in_backward
 from torchrec.distributed.planner import Topology
 from torchrec.distributed.types import ShardingEnv
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -72,31 +69,6 @@ def test_it_is_converted_verified_and_turned_back() -> None:
     assert type(plain.get_submodule("sparse")) is Stacks
     assert plain.get_parameter(KEYS[0]) is model.get_parameter(KEYS[0])
     assert torch.equal(plain(batch(4)), model(batch(4)))
-
-
-@pytest.mark.usefixtures("toy")
-def test_raw_ids_fused_steps_checkpoints_and_files(tmp_path: Path) -> None:
-    def trained(model: nn.Module, steps: int) -> nn.Module:
-        for step in range(steps):
-            model(batch(step, 1 << 40)).sum().backward()
-        return model
-
-    def made() -> nn.Module:
-        model = recfx.convert(Model(), hashing=recfx.HashConfig(dense_rows=0, rows=400))
-        apply_optimizer_in_backward(torch.optim.Adagrad, model.parameters(), {"lr": 0.1})
-        return model
-
-    model, other = trained(made(), 3), made()
-    fused = model.get_submodule("sparse").fused_optimizer
-    assert list(fused.params) == [key.removeprefix("sparse.") for key in KEYS]  # type: ignore[operator]
-    assert "sparse.hash_indexes.a.row_ids" in model.state_dict()
-    recfx.save_checkpoint(model, tmp_path / "saved")
-    recfx.load_checkpoint(other, tmp_path / "saved")
-    assert torch.equal(other.eval()(batch(1, 1 << 40)), model.eval()(batch(1, 1 << 40)))
-    again = pickle.loads(pickle.dumps(model))
-    assert torch.equal(again(batch(1, 1 << 40)), model(batch(1, 1 << 40)))
-    recfx.export(model, tmp_path / "model.pt", (batch(1, 1 << 40),))
-    torch.testing.assert_close(recfx.load(tmp_path / "model.pt")(batch(2, 1 << 40)), model(batch(2, 1 << 40)))
 
 
 def with_toy(rank: int, world_size: int, function: Callable[..., Any], *arguments: Any) -> Any:

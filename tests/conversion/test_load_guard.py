@@ -145,19 +145,6 @@ def test_under_distributed_data_parallel() -> None:
     assert_same(state_of(model), before)
 
 
-def test_a_root_collection() -> None:
-    """Its first table must not load either when the second is damaged."""
-    source, target = (recfx.convert(collection(["a", "b"], 60), hashing=RAW) for _ in range(2))
-    features = batch(0)
-    source(features)
-    before = state_of(target)
-    state = copy.deepcopy(source.state_dict())
-    state["hash_indexes.b.row_state"].fill_(9)
-    with refused("torn_state", "b", error=recfx.CheckpointError):
-        target.load_state_dict(state)
-    assert_same(state_of(target), before)
-
-
 @pytest.mark.parametrize(
     ("change", "reason"),
     [

@@ -15,12 +15,9 @@ import torch
 from torch import nn
 from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 from torchrec.distributed.sharding_plan import (
-    column_wise,
-    data_parallel,
     row_wise,
     table_wise,
 )
-from torchrec.distributed.types import ShardingPlan
 
 import recfx
 from recfx.ir import Input, NodeKind, Stage, ValueType
@@ -225,34 +222,6 @@ def test_files_have_it(hashing: recfx.HashConfig, format: str, portable: bool, t
     assert not torch.allclose(loaded(BATCH), plain.eval()(BATCH))
 
 
-PLANS = (
-    {"a": row_wise(), "b": table_wise(rank=0)},
-    {"a": column_wise(ranks=[1, 0]), "b": data_parallel()},
-)
-
-
-def plan_of(number: int, world_size: int) -> ShardingPlan:
-    return plan_of_kinds("ebc", Model().ebc, PLANS[number], world_size)
-
-
-def sharded(rank: int, world_size: int, number: int) -> tuple[torch.Tensor, dict[str, int], list[str]]:
-    declare()
-    plan = plan_of(number, world_size)
-    model = recfx.convert(Model(), plan=plan, passes=[*with_counts(), ScaleAll(2.0)])
-    outputs = model.ebc(BATCH).values()
-    (counting,) = (module for module in model.modules() if isinstance(module, CountIds))
-    return outputs.detach(), counting.counts, [node.name for node in model.ebc.graph_module.graph.nodes]
-
-
-@pytest.mark.parametrize("number", range(len(PLANS)))
-def test_ranks_run_it(number: int) -> None:
-    expected = 2 * recfx.convert(Model()).ebc(BATCH).values()
-    for outputs, counts, nodes in ranks(2).run(sharded, number):
-        torch.testing.assert_close(outputs, expected, rtol=1e-5, atol=1e-6)
-        assert counts == {"f": 3, "g": 2}  # the ids of this rank's own batch
-        assert nodes.index("ebc_count_ids") < nodes.index("ebc_input_dist_start")
-
-
 # Refusals
 
 
@@ -328,7 +297,11 @@ def refused_sharding(rank: int, world_size: int) -> tuple[str, str]:
     declare()
     expand, *rest = recfx.passes()
     try:
-        recfx.convert(Model(), plan=plan_of(0, world_size), passes=[expand, ScaleAll(2.0), *rest])
+        recfx.convert(
+            Model(),
+            plan=plan_of_kinds("ebc", Model().ebc, {"a": row_wise(), "b": table_wise(rank=0)}, world_size),
+            passes=[expand, ScaleAll(2.0), *rest],
+        )
     except recfx.ConversionError as error:
         return error.reason, str(error)
     return "", ""

@@ -344,19 +344,6 @@ def test_a_resized_sample_has_the_first_one_again() -> None:
     assert sample.kwargs["extra"].mask.shape == (2,)
 
 
-def test_a_sample_of_one_and_a_sample_without_ids() -> None:
-    sample = full_sample()
-    first, empty = sample.first(), sample.without_ids()
-    assert first is not None
-    assert empty is not None
-    assert first.args[1][0].values().tolist() == [1, 2]
-    assert (first.args[1][0].stride(), first.args[0].shape[0]) == (1, 1)
-    assert torch.equal(empty.args[0], sample.args[0])
-    weighted = empty.args[1][0]
-    assert (weighted.values().numel(), weighted.weights().numel(), weighted.lengths().tolist()) == (0, 0, [0, 0])
-    assert recfx.Sample(torch.rand(2, 3)).without_ids() is None
-
-
 def test_a_module_whose_graph_differs_stays_a_call() -> None:
     """It draws a number that a trace would keep for ever."""
     model = Root(lambda pool, features: pool(features) * torch.rand(1))

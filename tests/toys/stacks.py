@@ -98,7 +98,6 @@ STACKS = StackKind(
     configs="stack_configs",
     tables="stacks",
     holder=nn.EmbeddingBag,
-    call_arguments=frozenset(("input", "offsets")),
     assembled_by="keyed_tensor",
     sharder=BaseEmbeddingSharder,
 )

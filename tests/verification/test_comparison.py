@@ -119,24 +119,6 @@ def test_a_model_on_meta() -> None:
         assert (report.rtol, report.atol) == (0.5, 0.25)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "rtol", "atol"),
-    [(torch.float32, 1e-5, 1e-6), (torch.float16, 1e-2, 1e-2), (torch.bfloat16, 2e-2, 2e-2), (None, 1e-5, 1e-6)],
-)
-def test_the_tolerance(dtype: torch.dtype | None, rtol: float, atol: float) -> None:
-    model: nn.Module = nn.Linear(1, 1) if dtype is None else Model().to(dtype)
-    sample = torch.ones(1, 1) if dtype is None else two_bags(1, 2)
-    if dtype is None:
-        model = nn.ReLU()  # no parameters at all
-    report = recfx.verify(model, copy.deepcopy(model) if dtype is None else recfx.convert(model), (sample,))
-    assert (report.rtol, report.atol) == (rtol, atol)
-    assert report.ok
-    assert (
-        recfx.verify(model, model if dtype is None else recfx.convert(model), (sample,), rtol=0.5, atol=0.25).rtol
-        == 0.5
-    )
-
-
 @pytest.mark.parametrize("frozen", [True, False])
 def test_an_evicting_table_takes_the_step_of_any_other(frozen: bool) -> None:
     model = Model().requires_grad_(not frozen)
