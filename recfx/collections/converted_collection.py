@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, TypeVar
@@ -245,9 +246,8 @@ def index_of(module: nn.Module, table: str) -> HashIndex | None:
 
 # Classes that stand for a user's subclasses of the standard collections
 
-_classes: dict[tuple[type[Any], type[Any]], type[Any]] = {}
 
-
+@functools.cache  # one class per pair, or copies would be of a different class
 def class_for(replacement: type[Any], standard: type[nn.Module]) -> type[Any]:
     """``replacement`` itself for the standard collection; for a subclass of it, a class that has its methods too.
 
@@ -257,15 +257,12 @@ def class_for(replacement: type[Any], standard: type[nn.Module]) -> type[Any]:
     of_torchrec = replacement._kind.standard
     if standard is of_torchrec:
         return replacement
-    if (replacement, standard) in _classes:  # one class per pair, or copies would be of a different class
-        return _classes[replacement, standard]
     overrides: dict[str, Any] = {"_standard": standard, "_replacement": replacement}
     for base in reversed(standard.__mro__[: standard.__mro__.index(of_torchrec)]):
         for name, value in base.__dict__.items():
             if hasattr(replacement, name) and not name.startswith("_"):
                 overrides[name] = value
-    _classes[replacement, standard] = type(standard.__name__, (replacement, standard), overrides)
-    return _classes[replacement, standard]
+    return type(standard.__name__, (replacement, standard), overrides)
 
 
 def names_taken(replacement: type[Any], standard: type[nn.Module], instance_names: Iterable[str]) -> list[str]:
@@ -276,11 +273,6 @@ def names_taken(replacement: type[Any], standard: type[nn.Module], instance_name
         name for base in bases for name in vars(base) if not (name.startswith("__") or hasattr(of_torchrec, name))
     }
     return sorted(name for name in defined if name in own or hasattr(replacement, name))
-
-
-def classes_made_for(replacement: type[Any]) -> list[type[Any]]:
-    """The classes that stand for subclasses of the standard collection, made so far in this process."""
-    return [subclass for (kind, _), subclass in _classes.items() if kind is replacement]
 
 
 def new_instance(replacement: type[_Collection], standard: type[nn.Module]) -> _Collection:

@@ -13,7 +13,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, Keyed
 
 from recfx.argument_types import typed
 from recfx.collections.collection import UnshardedCollection
-from recfx.collections.converted_collection import ConvertedCollection, classes_made_for
+from recfx.collections.converted_collection import ConvertedCollection
 from recfx.collections.kinds import POOLED, SEQUENCE, CollectionKind
 from recfx.collections.table_specs import check_config
 from recfx.errors import ConversionError
@@ -231,5 +231,6 @@ CONVERTED_CLASSES: dict[CollectionKind, type[UnshardedCollection]] = {
 
 
 def all_converted_classes(kind: CollectionKind) -> list[type[UnshardedCollection]]:
-    """That class, and the classes that stand for subclasses of the standard one in this process so far."""
-    return [CONVERTED_CLASSES[kind], *classes_made_for(CONVERTED_CLASSES[kind])]
+    """That class, and its subclasses, such as those that stand for subclasses of the standard one."""
+    converted = CONVERTED_CLASSES[kind]
+    return [converted, *converted.__subclasses__()]

@@ -146,20 +146,17 @@ def _convert(model: nn.Module, asked: Request) -> nn.Module:
         decision = decide(model, asked, resizing)
         converted = model if decision.converted is None else decision.converted
         replaced = decision.replaced_in(model)
-        replacements = decision.replacements
         if asked.shards:
-            before, in_place = converted, asked.inplace and decision.converted is None
             if decision.converted is None:  # they were converted by an earlier call
-                replaced |= unsharded_collections(before)
-            converted = _shard_model(converted, asked, in_place)
-            replacements = _sharded_replacements(replacements, before, converted)
+                replaced |= unsharded_collections(converted)
+            converted = _shard_model(converted, asked, asked.inplace and decision.converted is None)
         _ready(converted, converted_collections(converted))
         if asked.device is not None:
             _place(converted, asked.device)
             _ready(converted, converted_collections(converted))  # other kernels may serve the tables there
         whole = as_whole_graph(converted, asked.call) if asked.whole_graph else None
         if asked.inplace and decision.converted is not None:
-            replacements = {**replacements, **decision.places_in(converted)}
+            replacements = {id(original): converted.get_submodule(path) for path, original in replaced.items()}
             converted = _patch(model, converted, replacements, decision.discovery.findings)
         converted = converted if whole is None else whole
         resizing.keep()
@@ -214,14 +211,6 @@ def _shard_model(converted: nn.Module, asked: Request, inplace: bool) -> nn.Modu
     leave_to_collections(model)
     attach_fused_optimizer(model)
     return model
-
-
-def _sharded_replacements(
-    replacements: Mapping[int, nn.Module], before: nn.Module, after: nn.Module
-) -> dict[int, nn.Module]:
-    """The sharded collection that takes the place of each original, by the ``id`` of the original."""
-    path_of = {id(collection): path for path, collection in unsharded_collections(before).items()}
-    return {original: after.get_submodule(path_of[id(collection)]) for original, collection in replacements.items()}
 
 
 def _place(converted: nn.Module, device: torch.device | str) -> None:

@@ -59,11 +59,6 @@ class Decision:
         ids = {*self.replacements, *({} if self.taken_over is None else self.taken_over.places.values())}
         return {path: module for path, module in model.named_modules() if id(module) in ids}
 
-    def places_in(self, converted: nn.Module) -> dict[int, nn.Module]:
-        """What has taken the place of managed-collision collections in ``converted``, by ``id`` of the original."""
-        places = {} if self.taken_over is None else self.taken_over.places
-        return {original: converted.get_submodule(path) for path, original in places.items()}
-
 
 def decide(
     model: nn.Module,

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
-from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 import recfx
 from recfx import HashConfig, HashEmbeddingBagCollection
@@ -51,16 +50,6 @@ def test_ids_of_a_static_table_beside_an_index_are_checked(hashing: HashConfig, 
         with pytest.raises(IdRangeError, match="table 't1', whose rows are 0 to 7"):
             converted(batch([10**12], [wrong]))
     assert len(converted.index("t0")) == 0
-
-
-@pytest.mark.parametrize("lengths", [[5, -1], [1, 1], [2, 5]])
-def test_lengths_that_do_not_fit_change_nothing(lengths: list[int]) -> None:
-    converted = recfx.convert(collection(2, rows=8), hashing=HashConfig(dense_rows=0))
-    before = {name: value.clone() for name, value in converted.state_dict().items()}
-    features = KeyedJaggedTensor(["f0", "f1"], torch.arange(4) + 100, lengths=torch.tensor(lengths))
-    with refused("bad_lengths", error=InputError):
-        converted(features)
-    assert all(torch.equal(value, before[name]) for name, value in converted.state_dict().items())
 
 
 def test_an_init_fn_that_fails_leaves_no_id_with_weights_of_another() -> None:
@@ -152,18 +141,6 @@ def test_a_batch_in_a_backward_must_not_bring_new_ids() -> None:
     doubled.register_hook(lambda gradient: converted(batch([100])).values().sum().detach() * gradient)
     with refused("replayed_ids_absent", error=InputError):
         doubled.sum().backward()
-
-
-@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adagrad, RowWiseAdagrad, torch.optim.Adam])
-def test_verify_of_a_full_evicting_table(optimizer: type[torch.optim.Optimizer]) -> None:
-    plain = collection(rows=16)
-    attach(plain, optimizer)
-    converted = recfx.convert(plain, hashing=EVICT)
-    for step in range(6):
-        converted(batch(list(range(8 * step, 8 * step + 8)))).values().square().sum().backward()
-    assert converted.index("t0").counters["evicted"] > 0
-    report = recfx.verify(plain, converted, (batch(list(range(1000, 1008))),))
-    assert report.ok, str(report)
 
 
 def test_a_copy_does_not_let_go_of_a_lock_that_is_held() -> None:

@@ -20,10 +20,6 @@ from tests.builders.optimizers import attach
 
 LR, EPS, DIM, ROWS, FILL = 0.1, 1e-2, 3, 12, 0.25
 PLAIN = {"first": recfx.HashConfig(dense_rows=0), "second": recfx.HashConfig(dense_rows=0, seed=5)}
-COUNTING = {
-    "first": recfx.HashConfig(dense_rows=0, on_full="evict"),
-    "second": recfx.HashConfig(dense_rows=0, on_full="evict", evict="lfu", admit_after=2),
-}
 OLD, GONE = [101, -7, 2**40, 5, 6, 7], [101, -7, 2**40, 5]
 BATCH, LATER = [201, 5, 203, 204, 205, 6], [301, 302, 5, 201, 303]
 
@@ -149,21 +145,6 @@ def test_rows_are_given_back_where_init_fn_fails() -> None:
     fails[0] = False
     trained.step(BATCH)
     trained.check([OLD, OLD, BATCH])
-
-
-def test_a_forward_hook_raises() -> None:
-    trained = prepared(Trained(PLAIN))
-
-    def fail(*arguments: object) -> None:
-        raise RuntimeError("a hook")
-
-    handle = trained.collection.register_forward_hook(fail)
-    with pytest.raises(RuntimeError, match="a hook"):
-        trained.step(BATCH)
-    handle.remove()
-    trained.check([OLD, OLD])
-    trained.step(LATER)
-    trained.check([OLD, OLD, LATER])
 
 
 @pytest.mark.parametrize("again", ["reset_parameters", "to_empty"])

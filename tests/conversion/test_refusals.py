@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import nn
@@ -126,21 +124,6 @@ def test_an_index_over_a_weight_that_two_tables_share_is_refused(hashing: HashCo
 # Batches: tests/runtime/test_batch_checks.py has all that may be wrong with them; here, also what Python calls it
 
 
-def of_dtype(dtype: torch.dtype) -> KeyedJaggedTensor:
-    features = batch(4)
-    return KeyedJaggedTensor(features.keys(), features.values().to(dtype), lengths=features.lengths())
-
-
-def without_inverse_indices() -> KeyedJaggedTensor:
-    """Each feature has another batch size."""
-    return KeyedJaggedTensor(
-        ["f1", "f2", "f3"],
-        torch.tensor([1, 2, 3, 4, 5, 6]),
-        lengths=torch.tensor([1, 1, 1, 1, 1, 1]),
-        stride_per_key_per_rank=[[1], [2], [3]],
-    )
-
-
 def assert_refuses(
     model: nn.Module, features: KeyedJaggedTensor, error: type[Exception], reason: str, *says: str
 ) -> None:
@@ -149,27 +132,6 @@ def assert_refuses(
     assert isinstance(raised.value, InputError)
     assert all(words in str(raised.value) for words in says)
     model(batch(4))  # the next batch is served
-
-
-@pytest.mark.parametrize("hashing", [HashConfig(), HashConfig(dense_rows=0), None], ids=["dense", "hashed", "static"])
-@pytest.mark.parametrize(
-    ("make", "error", "reason", "says"),
-    [
-        (lambda: batch(4, ["f1", "f3"]), KeyError, "missing_feature", "'f2'"),
-        (lambda: of_dtype(torch.float32), TypeError, "wrong_id_dtype", "torch.float32"),
-        (lambda: of_dtype(torch.uint16), TypeError, "wrong_id_dtype", "torch.uint16"),
-        (lambda: of_dtype(torch.complex64), TypeError, "wrong_id_dtype", "torch.complex64"),
-        (without_inverse_indices, ValueError, "variable_batch_without_inverse_indices", "inverse_indices"),
-    ],
-)
-def test_a_batch_is_refused(
-    make: Callable[[], KeyedJaggedTensor],
-    error: type[Exception],
-    reason: str,
-    says: str,
-    hashing: HashConfig | None,
-) -> None:
-    assert_refuses(convert(Tower(), hashing=hashing), make(), error, reason, says)
 
 
 @pytest.mark.parametrize("bad", [20, 2**40, -1, -(2**63)])
