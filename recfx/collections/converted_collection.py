@@ -277,5 +277,6 @@ def names_taken(replacement: type[Any], standard: type[nn.Module], instance_name
 
 def new_instance(replacement: type[_Collection], standard: type[nn.Module]) -> _Collection:
     """An instance without state, from which pickles and copies start: the class cannot be found by its name."""
-    kind: type[_Collection] = class_for(replacement, standard)
+    pair: tuple[Any, Any] = (replacement, standard)
+    kind: type[_Collection] = class_for(*pair)
     return kind.__new__(kind)

@@ -324,12 +324,7 @@ def check_conversion(
         for finding in discovery.findings:
             if finding.found == "never called" and report.called.intersection(finding.paths):
                 finding.found = "traced"
-        conversion.found = [
-            replace(record, found="traced")
-            if record.found == "never called" and report.called.intersection(record.paths)
-            else record
-            for record in conversion.found
-        ]
+        conversion.found = recorded(discovery, asked.on_unsupported, before=conversion_of(model)).found
         skipped = _judge(report)
     return [] if skipped is None else [skipped]
 

@@ -18,7 +18,7 @@ from recfx.collections.hash_collections import CONVERTED_CLASSES
 from recfx.collections.kinds import kind_of
 from recfx.collections.table_specs import describe_tables
 from recfx.discovery.classify import CONVERTED, CONVERTIBLE, Finding
-from recfx.discovery.discover import Discovery, discover
+from recfx.discovery.discover import discover
 from recfx.errors import ConversionError, Diagnostic, did_you_mean, few, type_of
 from recfx.hashing import HashConfig
 from recfx.hashing.learned_maps import config_of_learned
@@ -229,13 +229,8 @@ def check_table_names(findings: list[Finding], hashing: Hashing, dedup: Asked) -
 
 def as_converted(model: nn.Module) -> dict[str, UnshardedCollection]:
     """Every unsharded collection of ``model`` that is converted or can be, as converted, by each of its paths."""
-    with unchanged(model):
-        return converted_by_path(model, discover(model))
-
-
-def converted_by_path(model: nn.Module, discovery: Discovery) -> dict[str, UnshardedCollection]:
-    """Convert copies of what was found; collections whose tables cannot be converted are refused in ``discovery``."""
-    with TableResizing(model) as resizing:
+    with unchanged(model), TableResizing(model) as resizing:
+        discovery = discover(model)
         replacements = replace_collections(discovery.of(CONVERTIBLE), HashConfig(), "auto", resizing, keep_refused=True)
     collections: dict[str, UnshardedCollection] = {}
     for finding in discovery.findings:
