@@ -15,8 +15,8 @@ BENCHMARKS: dict[str, str] = {
     **{
         name: f"tests.bench.{name}:run"
         for name in (
-            "forward", "train_step", "hashed", "sequence", "sharded", "plans", "small_batch", "pipeline",
-            "export", "hash_index", "convert_time", "fused_step",
+            "forward", "train_step", "hashed", "sequence", "sharded", "sent_once", "plans", "small_batch",
+            "pipeline", "export", "hash_index", "convert_time", "fused_step",
         )
     },
     # One per kernel, under its name.
