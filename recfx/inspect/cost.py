@@ -23,7 +23,7 @@ from recfx.collections.sharding.settings import check_optimizers
 from recfx.collections.whole_graph import WholeGraph
 from recfx.collections.wrappers import unwrap
 from recfx.discovery.sample import Sample
-from recfx.errors import ConversionError, did_you_mean, type_of
+from recfx.errors import ConversionError, did_you_mean
 from recfx.ir.operator_graph import lowered_from
 from recfx.passes import Rewriting
 from recfx.planner.plan import plan_of_collections as make_plan
@@ -233,16 +233,14 @@ def _again(model: nn.Module, topology: AnyTopology | None, sample: Any) -> Calla
 
 def checked_topology(given: Any) -> AnyTopology | Hardware | None:
     """What to price for, which a name may say."""
-    topology = NAMED.get(given) if isinstance(given, str) else given
-    if given is None or isinstance(topology, (Hardware, Topology, NpuTopology)):
-        return topology
-    is_name = isinstance(given, str)
-    raise ConversionError(
-        f"topology is {repr(given) + did_you_mean(given, NAMED) if is_name else type_of(given)}.",
-        reason="invalid_argument",
-        what_to_do="pass a torchrec.distributed.planner.Topology, recfx.planner.topology.npu_topology(...), a Hardware "
-        f"of recfx.planner.pricing.hardware, or one of the names {', '.join(map(repr, NAMED))}.",
-    )
+    topology: AnyTopology | Hardware | None = NAMED.get(given) if isinstance(given, str) else given
+    if topology is None and given is not None:
+        raise ConversionError(
+            f"topology is {given!r}{did_you_mean(given, NAMED)}.",
+            reason="invalid_argument",
+            what_to_do=f"pass one of the names {', '.join(map(repr, NAMED))}, a Hardware, or a topology.",
+        )
+    return topology
 
 
 def _no_collection() -> ConversionError:
