@@ -17,11 +17,14 @@ from recfx.errors import ConversionError, Diagnostic, few, plural
 from recfx.hashing import HashConfig, HashIndex, as_integer
 from recfx.hashing.row_move import RowMove
 from recfx.ir.meta import SourceLocation
+from recfx.ir.shards import CollectionSharding
 from recfx.ir.tables import TableSpec
+from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.passes import Pass
 from recfx.passes.base import PassRecord
 from recfx.runtime import TableStore
 from recfx.runtime.base import FxLeaf, opaque, tracer_of_call
+from recfx.runtime.dist_groups import DistGroups
 from recfx.runtime.lower_graph import Runtime
 
 _Collection = TypeVar("_Collection", bound="ConvertedCollection")
@@ -43,6 +46,10 @@ class ConvertedCollection(FxLeaf):
         hash_indexes: the indexes of the tables that have one.
         graph_module: the graph that ``forward`` runs in the mode that the collection is in.
         pass_records: what each pass did to the graph.
+        sharding: of a sharded one, which shards are where.
+        groups: of a sharded one, the process groups of ids and of pooled rows.
+        fused: of a sharded one, kind and settings of each table's fused optimizer, by table name.
+        dtypes: of a sharded one, dtypes of the tables' weights, by table name.
     """
 
     is_sharded: ClassVar[bool]
@@ -59,6 +66,10 @@ class ConvertedCollection(FxLeaf):
     hash_indexes: nn.ModuleDict
     graph_module: fx.GraphModule
     pass_records: list[PassRecord]
+    sharding: CollectionSharding
+    groups: DistGroups
+    fused: dict[str, FusedOptimizer]
+    dtypes: dict[str, torch.dtype]
 
     _is_weighted: bool
     _need_indices: bool = False  # whether the output has the ids as well, if it has a row for each id

@@ -19,7 +19,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recfx.collections.collection import UnshardedCollection
 from recfx.collections.compile_graph import compile_graph, context_of, refuse_raw_ids
-from recfx.collections.converted_collection import collections_of
+from recfx.collections.converted_collection import ConvertedCollection, collections_of
 from recfx.collections.hash_collections import CONVERTED_CLASSES, PooledCollection, SequenceCollection
 from recfx.collections.kinds import POOLED, SEQUENCE, CollectionKind, kind_of
 from recfx.collections.sharding.optimizer import ShardedFusedOptimizer
@@ -27,7 +27,6 @@ from recfx.collections.sharding.pipeline_stages import BatchContext, Guarded, Re
 from recfx.collections.sharding.settings import OptimizerSettings
 from recfx.collections.sharding.state import (
     LocalState,
-    ShardedTables,
     drop_shard_names,
     load_local_state,
     save_sharded_state,
@@ -60,7 +59,9 @@ def hook_refused(what: str, path: str) -> ConversionError:
     )
 
 
-class ShardedCollection(ShardedTables, ShardedModule[KJTList, dict[str, Any], Any, BatchContext], FusedOptimizerModule):
+class ShardedCollection(
+    ConvertedCollection, ShardedModule[KJTList, dict[str, Any], Any, BatchContext], FusedOptimizerModule
+):
     """A collection on several ranks; base of the class of each kind.
 
     Input and output are those of the unsharded collection, for this rank's batch; ``forward`` returns a
@@ -70,10 +71,12 @@ class ShardedCollection(ShardedTables, ShardedModule[KJTList, dict[str, Any], An
 
     Made by ``recfx.convert(model, plan=...)``, by ``recfx.sharders()``, or by ``shard_collection``.
 
-    Attributes, besides those of ``ConvertedCollection`` and ``ShardedTables``:
+    Attributes, besides those of ``ConvertedCollection``:
         taken: choices about the tables' optimizers that the user did not spell out, by table name.
         in_step: the context of what other ranks wait for.
     """
+
+    is_sharded = True
 
     _checked: Any = None  # what ``TableStore.look`` returned when the tables were last found to be as they must be
     _computed: Any = None  # and when all lookups last ran

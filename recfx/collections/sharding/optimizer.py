@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torchrec.optim.keyed import KeyedOptimizer
 
+from recfx.collections.converted_collection import ConvertedCollection
 from recfx.collections.kinds import kind_of
 from recfx.collections.sharding.state import (
     Piece,
-    ShardedTables,
     common_pieces,
     make_sharded_tensor,
     own_pieces,
@@ -31,7 +31,7 @@ from recfx.optim.rules.rule import STEP
 class SavedState:
     """What TorchRec's ``KeyedOptimizer`` holds for a state (``momentum1`` and so on), to save and to load it."""
 
-    def __init__(self, module: ShardedTables, table: ShardedTable, state: str) -> None:
+    def __init__(self, module: ConvertedCollection, table: ShardedTable, state: str) -> None:
         self._module, self._table, self._state = module, table, state
         self._name = f"{table.table.name}.{state}"
         self._group, self._fused = module.groups.pooled, module.fused[table.table.name]
@@ -104,7 +104,7 @@ class ShardedFusedOptimizer(KeyedOptimizer):
     that the kernels read, one per table.
     """
 
-    def __init__(self, module: ShardedTables) -> None:
+    def __init__(self, module: ConvertedCollection) -> None:
         self._module, self._kind = module, kind_of(module)
         for shard in module.sharding.local():
             if shard.name in module.store.optimizers:

@@ -39,29 +39,9 @@ from recfx.hashing import HashIndex, state
 from recfx.hashing.identity import IDENTITY, check_identity, identity
 from recfx.hashing.row_move import RowMove, check_saved_index, saved_names
 from recfx.hashing.slices import COUNTS, SLICE_COUNTS, STATISTICS, SliceCounts, parts_between, slice_state
-from recfx.ir.shards import CollectionSharding, ShardedTable
+from recfx.ir.shards import ShardedTable
 from recfx.ir.tables import Shard, TableSpec
 from recfx.kernels.index.index_buffers import FREED, NEVER_USED
-from recfx.optim.fused_optimizer import FusedOptimizer
-from recfx.runtime.dist_groups import DistGroups
-
-
-class ShardedTables(ConvertedCollection):
-    """The tables of a sharded collection as one rank has them; base of ``ShardedCollection``.
-
-    Attributes:
-        sharding: which shards are where.
-        groups: the process groups of ids and of pooled rows.
-        fused: kind and settings of each table's fused optimizer, by table name.
-        dtypes: dtypes of the tables' weights, by table name.
-    """
-
-    is_sharded = True
-
-    sharding: CollectionSharding
-    groups: DistGroups
-    fused: dict[str, FusedOptimizer]
-    dtypes: dict[str, torch.dtype]
 
 
 @dataclass(frozen=True)
@@ -181,7 +161,7 @@ def _listed(cuts: Collection[tuple[tuple[int, ...], tuple[int, ...], int | None]
 
 
 def save_sharded_state(
-    module: ShardedTables, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any]
+    module: ConvertedCollection, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any]
 ) -> None:
     """A state dict hook that replaces this rank's shards with whole tables.
 
@@ -217,7 +197,7 @@ def index_pieces(table: ShardedTable, name: str, rank: int) -> Pieces:
     return part_pieces(table, rank) if name == SLICE_COUNTS else row_pieces(table, rank)
 
 
-def _weight(module: ShardedTables, table: ShardedTable) -> Tensor:
+def _weight(module: ConvertedCollection, table: ShardedTable) -> Tensor:
     store, group = module.store, module.groups.pooled
     if table.is_replicated:
         return store.weight(table.table.name).detach()
@@ -226,7 +206,7 @@ def _weight(module: ShardedTables, table: ShardedTable) -> Tensor:
     return make_sharded_tensor(weight_pieces(table), lambda piece: store.weight(piece.shard.name), dtype, group)
 
 
-def _index_state(module: ShardedTables, table: ShardedTable) -> dict[str, Tensor]:
+def _index_state(module: ConvertedCollection, table: ShardedTable) -> dict[str, Tensor]:
     store, group, config = module.store, module.groups.pooled, table.table.hashing
     assert config is not None
     whole = whole_index(table.table)
@@ -254,7 +234,7 @@ def _index_state(module: ShardedTables, table: ShardedTable) -> dict[str, Tensor
     return saved
 
 
-def _counted(module: ShardedTables, table: ShardedTable) -> dict[str, SliceCounts]:
+def _counted(module: ConvertedCollection, table: ShardedTable) -> dict[str, SliceCounts]:
     """What this rank's slices of a table have counted, by shard; a slice that is the whole table says it itself."""
     rank, counted = module.groups.pooled.rank(), dict[str, SliceCounts]()
     for piece in own_pieces(row_pieces(table, rank), rank):
@@ -310,7 +290,7 @@ def fit_slices(
 
 
 def load_local_state(
-    module: ShardedTables,
+    module: ConvertedCollection,
     state_dict: dict[str, Any],
     prefix: str,
     local_metadata: dict[str, Any],
@@ -336,7 +316,7 @@ def load_local_state(
     module.note_row_moves(planned.moves)
 
 
-def drop_shard_names(module: ShardedTables, incompatible_keys: Any) -> None:
+def drop_shard_names(module: ConvertedCollection, incompatible_keys: Any) -> None:
     """A hook after loading that reports missing keys by table."""
     others = [shard.name for shard in module.sharding.local() if shard.name != shard.table.name]
     tables = kind_of(module).tables
@@ -355,7 +335,7 @@ class LocalState:
         moves: where the rows go of tables that have more rows now, by table.
     """
 
-    def __init__(self, module: ShardedTables, saved: Mapping[str, Any], prefix: str) -> None:
+    def __init__(self, module: ConvertedCollection, saved: Mapping[str, Any], prefix: str) -> None:
         self.module, self.saved, self.prefix = module, saved, prefix
         self.taken: list[str] = []
         self.local: dict[str, Any] = {}
