@@ -74,6 +74,8 @@ class Signature:
         return values
 
     def _flatten(self, value: Any, pattern: Pattern, where: str, values: list[Any]) -> None:
+        if (attribute := _own_attribute(value)) is not None:
+            raise _wrong(f"{where} has an attribute {attribute!r} of the user's, which the sample did not have.")
         if pattern.kind == "tensor":
             if value is None:
                 raise _wrong(f"{where} is None, not a tensor as in the sample.")
@@ -175,6 +177,13 @@ def signature_of(model: nn.Module, sample: Sample) -> Signature:
                 reason="unsupported_argument",
                 what_to_do="pass a sample whose features have the same number of samples.",
             )
+        for leaf in leaves_of(value):
+            if (attribute := _own_attribute(leaf)) is not None:
+                raise ExportError(
+                    f"argument {name} holds {type_of(leaf)} with an attribute {attribute!r} of the user's.",
+                    reason="unsupported_argument",
+                    what_to_do="pass what it is as an argument, or a field of a dataclass.",
+                )
     patterns = tuple(pattern_of(value, name, _refusal, taken) for name, value in zip(parameters, values, strict=True))
     signature = Signature(parameters, patterns, len(sample.args), names, defaults, keywords=keywords)
     return dataclasses.replace(signature, sizes=_sizes(signature, sample))
@@ -213,6 +222,12 @@ def _refusal(name: str, value: Any) -> ExportError:
         reason="unsupported_argument",
         what_to_do="pass tensors, KeyedJaggedTensors, or dicts, lists and dataclasses of these.",
     )
+
+
+def _own_attribute(leaf: Any) -> str | None:
+    """The name of an attribute that the user has set on a tensor or a batch: copies do not have it, nor do files."""
+    is_leaf = isinstance(leaf, (torch.Tensor, KeyedJaggedTensor, JaggedTensor))
+    return next((name for name in vars(leaf) if not name.startswith("_")), None) if is_leaf else None
 
 
 def _samples(value: KeyedJaggedTensor | torch.Tensor) -> int:

@@ -114,6 +114,8 @@ def pattern_of(
     if nest is None or not all(isinstance(key, str) for key in nest.items):
         raise refusal(name, value)
     kind, items = nest.kind, nest.items
+    if kind == "dataclass" and taken is None:  # a trace makes proxies of the fields, and anything of the rest
+        items = {field.name: items[field.name] for field in dataclasses.fields(value)}
     if kind == "named tuple":
         kind = "tuple" if taken is None else "dataclass"
         items = items if taken is not None else {str(number): item for number, item in enumerate(value)}

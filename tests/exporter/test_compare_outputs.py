@@ -148,3 +148,32 @@ def test_threads_may_export_at_once(tmp_path: Path) -> None:
     with ThreadPoolExecutor(3) as threads:
         reports = threads.map(lambda number: recfx.export(models[number], tmp_path / str(number), batch(2)), range(3))
     assert all(report.path.exists() for report in reports)
+
+
+class ReadsAnAttribute(AsksForTheClass):
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        pooled: torch.Tensor = self.ebc(features).values()
+        return pooled * getattr(features, "scale", 1.0)
+
+
+def test_attributes_of_a_batch_are_refused(tmp_path: Path) -> None:
+    sample, other = batch(2), batch(2)
+    other.scale = torch.ones(()) * 2
+    with refused("unsupported_argument", error=recfx.ExportError):
+        recfx.export(ReadsAnAttribute(), tmp_path / "model", (other,), format="pt2")
+    recfx.export(ReadsAnAttribute(), tmp_path / "model", (sample,), format="pt2")
+    with refused("wrong_argument", error=recfx.InputError):
+        recfx.load(tmp_path / "model")(other)
+
+
+class ReturnsADataclass(AsksForTheClass):
+    def forward(self, features: KeyedJaggedTensor) -> Prepared:
+        return Prepared(features, self.ebc(features).values())
+
+
+def test_a_dataclass_is_returned_by_its_fields(tmp_path: Path) -> None:
+    model, sample = ReturnsADataclass().eval(), batch(2)
+    recfx.export(model, tmp_path / "model", (sample,))
+    answer = recfx.load(tmp_path / "model")(sample)
+    assert list(answer) == ["ids", "dense"]
+    torch.testing.assert_close(answer["dense"], model(sample).dense)
