@@ -7,7 +7,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 # Options for single targets: make test PYTEST_FLAGS="-k discovery", make demo DEMO_FLAGS=--quick, make bench BENCH_FLAGS=--json,
-# make serve-soak SOAK_FLAGS="--minutes 1", make matrix SETS=2.10 MATRIX_FLAGS="--tests tests/checkpoint",
+# make matrix SETS=2.10 MATRIX_FLAGS="--tests tests/checkpoint",
 # make mutants MUTANTS="passes recfx/runtime/lookup.py" MUTANTS_FLAGS="--sample 50 --seed 1 --minutes 20",
 # make wheel ARCH=aarch64 SETS="2.7 2.10", make aarch64 WHEEL=dist/recfx-0.1.0-py3-none-manylinux_2_28_aarch64.whl,
 # make wheel-test WITH="one/bin/python another/bin/python"
@@ -16,7 +16,6 @@ DEMO_FLAGS   ?=
 BENCH_FLAGS  ?=
 MUTANTS       ?=
 MUTANTS_FLAGS ?=
-SOAK_FLAGS    ?=
 ARCH          ?= x86_64
 # Versions of torch, each with the others of its set in recfx/versions/sets.py: `make wheel` takes all of them by default.
 SETS          ?=
@@ -52,7 +51,7 @@ ifeq ($(INSTALL),)
 $(error HOST=$(HOST) is none of cpu, npu, cuda)
 endif
 
-.PHONY: help setup demo test check matrix names mutants tsan aarch64 bench serve serve-sanitized serve-soak wheel wheel-test picture notebook lint format ascend clean
+.PHONY: help setup demo test check matrix names mutants tsan aarch64 bench serve serve-sanitized wheel wheel-test picture notebook lint format ascend clean
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
@@ -87,9 +86,6 @@ serve: setup ## compile the C++ server of exported models: build/serve_cpp/recfx
 
 serve-sanitized: setup ## the tests of the C++ server, compiled with the address and undefined behaviour sanitizers
 	@RECFX_SERVE_REQUIRED=1 RECFX_SERVE_SANITIZE=1 $(BIN)/python -m pytest -q tests/exporter/test_serve_cpp.py tests/exporter/test_serve_cpp_process.py
-
-serve-soak: setup ## ten minutes of load on the C++ server, with newer files and bad requests mixed in
-	@$(BIN)/python -m tests.exporter.serve_soak $(SOAK_FLAGS)
 
 matrix: setup ## the whole suite on other versions of torch and TorchRec, SETS="2.7 2.10 2.14"
 	@$(BIN)/python -m tests.tools.matrix $(or $(SETS),2.7 2.10 2.14) --jobs $(JOBS) $(MATRIX_FLAGS)

@@ -80,7 +80,7 @@ class Archive {
 
   // The CRC-32 of the names and checksums of all records but the one whose name ends with `manifest`, and of `text`,
   // which stands for that one; without TorchScript's debug records. See content_checksum in
-  // recfx/exporter/write_file.py.
+  // recfx/exporter/model_file.py.
   uint32_t content_checksum(const std::string& manifest, const std::string& text) const;
 
   // Eight hexadecimal digits that tell one content from another: the CRC-32 of all records' CRC-32s.

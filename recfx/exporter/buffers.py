@@ -20,9 +20,9 @@ from tqdm import tqdm
 
 from recfx.collections.collection import UnshardedCollection
 from recfx.errors import ExportError
+from recfx.exporter.model_file import reserve
 from recfx.exporter.serving.find_rows import FindFrozenRows
 from recfx.exporter.serving.pool_rows import FORMATS, FindAndPool, PoolRows, RowFormat
-from recfx.exporter.write_file import reserve
 from recfx.hashing import HashIndex
 from recfx.ir.context import FrozenIndex
 from recfx.ir.tables import TableSpec

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torchrec.modules.mc_embedding_modules import BaseManagedCollisionEmbeddingCollection
 
@@ -19,38 +20,37 @@ from recfx.argument_types import typed
 from recfx.collections.collection import unsharded_collections
 from recfx.collections.copy_modules import refuse_fully_sharded
 from recfx.collections.raw_ids import RemappedRows
+from recfx.collections.sharding.collection import sharded_collections
+from recfx.collections.sharding.gather import gather_tables
+from recfx.collections.sharding.ranks_agree import group_of_model, on_all_ranks
 from recfx.collections.whole_graph import WholeGraph, refuse_graph
 from recfx.collections.wrappers import unwrap
 from recfx.conversion.convert import convert
 from recfx.discovery.sample import Sample
-from recfx.errors import Diagnostic, ExportError, Severity
+from recfx.errors import Diagnostic, ExportError, RecfxError, Severity
 from recfx.exporter.arguments import signature_of
 from recfx.exporter.buffers import fill, tables_of
 from recfx.exporter.compare_outputs import changed_buffer, difference_of, other_batches, run_copy
 from recfx.exporter.loaded_program import check_reads_pt2
 from recfx.exporter.manifest import make_manifest
 from recfx.exporter.model_call import VARIED, ModelCall
-from recfx.exporter.model_copies import device_of, loaded_copy, on_host, sample_failed, uncounted
+from recfx.exporter.model_copies import device_of, on_host, sample_failed, uncounted
+from recfx.exporter.model_file import Program, as_path, check_target, destination, disk_errors, write_file
 from recfx.exporter.reads import read_as_a_whole
 from recfx.exporter.report import ExportReport, TableSize
 from recfx.exporter.returns import check_alike, return_pattern
-from recfx.exporter.script_artifact import ScriptArtifact, script_artifacts
+from recfx.exporter.script_program import script_programs
 from recfx.exporter.served_collection import Quantized, ServedCollection, serve_collection, stored_dtypes
 from recfx.exporter.serving.pool_rows import FORMATS
 from recfx.exporter.serving.targets import FOR_DEVICES, NATIVE, ServingTarget, target_of
-from recfx.exporter.sharded_export import agree, export_from_ranks, group_of
 from recfx.exporter.state import Unchanged
-from recfx.exporter.traced_artifact import TracedArtifact, traced_artifacts
-from recfx.exporter.write_file import as_path, check_target, destination, disk_errors, write_file
+from recfx.exporter.traced_program import traced_programs
 from recfx.kernels.build import library
 from recfx.kernels.build.private_files import new_file
 
-_Artifact = ScriptArtifact | TracedArtifact
-
-
-_FORMATS: dict[str, tuple[Callable[[ModelCall], Iterator[_Artifact]], str, str]] = {
-    "torchscript": (script_artifacts, "TorchScript", "not_scriptable"),
-    "pt2": (traced_artifacts, "torch.export", "not_exportable"),
+_FORMATS: dict[str, tuple[Callable[[ModelCall], Iterator[Program]], str, str]] = {
+    "torchscript": (script_programs, "TorchScript", "not_scriptable"),
+    "pt2": (traced_programs, "torch.export", "not_exportable"),
 }
 """By format: what makes programs that may become the file; their compiler; and the reason code if there is none."""
 
@@ -68,8 +68,6 @@ def export(
     quantize: Quantized | Mapping[str, Quantized] = None,
     format: Literal["torchscript", "pt2"] = "torchscript",
     portable: bool = True,
-    checkpoint: str | os.PathLike[str] | None = None,
-    submodule: str = "",
     device: torch.device | str | None = None,
 ) -> ExportReport:
     """Write a model, as it answers in eval mode, into a file with the hash state inside.
@@ -100,11 +98,6 @@ def export(
             ``recfx.load`` needs recfx instead, and has its own. For CUDA and
             NPUs, int8 and int4 rows are pooled by recfx's kernel in Triton instead; such a file is loaded by
             ``recfx.load`` alone, and the report says so, and which lookups are left to ATen.
-        checkpoint: export what ``save_checkpoint`` saved in this directory, on any number of ranks, instead of what
-            ``model`` holds. The model is built, unsharded, and converted as when saving; it is best on meta, as the
-            checkpoint is loaded into a copy of it, with all its tables.
-        submodule: with ``checkpoint``, the path of ``model`` in the one that was saved, such as ``"ranker"`` if it was
-            wrapped with its loss for training; names of DistributedDataParallel and the like may be left out.
         device: the kind of device that serves the file, such as ``"cpu"`` or ``"npu"``; default: where the tables are.
             On the CPU, FBGEMM looks up; files for others have ATen's operators alone, and run on the CPU as well.
 
@@ -116,8 +109,7 @@ def export(
             ``not_exportable``, ``no_library``, ``no_pt2``, ``sample_failed``, ``cannot_write``, ``traced_graph``,
             ``rows_out_of_range``, ``model_on_meta``, ``changes_state``; of a sharded model, on all ranks, also
             ``ranks_differ``, ``other_rank_failed``, ``several_process_groups``, ``no_process_group``,
-            ``model_is_sharded`` (by TorchRec alone, or with ``checkpoint``).
-        CheckpointError: as ``load_checkpoint``; also ``model_on_meta``: a tensor is on meta that was not saved.
+            ``model_is_sharded`` (by TorchRec alone).
         ConversionError: the model is not converted, and cannot be; ``fully_sharded``.
     """
     refuse_graph(model, ExportError)
@@ -127,36 +119,92 @@ def export(
         "load the weights, with torch.distributed.checkpoint, into a model on which it was not called, and export that "
         "one; or call recfx.export first and fully_shard afterwards.",
     )
-    group = group_of(root)
-    place = "cpu" if group is None else device_of(root).type
-    agree(group, partial(_check_arguments, path, format, portable, device, place, checkpoint, group is not None))
-    if submodule and checkpoint is None:
-        raise _invalid(f"submodule={submodule!r} is a part of a checkpoint.", "pass checkpoint=, or the submodule.")
-    target, call = as_path(path), Sample.of(sample)
+    group = group_of_model(
+        root,
+        ExportError,
+        call="export",
+        if_several="shard all collections in one process group, or save a checkpoint and export that.",
+        if_sharded_alone="convert the model before it is sharded.",
+    )
+    call, place = Sample.of(sample), device_of(root).type
 
-    def write(converted: nn.Module, call: Sample, place: str) -> ExportReport:
-        file = _File(target, quantize, _serving_target(format, portable, str(device or place)))
-        return _export(file, converted, call)
+    def check() -> dict[str, str]:
+        """Check the arguments, and return them as texts that are the same for the same arguments."""
+        if not isinstance(portable, bool):
+            raise _invalid(f"portable={portable!r} is not a bool.", "pass True or False.")
+        if not isinstance(device, (str, torch.device, type(None))) or str(device).partition(":")[0] in ("", "meta"):
+            raise _invalid(f"device={device!r} cannot serve a file.", "pass a kind of device, such as 'cpu' or 'npu'.")
+        _serving_target(format, portable, str(device or place))
+        target = as_path(path)
+        if group is None or group.rank() == 0:
+            check_target(target)
+        sorted_quantize = sorted(quantize.items(), key=str) if isinstance(quantize, Mapping) else quantize
+        options = {"path": target, "quantize": sorted_quantize, "format": format, "portable": portable}
+        return {name: str(value) for name, value in (options | {"device": device}).items()}
 
-    if group is not None:
-        alike: dict[str, Any] = {"path": target, "quantize": quantize, "format": format}
-        alike |= {"portable": portable, "device": device}
-
-        def write_whole(whole: nn.Module, call: Sample) -> ExportReport:
-            return write(_converted(whole, call), call, place)
-
-        return export_from_ranks(root, group, call, alike, partial(check_target, target), write_whole)
-    with _ONE_AT_A_TIME:
-        check_target(target)
-        converted = _converted(root if checkpoint is None else loaded_copy(root, checkpoint, submodule), call)
-        place = device_of(converted).type
-        if place == "meta":
+    first, *others = _on_all_ranks(group, check)
+    for rank, passed in enumerate(others, 1):
+        for name in [name for name in first if passed[name] != first[name]]:
             raise ExportError(
-                "the model's tables are on meta, so there are no rows to write.",
-                reason="model_on_meta",
-                what_to_do="allocate and load the model first, or pass checkpoint=, a directory of save_checkpoint.",
+                f"rank {rank} exports with {name}={passed[name]}, rank 0 with {name}={first[name]}.",
+                reason="ranks_differ",
+                what_to_do="call export with the same arguments on all ranks.",
             )
-        return write(*on_host(converted, call), place)
+    # Rank 0 holds all tables as a whole meanwhile; each of the others one or two at a time.
+    gathered = {
+        where: gather_tables(collection, on_rank=0, with_optimizers=False)
+        for where, collection in sharded_collections(root).items()
+    }
+
+    def write() -> ExportReport | None:
+        if group is not None and group.rank() != 0:
+            return None
+        with _ONE_AT_A_TIME:
+            whole, whole_call = root, call
+            if group is not None:
+                whole, whole_call = on_host(root, call, gathered)
+                _drop_replicas(whole)
+            converted = _converted(whole, whole_call)
+            kind = device_of(converted).type if group is None else place
+            if kind == "meta":
+                raise ExportError(
+                    "the model's tables are on meta, so there are no rows to write.",
+                    reason="model_on_meta",
+                    what_to_do="build the model on the CPU, and load it, for example with recfx.load_checkpoint.",
+                )
+            file = _File(as_path(path), quantize, _serving_target(format, portable, str(device or kind)))
+            return _export(file, *on_host(converted, whole_call))
+
+    report = _on_all_ranks(group, write)[0]
+    assert report is not None
+    return report
+
+
+def _on_all_ranks(group: dist.ProcessGroup | None, function: Callable[[], Any]) -> list[Any]:
+    """Call ``function``, which must not communicate, on all ranks, and return what each returned. Collective.
+
+    An error is this rank's, or else the one of the first rank where it failed: ``other_rank_failed`` if it is not one
+    of recfx's.
+    """
+
+    def as_sent(error: BaseException) -> Exception:
+        if isinstance(error, RecfxError):
+            return error
+        return ExportError(
+            f"a rank failed: {type(error).__name__}: {error}",
+            reason="other_rank_failed",
+            what_to_do="see the error on that rank; nothing was written.",
+        )
+
+    return on_all_ranks(group, function, as_sent)
+
+
+def _drop_replicas(copy: nn.Module) -> None:
+    """Put what ``DistributedDataParallel``, which communicates, is around into its place."""
+    for module in list(copy.modules()):
+        for name, child in module._modules.items():
+            if isinstance(child, nn.parallel.DistributedDataParallel):
+                module._modules[name] = unwrap(child)
 
 
 @dataclass(frozen=True)
@@ -201,28 +249,11 @@ def _export(file: _File, converted: nn.Module, sample: Sample) -> ExportReport:
             message = "a call changes this buffer, in the file as well: answers may depend on the calls before."
             what_to_do = "give each thread that serves the file its own copy, or leave the buffer alone in eval mode."
             notes.append(Diagnostic("keeps_state", changed, message, what_to_do, Severity.WARNING))
-        for artifact in _FORMATS[file.serving.format][0](call):
-            report = _write(file, artifact, call, notes)
+        for program in _FORMATS[file.serving.format][0](call):
+            report = _write(file, program, call, notes)
             if report is not None:
                 return report
     raise _not_exported(converted, call.failures, file.serving.format)
-
-
-def _check_arguments(
-    path: object, format: str, portable: bool, device: object, place: str, checkpoint: object, is_sharded: bool
-) -> None:
-    if not isinstance(portable, bool):
-        raise _invalid(f"portable={portable!r} is not a bool.", "pass True or False.")
-    if not isinstance(device, (str, torch.device, type(None))) or str(device).partition(":")[0] in ("", "meta"):
-        raise _invalid(f"device={device!r} cannot serve a file.", "pass a kind of device, such as 'cpu' or 'npu'.")
-    _serving_target(format, portable, str(device or place))
-    as_path(path)
-    if checkpoint is not None and is_sharded:
-        raise ExportError(
-            "the model is sharded.",
-            reason="model_is_sharded",
-            what_to_do="with checkpoint=, pass the unsharded model: any number of ranks may have saved the checkpoint.",
-        )
 
 
 def _refuse_remapped_rows(converted: nn.Module) -> None:
@@ -267,23 +298,25 @@ def _converted(model: nn.Module, call: Sample) -> nn.Module:
     return converted.python_model if isinstance(converted, WholeGraph) else converted
 
 
-def _write(asked: _File, artifact: _Artifact, call: ModelCall, about: list[Diagnostic]) -> ExportReport | None:
+def _write(asked: _File, program: Program, call: ModelCall, about: list[Diagnostic]) -> ExportReport | None:
     """Write the file, and put it in its place if it answers as the model does; else say why not in ``failures``."""
-    served = list(call.served.values())
-    own = [name for name in artifact.operators() if name.startswith("recfx::")]
-    notes = _of_devices(artifact, own) if asked.serving in FOR_DEVICES else []
-    present, left_out = _present(served, artifact)
-    notes += [*left_out, *(why for collection in present for why in collection.records[-1].declined)]  # by ``lower``
-    unreadable = artifact.check_loading([filling for collection in present for filling in collection.fillings])
-    if unreadable is not None:
-        call.failures.append(unreadable)
-        return None
+    own = [name for name in program.operators if name.startswith("recfx::")]
+    buffers = {buffer.data_ptr() for buffer in program.buffers.values() if buffer.numel()}
+    present: list[ServedCollection] = []
+    notes = _of_devices(program, own) if asked.serving in FOR_DEVICES else []
+    for collection in call.served.values():
+        if any(filling.buffer.data_ptr() in buffers for filling in collection.fillings):
+            present.append(collection)
+            notes += collection.records[-1].declined  # by ``lower``
+        else:
+            message = "the model does not call this collection in eval mode, so its tables are not in the file."
+            notes.append(Diagnostic("collection_left_out", collection.path, message))
     manifest = partial(make_manifest, call, present, portable=not own, target=asked.serving)
     with contextlib.ExitStack() as stack:
         with disk_errors(asked.target):
             file = stack.enter_context(new_file(destination(asked.target)))
-            write_file(artifact.save, artifact.size, manifest, file.path)
-        error = difference_of(call, artifact.named, artifact.buffers)
+            write_file(program, manifest, file.path)
+        error = difference_of(call, program.named, lambda: program.buffers)
         if isinstance(error, Diagnostic):
             call.failures.append(error)
             return None
@@ -296,7 +329,7 @@ def _write(asked: _File, artifact: _Artifact, call: ModelCall, about: list[Diagn
         format=asked.serving.format,
         bytes=size,
         tables=tuple(size for collection in present for size in _sizes(collection)),
-        graph=artifact.graph,
+        graph=program.graph,
         passes={collection.path: collection.records for collection in present},
         output_error=error,
         libraries=() if path is None else (path,),
@@ -304,30 +337,19 @@ def _write(asked: _File, artifact: _Artifact, call: ModelCall, about: list[Diagn
     )
 
 
-def _of_devices(artifact: _Artifact, own: list[str]) -> list[Diagnostic]:
+def _of_devices(program: Program, own: list[str]) -> list[Diagnostic]:
     """Notes on a file for a device that also calls other operators than ATen's: recfx's, or the model's own."""
     notes = []
     if own:
         message = f"the file calls {', '.join(own)}, which Python registers: a server without Python cannot load it."
         what_to_do = "serve it with recfx.load where Python and Triton for the device are, or pass portable=True."
         notes.append(Diagnostic("needs_python", "", message, what_to_do, Severity.WARNING))
-    foreign = sorted(name for name in artifact.operators() if not name.startswith(("aten::", "prim::", "recfx::")))
+    foreign = sorted(name for name in program.operators if not name.startswith(("aten::", "prim::", "recfx::")))
     if foreign:
         message = f"outside converted collections, the model calls {', '.join(foreign)}, which devices may not have."
         what_to_do = "try the file on the device, or replace what calls them, such as TorchRec's regroup."
         notes.append(Diagnostic("operators_of_the_model", "", message, what_to_do, Severity.WARNING))
     return notes
-
-
-def _present(served: list[ServedCollection], artifact: _Artifact) -> tuple[list[ServedCollection], list[Diagnostic]]:
-    """The collections whose tables the program has, and notes on the others."""
-    buffers = {buffer.data_ptr() for buffer in artifact.tensors() if buffer.numel()}
-    present = [
-        collection for collection in served if any(part.buffer.data_ptr() in buffers for part in collection.fillings)
-    ]
-    message = "the model does not call this collection in eval mode, so its tables are not in the file."
-    absent = (collection.path for collection in served if collection not in present)
-    return present, [Diagnostic("collection_left_out", path, message) for path in absent]
 
 
 def _sizes(served: ServedCollection) -> Iterator[TableSize]:

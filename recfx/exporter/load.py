@@ -18,11 +18,17 @@ from recfx.errors import ConversionError, ExportError, few, plural
 from recfx.exporter.input_errors import check_inputs, input_errors
 from recfx.exporter.loaded_program import load_traced, names_of
 from recfx.exporter.manifest import OPERATOR_VERSIONS, pattern_from, read_manifest, signature_from, without_checksum
-from recfx.exporter.model_file import ModelFile, cannot_read, open_model_file, out_of_memory
+from recfx.exporter.model_file import (
+    MANIFEST_RECORD,
+    ModelFile,
+    as_path,
+    content_checksum,
+    open_model_file,
+    out_of_memory,
+)
 from recfx.exporter.returns import put_together
 from recfx.exporter.serving import triton
 from recfx.exporter.serving.targets import FOR_DEVICES, TRITON
-from recfx.exporter.write_file import MANIFEST_RECORD, as_path, content_checksum
 from recfx.kernels.build import library
 from recfx.printing.grid import Grid
 from recfx.printing.shown import Shown
@@ -39,7 +45,6 @@ _COLUMNS: dict[str, Callable[[tuple[str, dict[str, Any]]], str]] = {
 }
 
 _NO_MEMORY = re.compile("can't allocate memory|bad_alloc|out of memory", re.IGNORECASE)
-_ERRNO = re.compile(r"\berrno (\d+)")
 
 
 @typed(ExportError)
@@ -140,7 +145,7 @@ def _checked_manifest(file: ModelFile) -> dict[str, Any]:
         if len(manifests) == 1:
             text = archive.read(manifests[0]).decode()
         manifest = read_manifest(text, file.path)
-        content = content_checksum(archive, MANIFEST_RECORD, without_checksum(str(text)))
+        content = content_checksum(archive, without_checksum(str(text)))
         if manifest.get("content_crc32") != f"{content:08x}":
             raise file.damaged("its records are not those that its manifest was written for")
     return manifest
@@ -160,11 +165,8 @@ def _of_torch(file: ModelFile, manifest: dict[str, Any], error: RuntimeError) ->
     """Why torch cannot load a file that is whole."""
     file.check_unchanged()
     message = str(error).strip().splitlines()[0]
-    number = _ERRNO.search(message)
     if isinstance(error, torch.OutOfMemoryError) or _NO_MEMORY.search(message):
         return out_of_memory(file.path)
-    if number is not None:
-        return cannot_read(file.path, os.strerror(int(number[1])))
     if "PytorchStreamReader" in message:
         return file.damaged(f"torch does not find its records: {message}")
     return ExportError(
@@ -198,7 +200,7 @@ class LoadedModel(Shown, nn.Module):
         self._signature = signature_from(manifest)
         self._returns = pattern_from(manifest["returns"])
         self.inputs = tuple(name for leaf in self._signature.leaves() for name in names_of(leaf))
-        self.eval()
+        self.training = False
 
     def __repr__(self) -> str:
         """One line, whatever the file's module holds."""
@@ -262,5 +264,4 @@ class LoadedModel(Shown, nn.Module):
                 reason="cannot_train",
                 what_to_do="train the model that was exported, and export it again.",
             )
-        super().train(False)
         return self

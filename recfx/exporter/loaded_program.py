@@ -7,7 +7,6 @@ values, lengths ``[B]`` and weights.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -101,33 +100,16 @@ def load_traced(file: ModelFile, signature: Signature) -> LoadedProgram:
     """Load a program from a file whose checksums are right.
 
     Raises:
-        ExportError: ``no_pt2``; ``damaged_file``: it holds more than ``export`` writes.
+        ExportError: ``no_pt2``.
         RuntimeError: torch cannot read it.
     """
     read = check_reads_pt2()
-    _refuse_pickles(file)
     file.file.seek(0)
     try:
         exported = read(file.file).exported_programs["model"]  # torch.export.load keeps its errors to itself
         return LoadedProgram(exported, signature)
     except (KeyError, ValueError, AssertionError) as error:  # the program is of another version of torch
         raise RuntimeError(f"{type(error).__name__}: {error}") from error
-
-
-def _refuse_pickles(file: ModelFile) -> None:
-    """``export`` writes tensors as bytes and no sample inputs; torch would unpickle others, which runs their code."""
-    with file.archive() as archive:
-        for info in archive.infolist():
-            if info.filename.endswith("_config.json"):
-                try:
-                    payloads = json.loads(archive.read(info)).get("config", {})
-                    is_pickled = any(payload.get("use_pickle") for payload in payloads.values())
-                except (ValueError, AttributeError) as error:
-                    raise file.damaged(f"its record {info.filename} is not one that recfx writes") from error
-                if is_pickled:
-                    raise file.damaged(f"its record {info.filename} names pickled objects")
-            elif info.filename.endswith(".pt") and info.file_size:
-                raise file.damaged(f"its record {info.filename} is a pickle")
 
 
 class LoadedProgram(nn.Module):
@@ -139,7 +121,6 @@ class LoadedProgram(nn.Module):
         self.program = exported.module()
         self._signature = signature
         self._inputs = [named_input(leaf) for leaf in signature.leaves()]
-        self._names = {name for leaf in signature.leaves() for name in names_of(leaf)}
         placeholders = exported.graph.find_nodes(op="placeholder")
         user_inputs = exported.graph_signature.user_inputs
         self._examples = {node.name: node.meta["val"] for node in placeholders if node.name in user_inputs}
@@ -162,26 +143,18 @@ class LoadedProgram(nn.Module):
         Raises:
             RuntimeError: as for ``named``.
         """
-        for name in inputs:
-            if name not in self._names:
-                raise RuntimeError(f"there is no input {name} [unknown_input]")
         return self.named(*(take(inputs) for take in self._inputs))
-
-    def train(self, mode: bool = True) -> LoadedProgram:
-        """Do nothing: the program is what it was in eval mode."""
-        return self
 
     @staticmethod
     def _check(name: str, tensor: torch.Tensor, example: torch.Tensor) -> None:
         """Refuse a tensor of another rank or dtype, or of another size where the program has a constant."""
         sizes = zip(tensor.shape, example.shape, strict=False)
-        reason = ""
-        if tensor.dim() != example.dim():
-            reason = "wrong_rank"
-        elif tensor.dtype != example.dtype:
-            reason = "wrong_dtype"
-        elif any(size != expected for size, expected in sizes if isinstance(expected, int)):
-            reason = "wrong_size"
+        unlike = {
+            "wrong_rank": tensor.dim() != example.dim(),
+            "wrong_dtype": tensor.dtype != example.dtype,
+            "wrong_size": any(size != expected for size, expected in sizes if isinstance(expected, int)),
+        }
+        reason = next((code for code, is_unlike in unlike.items() if is_unlike), "")
         if reason:
             expected = ", ".join(str(size) if isinstance(size, int) else "any" for size in example.shape)
             raise RuntimeError(

@@ -1,4 +1,4 @@
-"""A file of ``export`` that is being read: what was checked is what is loaded, even if another takes its place."""
+"""The file of an exported model: an archive of a program and its manifest, which is written, and read, as a whole."""
 
 from __future__ import annotations
 
@@ -6,17 +6,27 @@ import contextlib
 import errno
 import lzma
 import os
+import shutil
 import stat
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from recfx.errors import ExportError
+import torch
 
-_END_BYTES, _END_MARK = 22, b"PK\5\6"
+from recfx.errors import ExportError
+from recfx.kernels.build.private_files import new_file
+
+MANIFEST_RECORD = "/extra/recfx.json"
+"""The end of the name of the manifest's record, which TorchScript takes for an extra file."""
+
+_ARCHIVE_BYTES = 2**22
+"""More than an archive takes beyond what is in it: names, and the space up to the next multiple of 64 bytes."""
+
 _NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EISDIR, errno.ENXIO)
 """The numbers of the errors of opening a path where there is no file, or something else."""
 
@@ -24,8 +34,128 @@ _OF_THE_CONTENT = (zipfile.BadZipFile, EOFError, RuntimeError, ValueError, struc
 """What reading a damaged archive raises."""
 
 
+@dataclass(frozen=True)
+class Program:
+    """A program that may become the file, whatever its format is.
+
+    Args:
+        named: calls it: the tensors and KJTs of the signature to output tensors by name.
+        save: saves it to a path.
+        size: how many bytes it has when it is saved, if it takes no more than that.
+        operators: the names of the operators that it calls, such as ``aten::add``.
+        buffers: its tensors, by name.
+        graph: the text of its graph; "" if TorchScript compiled the model's own code.
+    """
+
+    named: Callable[..., dict[str, torch.Tensor]]
+    save: Callable[[Path], None]
+    size: int
+    operators: Collection[str]
+    buffers: Mapping[str, torch.Tensor]
+    graph: str
+
+
+def write_file(program: Program, make_manifest: Callable[[int], str], path: Path) -> None:
+    """Save a program, and its manifest.
+
+    Args:
+        program: the program.
+        make_manifest: makes the manifest from the CRC-32 of the content, which ``content_checksum`` computes from a
+            manifest with 0 in its place.
+        path: the file to write.
+    """
+    with path.open("wb") as file:  # torch ends the whole process if the disk is full while it writes an archive
+        reserve(file.fileno(), program.size + _ARCHIVE_BYTES)
+    program.save(path)
+    with zipfile.ZipFile(path, "a") as archive:
+        content = content_checksum(archive, make_manifest(0))
+        directory = archive.namelist()[0].partition("/")[0]
+        archive.writestr(f"{directory}{MANIFEST_RECORD}", make_manifest(content))
+
+
+def reserve(descriptor: int, size: int) -> None:
+    """Make room for this many bytes in a file, so that a disk without it is an ``OSError`` here."""
+    try:
+        os.posix_fallocate(descriptor, 0, max(1, size))
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # file systems that do not support this
+            raise
+
+
+def content_checksum(archive: zipfile.ZipFile, text: str) -> int:
+    """The CRC-32 of what is in a file, whatever the order of its records: of their names and checksums.
+
+    TorchScript's debug records do not count, which name the sources that it compiled: a file may be used without them.
+
+    Args:
+        archive: the file, whose checksums are right.
+        text: what the manifest, whose record does not count because it holds the result, holds besides.
+    """
+    crc = zlib.crc32(text.encode())
+    for name, of_record in sorted((info.filename, info.CRC) for info in archive.infolist()):
+        if not name.endswith((MANIFEST_RECORD, ".debug_pkl")):
+            crc = zlib.crc32(f"{name}\n{of_record:08x}\n".encode(), crc)
+    return crc
+
+
+def as_path(path: object) -> Path:
+    """The path of a file.
+
+    Raises:
+        ExportError: ``invalid_argument``.
+    """
+    name = os.fspath(path) if isinstance(path, os.PathLike) else path
+    # File names may hold other bytes than UTF-8, which Python gives as surrogates, and torch cannot open.
+    if not isinstance(name, str) or not name or "\0" in name or name != name.encode(errors="replace").decode():
+        raise ExportError(
+            f"path is {path!r}, which cannot be the name of a file.",
+            reason="invalid_argument",
+            what_to_do="pass the path of the file, as a str or a pathlib.Path.",
+        )
+    return Path(name)
+
+
+def destination(target: Path) -> Path:
+    """The file that is written for a path: for a symbolic link, the file that it names, as ``open`` would."""
+    return Path(os.path.realpath(target))
+
+
+def check_target(target: Path) -> None:
+    """Check that a file can be written, before anything is computed for it.
+
+    Raises:
+        ExportError: ``cannot_write``: it is a directory or a device, or no file can be made where it is.
+    """
+    with disk_errors(target):
+        place = destination(target)
+        if not target.name or (place.exists() and not place.is_file()):  # a device such as /dev/null would be removed
+            raise OSError("it is not a regular file")
+        with new_file(place):
+            pass
+
+
+@contextlib.contextmanager
+def disk_errors(target: Path) -> Iterator[None]:
+    """Turn errors of the disk into one that names the file.
+
+    Raises:
+        ExportError: ``cannot_write``.
+    """
+    try:
+        yield
+    except OSError as error:
+        free = ""
+        with contextlib.suppress(OSError):
+            free = f" ({shutil.disk_usage(target.parent).free} bytes are free there)"
+        raise ExportError(
+            f"{target} cannot be written: {error.strerror or error}{free}. A file that was there before is as it was.",
+            reason="cannot_write",
+            what_to_do="make room, or pass a path where files can be written.",
+        ) from error
+
+
 class ModelFile:
-    """A file that stays open, and its path for messages."""
+    """A file that stays open while it is read: what was checked is loaded, even if another takes its place."""
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
         self.path = path
@@ -38,20 +168,14 @@ class ModelFile:
 
     @contextlib.contextmanager
     def archive(self) -> Iterator[zipfile.ZipFile]:
-        """The archive that the file is, from its first byte to its last one.
+        """The archive that the file is.
 
         Raises:
             ExportError: ``damaged_file``, ``changed_file``, also where the block reads what is not as it has to be.
         """
         try:
-            self.file.seek(-_END_BYTES, os.SEEK_END)
-            is_whole = self.file.read().startswith(_END_MARK)
+            self.file.seek(0)
             with zipfile.ZipFile(self.file) as archive:
-                infos = archive.infolist()
-                names = {info.filename for info in infos}
-                is_whole = is_whole and bool(infos) and not archive.comment and len(names) == len(infos)
-                if not is_whole or min(info.header_offset for info in infos) != 0:
-                    raise zipfile.BadZipFile("there is something besides an archive in it, or a record is there twice")
                 yield archive
         except ExportError:
             raise
@@ -101,24 +225,18 @@ def open_model_file(path: Path) -> Iterator[ModelFile]:
         ExportError: ``no_file``, ``cannot_read``, ``out_of_memory``.
     """
     try:
-        with open(path, "rb", opener=_open) as file:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:  # for pipes
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise _no_file(path)
+                raise FileNotFoundError(errno.ENOENT, "it is not a regular file")
             yield ModelFile(path, file)
     except MemoryError as error:
         raise out_of_memory(path) from error
     except OSError as error:
         if error.errno in _NO_FILE:
-            raise _no_file(path) from error
+            raise ExportError(
+                f"{path} is not a file.", reason="no_file", what_to_do="export a model to it first."
+            ) from error
         raise cannot_read(path, error.strerror or str(error)) from error
-
-
-def _open(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)  # a pipe must not wait
-
-
-def _no_file(path: Path) -> ExportError:
-    return ExportError(f"{path} is not a file.", reason="no_file", what_to_do="export a model to it first.")
 
 
 def cannot_read(path: Path, why: str) -> ExportError:

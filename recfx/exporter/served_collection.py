@@ -24,15 +24,9 @@ from recfx.passes.base import PassRecord
 
 Quantized = Literal["fp16", "int8", "int4"] | None
 """How rows are stored; None: as they are."""
-QUANTIZED: dict[Quantized, torch.dtype | None] = {
-    None: None,
-    "fp16": torch.float16,
-    "int8": torch.quint8,
-    "int4": torch.quint4x2,
-}
 
-_KEPT = {torch.float32: torch.float32, torch.float16: torch.float16}
-"""The dtype in which unquantized rows are stored; rows of other dtypes are stored as float32."""
+_QUANTIZED = {form.name: dtype for dtype, form in FORMATS.items() if dtype != torch.float32}
+"""The dtype of quantized rows, by what ``quantize`` calls it."""
 
 
 def stored_dtypes(
@@ -42,7 +36,7 @@ def stored_dtypes(
 
     Args:
         collections: the tables of each collection.
-        quantize: one of ``QUANTIZED``, or one for each table by name (``<collection>.<table>`` if several collections
+        quantize: how rows are stored, or that for each table by name (``<collection>.<table>`` if several collections
             have a table of that name); tables that are not named keep their dtype.
 
     Raises:
@@ -50,7 +44,7 @@ def stored_dtypes(
     """
     chosen, of_others = (quantize, None) if isinstance(quantize, Mapping) else ({}, quantize)
     for choice in (*chosen.values(), of_others):
-        if choice is not None and (not isinstance(choice, str) or choice not in QUANTIZED):
+        if choice is not None and (not isinstance(choice, str) or choice not in _QUANTIZED):
             raise ExportError(
                 f"quantize={choice!r} is not a format of rows.",
                 reason="invalid_argument",
@@ -66,11 +60,13 @@ def stored_dtypes(
             what_to_do=f"name some of: {', '.join(sorted(names))}.",
         )
     by_table = {name: chosen.get(name, chosen.get(spec.name, of_others)) for name, spec in specs.items()}
+
+    def stored(spec: TableSpec, choice: Quantized) -> torch.dtype:
+        """Unquantized rows of other dtypes than float16 are stored as float32."""
+        return _QUANTIZED[choice] if choice else (torch.float16 if spec.dtype == torch.float16 else torch.float32)
+
     return {
-        path: {
-            spec.name: QUANTIZED[by_table[f"{path}.{spec.name}"]] or _KEPT.get(spec.dtype, torch.float32)
-            for spec in tables
-        }
+        path: {spec.name: stored(spec, by_table[f"{path}.{spec.name}"]) for spec in tables}
         for path, tables in collections.items()
     }
 

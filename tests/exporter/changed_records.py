@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from recfx.exporter.manifest import without_checksum
-from recfx.exporter.write_file import MANIFEST_RECORD, content_checksum
+from recfx.exporter.model_file import MANIFEST_RECORD, content_checksum
 
 Records = dict[str, bytes]
 ChangeRecords = Callable[[Records], Records]
@@ -29,7 +29,7 @@ def forge(path: Path, target: Path, change: ChangeRecords) -> None:
     with zipfile.ZipFile(target) as archive:
         (name,) = (entry for entry in archive.namelist() if entry.endswith(MANIFEST_RECORD))
         text = archive.read(name).decode()
-        content = content_checksum(archive, MANIFEST_RECORD, without_checksum(text))
+        content = content_checksum(archive, without_checksum(text))
     rewrite(
         target,
         target,

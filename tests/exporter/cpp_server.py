@@ -60,17 +60,6 @@ def build(sanitize: bool = bool(os.environ.get(SANITIZE))) -> Path:
     return folder / "recfx_serve"
 
 
-def build_formats(folder: Path) -> Path:
-    """Compile what reads files and requests, without torch but with sanitizers, and return the program."""
-    program = folder / "served_formats"
-    sources = [Path(__file__).with_name("served_formats.cpp")]
-    sources += [SOURCES / f"{name}.cpp" for name in ("input", "manifest", "model_file", "requests")]
-    sanitizers = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
-    compiler = os.environ.get("CXX", "c++").split()
-    _run([*compiler, "-std=c++20", "-O0", "-g1", *sanitizers, f"-I{SOURCES}", *sources, "-lz", "-o", program])
-    return program
-
-
 def _run(command: list[str | Path]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=500)
     if done.returncode != 0:

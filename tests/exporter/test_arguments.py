@@ -14,7 +14,6 @@ from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, JaggedTensor, KeyedJaggedTensor
 
 import recfx
-from recfx.exporter.patterns import identifier
 from tests.support.refusals import refused
 
 FORMATS = ["torchscript", "pt2"]
@@ -143,13 +142,6 @@ def test_arguments_of_a_model_that_is_not_traced(names: list[str], scale: float,
     assert torch.allclose(loaded(*bigger.args, **bigger.kwargs), model(*bigger.args, **bigger.kwargs))
 
 
-def test_none_by_position_of_a_model_that_is_not_traced(tmp_path: Path) -> None:
-    """Zeros, which would not show in which place they are."""
-    model, loaded = exported(Branches(), recfx.Sample(features(), None, torch.zeros(3, 2)), tmp_path, "torchscript")
-    taken = torch.rand(3, 2)
-    assert torch.allclose(loaded(features(), None, taken), model(features(), None, taken))
-
-
 class AnyNames(nn.Module):
     """Takes arguments of any names."""
 
@@ -175,21 +167,6 @@ def test_names_that_mean_something_in_the_program(format: str, tmp_path: Path) -
     assert torch.allclose(loaded(*sample.args, **sample.kwargs), model(*sample.args, **sample.kwargs))
     with refused("wrong_argument", match="in this order", error=recfx.InputError):
         loaded(*sample.args, **turned)
-
-
-@pytest.mark.parametrize(
-    ("path", "expected"),
-    [
-        ("over.layers.0", "over_layers_0"),
-        ("größe", "gr__e"),  # TorchScript knows ASCII alone
-        ("0.weight", "module_0_weight"),
-        ("class", "module_class"),
-        ("", "module_"),
-        ("a.b", "a_b_2"),
-    ],
-)
-def test_identifiers(path: str, expected: str) -> None:
-    assert identifier(path, {"a_b", "a_b_1"}) == expected
 
 
 class Projected(TwoTensors):

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 from torch.distributed.optim import _apply_optimizer_in_backward
 from torch.nn.functional import binary_cross_entropy_with_logits
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
-from torchrec.models.dlrm import DLRM
 
 import recfx
 from tests.builders.movielens import TwoTowers, auc, ids_of, read_ratings
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 BOUNDS = {None: 1e-6, "fp16": 1e-4, "int8": 1e-3, "int4": 5e-3}
 """By how much the AUC of an exported file may differ from that of the trained model."""
 
@@ -61,39 +56,3 @@ def test_movielens(data_directory: Path, tmp_path: Path) -> None:
 
     labels = torch.cat([liked for _, liked in held_back])
     assert_ranks_as_well(model, (held_back[0][0],), predict, labels, 0.75, tmp_path / "model.pt")
-
-
-@pytest.fixture
-def criteo(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    import criteo
-
-    return criteo
-
-
-def test_criteo(criteo: ModuleType, data_directory: Path, tmp_path: Path) -> None:
-    """The sample has 200 rows, so this is the AUC on rows that the model has seen."""
-    rows = criteo.read(data_directory / "criteo_sample.csv", 200)
-    torch.manual_seed(0)
-    tables = [
-        EmbeddingBagConfig(name=f"table_{feature}", embedding_dim=16, num_embeddings=512, feature_names=[feature])
-        for feature in criteo.CATEGORICAL
-    ]
-    collection = EmbeddingBagCollection(tables=tables)
-    _apply_optimizer_in_backward(torch.optim.Adagrad, collection.parameters(), {"lr": 0.02})
-    plain = DLRM(collection, len(criteo.DENSE), [32, 16], [32, 1])
-    model: Any = recfx.convert(plain, hashing=recfx.HashConfig(dense_rows=0))
-    optimizer = torch.optim.Adam([*model.dense_arch.parameters(), *model.over_arch.parameters()], lr=1e-3)
-    for batch in rows.shuffled_batches(50, 8):
-        dense, features = batch.model_input(torch.device("cpu"))
-        optimizer.zero_grad()
-        binary_cross_entropy_with_logits(model(dense, features).squeeze(-1), batch.labels).backward()
-        optimizer.step()
-    model.eval()
-    call: tuple[torch.Tensor, KeyedJaggedTensor] = rows.model_input(torch.device("cpu"))
-
-    @torch.no_grad()
-    def predict(run: Any) -> torch.Tensor:
-        return run(*call).squeeze(-1)
-
-    assert_ranks_as_well(model, call, predict, rows.labels, 0.75, tmp_path / "model.pt")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +19,7 @@ from recfx.exporter.serving.named_inputs import NamedJagged
 from recfx.kernels.build import library
 from recfx.kernels.lookup.quantized_rows import dequantize_rows, quantize_rows
 from tests.exporter.conftest import UsualExport
-from tests.exporter.hashed_models import HASHING, HashedModel, by_name, call, trained
+from tests.exporter.hashed_models import HASHING, HashedModel, call, trained
 from tests.support.refusals import refused
 
 EXTREME = [-(2**63), 2**63 - 1, -1, 0, 1]
@@ -112,19 +111,6 @@ def test_quantized_rows_are_those_of_the_format(quantize: str, bits: int, usual_
     assert {table.table: table.error for table in report.tables} == pytest.approx(largest)
     sample = call(5, seed=9)
     assert torch.allclose(recfx.load(report.path)(*sample.args), plain(*sample.args), rtol=1e-4, atol=1e-5)
-
-
-def test_quantized_rows_may_give_another_answer_than_zero(tmp_path: Path) -> None:
-    model = trained()
-    with torch.no_grad():
-        model.ebc.embedding_bags["adopted"].weight[0].zero_()
-        model.linear.weight.zero_()
-        model.linear.bias.zero_()
-        model.ebc.embedding_bags["adopted"].weight[1:].fill_(1e-3)
-        model.linear.weight[:, -1] = 1.0
-    sample = call(6)
-    sample.args[0].zero_()
-    assert recfx.export(model, tmp_path / "m.pt", sample, quantize="int4").output_error > 0
 
 
 def test_each_table_has_its_own_format(model: nn.Module, tmp_path: Path) -> None:
@@ -291,88 +277,6 @@ def test_a_hook_that_would_be_lost_is_seen_also_when_rows_are_quantized(quantize
     assert (raised.value.reason, raised.value.module_path) == ("not_scriptable", "ebc")
     assert "the file answers differently" in str(raised.value)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["plain.pt"]
-
-
-NOT_ANNOTATED = """
-from tests.exporter.hashed_models import HashedModel
-
-class Model(HashedModel):
-    def forward(self, dense, features):
-        output = self.linear(self.ebc(features).values()) + dense
-        return output if bool(output.sum() > 0) else -output
-"""
-
-
-def test_a_missing_annotation_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "not_annotated.py").write_text(NOT_ANNOTATED)
-    monkeypatch.syspath_prepend(tmp_path)
-    model = importlib.import_module("not_annotated").Model()
-    with pytest.raises(recfx.ExportError) as raised:
-        recfx.export(recfx.convert(model, hashing=HASHING), tmp_path / "model.pt", call(6))
-    assert "Expected a value of type 'KeyedJaggedTensor' for argument 'features'" in str(raised.value)
-    assert "because it was not annotated with an explicit type. File" in str(raised.value)
-
-
-class _Counting(HashedModel):
-    """Counts its calls; TorchScript compiles its own code, because it branches on data."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("steps", torch.zeros(()))
-
-    def forward(self, dense: torch.Tensor, features: KeyedJaggedTensor) -> torch.Tensor:
-        self.steps += 1
-        output = self.linear(self.ebc(features).values()) + dense
-        if bool(self.steps > 1):
-            return output * self.steps
-        return output
-
-
-def test_a_file_changes_its_buffers_as_the_model_does(tmp_path: Path) -> None:
-    model = recfx.convert(_Counting(), hashing=HASHING).eval()
-    report = recfx.export(model, tmp_path / "model.pt", call(6))
-    assert [note.path for note in report.notes if note.code == "keeps_state"] == ["steps"]
-    assert float(model.steps) == 0
-    loaded = recfx.load(tmp_path / "model.pt")
-    for seed in (7, 8, 9):
-        sample = call(6, seed=seed)
-        assert torch.allclose(loaded(*sample.args), model(*sample.args), rtol=1e-5, atol=1e-6)
-    assert float(model.steps) == 3
-
-
-class _CountsForLater(_Counting):
-    """No answer to the calls that compare the file depends on the buffer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("other", torch.ones((), dtype=torch.int64))
-
-    def forward(self, dense: torch.Tensor, features: KeyedJaggedTensor) -> torch.Tensor:
-        self.steps += 1
-        output: torch.Tensor = self.linear(self.ebc(features).values()) + dense
-        return output * (self.steps - 20).clamp(1, 2) * self.other
-
-
-def test_a_trace_that_would_leave_a_buffer_as_it_is_is_not_written(tmp_path: Path) -> None:
-    model = recfx.convert(_CountsForLater(), hashing=HASHING).eval()
-    recfx.export(model, tmp_path / "model.pt", call(6))
-    loaded, sample = recfx.load(tmp_path / "model.pt"), call(6)
-    answers = [(loaded(*sample.args), model(*sample.args)) for _ in range(23)]
-    assert torch.allclose(*answers[-1], rtol=1e-5, atol=1e-6)
-    assert not torch.allclose(answers[0][0], answers[-1][0])
-
-
-def test_errors_of_users_that_end_in_brackets_are_theirs(model: nn.Module, file: Path) -> None:
-    loaded = recfx.load(file)
-    loaded.script = _Raises()
-    with pytest.raises(RuntimeError, match=r"sizes \[2, 3\]") as raised:
-        loaded.serve(by_name(call(1)))
-    assert not isinstance(raised.value, recfx.InputError)
-
-
-class _Raises(nn.Module):
-    def serve(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        raise RuntimeError("shapes do not fit: sizes [2, 3]")
 
 
 def test_a_failed_export_leaves_the_old_file(model: nn.Module, tmp_path: Path) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import resource
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -104,32 +102,6 @@ def test_a_file_that_is_written_to_while_it_is_loaded(
 # What a host may lack
 
 
-def test_too_many_open_files(versions: list[Path]) -> None:
-    """However many are left, the file is loaded or the system is to blame, which says so itself."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    taken: list[int] = []
-    outcomes: list[str] = []
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 12, hard))
-        with contextlib.suppress(OSError):
-            while True:
-                taken.append(os.open("/dev/null", os.O_RDONLY))
-        for _ in range(8):
-            try:
-                recfx.load(versions[0])
-                outcomes.append("")
-            except recfx.ExportError as error:
-                outcomes.append(f"{error.reason}: {error.message.rpartition(': ')[2]}")
-            os.close(taken.pop())
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        for descriptor in taken:
-            os.close(descriptor)
-    assert outcomes[0] == "cannot_read: Too many open files."
-    assert outcomes[-1] == ""
-    assert set(outcomes) == {outcomes[0], ""}
-
-
 def test_a_torch_with_other_archives(
     exported: dict[str, Path], model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,27 +186,6 @@ def test_a_whole_file_that_torch_does_not_understand(exported: dict[str, Path], 
     error = refused(tmp_path / "model", "cannot_load")
     assert torch.__version__ in error.message
     assert recfx.load(exported["cpu"]).manifest["torch_version"] in error.what_to_do
-
-
-@pytest.mark.parametrize(
-    ("end", "change", "message"),
-    [
-        ("sample_inputs/model.pt", lambda _: b"cos\nsystem\n(S'touch opened'\ntR.", "is a pickle"),
-        ("weights_config.json", lambda was: was.replace(b'"use_pickle": false', b'"use_pickle": true'), "pickled"),
-        ("weights_config.json", lambda _: b"[]", "is not one that recfx writes"),
-        ("weights_config.json", lambda _: b'{"config": {"a": 3}}', "is not one that recfx writes"),
-        ("weights_config.json", lambda _: b"{", "is not one that recfx writes"),
-    ],
-)  # fmt: skip
-def test_pickles_in_a_file_whose_checksum_is_right(
-    end: str, change: Any, message: str, exported: dict[str, Path], tmp_path: Path
-) -> None:
-    forge(
-        exported["pt2"],
-        tmp_path / "forged",
-        lambda records: {name: change(was) if name.endswith(end) else was for name, was in records.items()},
-    )
-    assert message in refused(tmp_path / "forged", "damaged_file").message
 
 
 def test_a_file_of_format_1_is_refused(tmp_path: Path) -> None:

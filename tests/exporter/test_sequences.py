@@ -20,7 +20,6 @@ from tests.exporter.hashed_models import (
     IDS,
     SequenceModel,
     SequenceOutput,
-    assert_same_file,
     by_name,
     call,
     trained,
@@ -165,30 +164,6 @@ def test_code_that_iterates_over_the_output(options: dict[str, Any], tmp_path: P
     loaded = recfx.load(tmp_path / "model")
     for batch_size in (0, 1, 7):
         torch.testing.assert_close(loaded(batch(batch_size)), model(batch(batch_size)), rtol=0, atol=0)
-
-
-def test_features_with_batch_sizes_of_their_own_are_refused(model: nn.Module, tmp_path: Path) -> None:
-    features = KeyedJaggedTensor(
-        ["a", "b", "c", "d"],
-        torch.arange(5),
-        lengths=torch.tensor([1, 0, 2, 1, 1]),
-        stride_per_key_per_rank=[[1], [2], [1], [1]],
-    )
-    with pytest.raises(recfx.ExportError, match="argument features have batch sizes of their own") as raised:
-        recfx.export(model, tmp_path / "model", (features,))
-    assert raised.value.reason == "unsupported_argument"
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_checkpoint(tmp_path: Path) -> None:
-    whole = trained(model=SequenceModel)
-    recfx.save_checkpoint(whole, tmp_path / "checkpoint")
-    recfx.export(whole, tmp_path / "wanted", call(6))
-    with torch.device("meta"):
-        built = SequenceModel()
-    converted = recfx.convert(built, hashing=HASHING)
-    recfx.export(converted, tmp_path / "found", call(6), checkpoint=tmp_path / "checkpoint")
-    assert_same_file(tmp_path / "found", tmp_path / "wanted")
 
 
 def test_the_kernel_that_pools_leaves_them_to_aten_and_says_so(tmp_path: Path) -> None:

@@ -79,9 +79,7 @@ def _local_state(model: Any) -> dict[str, torch.Tensor]:
         ("pooled", "rows", ADMIT, 2, {"quantize": "int8"}),
         ("pooled", "columns", None, 2, {}),
         ("sequence", "columns", ADMIT, 2, {"quantize": {"a": "int4", "sparse.d": "fp16"}}),
-        ("sequence", "mixed", None, 2, {}),
         ("pooled", "replicas", LRU, 2, {}),
-        ("sequence", "rows", LRU, 2, {}),
         ("pooled", "mixed", ADMIT, 4, {}),
     ],
 )
@@ -180,12 +178,6 @@ def test_replicas_of_parts_of_the_model(tmp_path: Path) -> None:
     assert_same_answers(tmp_path, sample_of(case))
 
 
-def test_arguments_are_compared_whatever_the_order_of_a_dict(tmp_path: Path) -> None:
-    case = case_of("tables", LRU)
-    ranks(2).run(in_another_order, case, trained_alone(case).state_dict(), tmp_path / "model.pt")
-    assert (tmp_path / "model.pt").exists()
-
-
 # Errors
 
 
@@ -201,8 +193,6 @@ def fails(rank: int, world_size: int, case: Case, before: State, path: Path, fau
             options = {"quantize": "int8"}
         elif fault == "format" and rank == 1:
             options = {"format": "onnx"}
-        elif fault == "checkpoint" and rank == 1:
-            options = {"checkpoint": path.parent}
         elif fault == "sample" and rank == 0:
             sample = torch.zeros(2)
         elif fault == "directory":
@@ -220,12 +210,6 @@ def fails(rank: int, world_size: int, case: Case, before: State, path: Path, fau
     return raised.value.reason
 
 
-def in_another_order(rank: int, world_size: int, case: Case, before: State, path: Path) -> None:
-    formats = {"a": "int8", "b": "fp16"}
-    options = formats if rank else dict(reversed(formats.items()))
-    recfx.export(sharded(case, before, world_size), path, sample_of(case), quantize=options)
-
-
 def _full(*_: Any) -> Any:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -236,7 +220,6 @@ def _full(*_: Any) -> Any:
         ("quantize", "invalid_argument"),
         ("other quantize", "ranks_differ"),
         ("format", "invalid_argument"),
-        ("checkpoint", "model_is_sharded"),
         ("sample", "sample_failed"),
         ("directory", "cannot_write"),
         ("disk", "cannot_write"),

@@ -18,7 +18,6 @@ from torchrec.distributed import global_settings
 from torchrec.inference.modules import (
     assign_weights_to_tbe,
     get_table_to_weights_from_tbe,
-    quantize_embeddings,
     quantize_inference_model,
     shard_quant_model,
 )
@@ -113,13 +112,3 @@ def test_unconverted_models_are_quantized_sharded_and_scripted(hashing: str, wor
         torch.testing.assert_close(loaded(as_rows), quantized(as_rows), rtol=1e-5, atol=1e-6)
         difference = (loaded(as_rows) - expected).detach().abs().max()
         assert 0 < float(difference) < 0.02
-
-
-def test_unconverted_models_are_quantized_by_class() -> None:
-    model, plain, rows = trained("hashed")
-    quantized = quantize_embeddings(plain, dtype=torch.qint8, inplace=False)
-    assert type(quantized.ebc).__module__ == "torchrec.quant.embedding_modules"
-    features = batch(6, seed=2)
-    loaded = saved_and_loaded(quantized)
-    torch.testing.assert_close(loaded(rows(features)), quantized(rows(features)), rtol=1e-5, atol=1e-6)
-    assert 0 < float((loaded(rows(features)) - model(features)).detach().abs().max()) < 0.02

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recfx.exporter.serving.find_rows import FindFrozenRows
+from recfx.exporter.serving.find_rows import Completed, FindFrozenRows
 from recfx.exporter.serving.named_inputs import check_plain
 from recfx.exporter.serving.pool_rows import FORMATS, PoolRows
 from recfx.exporter.serving.select_bags import Bags, SelectBags, ServedNode
@@ -105,12 +105,7 @@ class AtenFindRows(FindFrozenRows):
     """
 
     # As in the base class: TorchScript does not read the annotations of base classes.
-    completed: list[int]
-    side_row: list[int]
-    dense_rows: list[int]
-    share_buckets: list[int]
-    rows: list[int]
-    seed: list[int]
+    completed: list[Completed]
     table_ends: list[int]
     slots_before: list[int]
     longest: list[int]
@@ -130,9 +125,9 @@ class AtenFindRows(FindFrozenRows):
             ids = bags.values[ends[self.table_ends[table]] : ends[self.table_ends[table + 1]]]
             first, end = self.slots_before[table], self.slots_before[table + 1]
             rows = ids if first == end else self.find(ids, self.slots[first:end], steps)
-            for number, completed in enumerate(self.completed):
-                if completed == table:
-                    rows = self.complete(number, ids, rows)
+            for completed in self.completed:
+                if completed.table == table:
+                    rows = self.complete(completed, ids, rows)
             parts.append(rows)
         return Bags(torch.cat(parts), bags.offsets, bags.weights, ends)
 

@@ -1,11 +1,24 @@
 """``find_rows`` of an exported graph: the row of each id, in indexes that no longer change."""
 
+from typing import NamedTuple
+
 import torch
 
 from recfx.exporter.serving.select_bags import Bags, ServedNode
 from recfx.ir.context import FrozenIndex
 from recfx.ir.tables import TableSpec
 from recfx.kernels.index.buckets import shared_rows
+
+
+class Completed(NamedTuple):
+    """A table whose answers FBGEMM does not know: its position, the row of id -1, and what its index is told."""
+
+    table: int
+    side_row: int
+    dense_rows: int
+    share_buckets: int
+    rows: int
+    seed: int
 
 
 class FindFrozenRows(ServedNode):
@@ -19,12 +32,7 @@ class FindFrozenRows(ServedNode):
         indexes: the frozen index of each table that has one.
     """
 
-    completed: list[int]
-    side_row: list[int]
-    dense_rows: list[int]
-    share_buckets: list[int]
-    rows: list[int]
-    seed: list[int]
+    completed: list[Completed]
     first_feature: torch.Tensor
     slot_borders: torch.Tensor
     slots: torch.Tensor
@@ -37,23 +45,13 @@ class FindFrozenRows(ServedNode):
         for table in tables:
             first_feature.append(first_feature[-1] + len(table.feature_names))
             slot_borders.append(slot_borders[-1] + (indexes[table.name].slots if table.has_index else 0))
-        # One list per fact, because TorchScript has no lists of objects: the tables whose answers FBGEMM does not know.
         self.completed = []
-        self.side_row = []
-        self.dense_rows = []
-        self.share_buckets = []
-        self.rows = []
-        self.seed = []
         for position, table in enumerate(tables):
             side_row = indexes[table.name].side_row if table.has_index else -1
             dense_rows, share_buckets, seed = index_facts(table)
             if side_row >= 0 or dense_rows > 0 or share_buckets != 0:
-                self.completed.append(position)
-                self.side_row.append(side_row)
-                self.dense_rows.append(dense_rows)
-                self.share_buckets.append(share_buckets)
-                self.rows.append(table.num_embeddings)
-                self.seed.append(seed)
+                facts = Completed(position, side_row, dense_rows, share_buckets, table.num_embeddings, seed)
+                self.completed.append(facts)
         self.register_buffer("first_feature", torch.tensor(first_feature))
         self.register_buffer("slot_borders", torch.tensor(slot_borders))
         self.register_buffer("slots", torch.empty(slot_borders[-1], 2, dtype=torch.int64))
@@ -66,18 +64,17 @@ class FindFrozenRows(ServedNode):
         rows = torch.ops.fbgemm.pruned_hashmap_lookup(ids, borders, self.slots, self.slot_borders)
         if len(self.completed) > 0:
             ends: list[int] = borders.tolist()
-            for number, table in enumerate(self.completed):
-                begin, end = ends[table], ends[table + 1]
-                rows[begin:end] = self.complete(number, ids[begin:end], rows[begin:end])
+            for table in self.completed:
+                begin, end = ends[table.table], ends[table.table + 1]
+                rows[begin:end] = self.complete(table, ids[begin:end], rows[begin:end])
         return Bags(rows, bags.offsets, bags.weights)
 
-    def complete(self, number: int, ids: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    def complete(self, table: Completed, ids: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """The rows of one table's ids, completed for id -1, for dense ids, and for ids without a row that share one."""
-        rows = torch.where(ids == -1, torch.full_like(rows, self.side_row[number]), rows)
-        dense_rows = self.dense_rows[number]
-        rows = torch.where((ids >= 0) & (ids < dense_rows), ids, rows)
-        if self.share_buckets[number] != 0:
-            answer = shared_rows(ids, self.rows[number], dense_rows, self.share_buckets[number], self.seed[number])
+        rows = torch.where(ids == -1, torch.full_like(rows, table.side_row), rows)
+        rows = torch.where((ids >= 0) & (ids < table.dense_rows), ids, rows)
+        if table.share_buckets != 0:
+            answer = shared_rows(ids, table.rows, table.dense_rows, table.share_buckets, table.seed)
             rows = torch.where(rows < 0, answer, rows)
         return rows
 

@@ -81,7 +81,7 @@ class TracedFindRows(FindFrozenRows):
         ids = bags.values
         rows = torch.ops.fbgemm.pruned_hashmap_lookup(ids, borders, self.slots, self.slot_borders)
         position = torch.arange(ids.numel())
-        for number, table in enumerate(self.completed):
-            is_inside = (position >= borders[table]) & (position < borders[table + 1])
-            rows = torch.where(is_inside, self.complete(number, ids, rows), rows)
+        for table in self.completed:
+            is_inside = (position >= borders[table.table]) & (position < borders[table.table + 1])
+            rows = torch.where(is_inside, self.complete(table, ids, rows), rows)
         return Bags(rows, bags.offsets, bags.weights)

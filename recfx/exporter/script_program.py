@@ -32,6 +32,7 @@ from recfx.exporter.buffers import Filling
 from recfx.exporter.loaded_program import named_input, names_of
 from recfx.exporter.model_call import ModelCall
 from recfx.exporter.model_copies import detach_parameters, fold_parametrizations, fresh_copy, strip_hooks
+from recfx.exporter.model_file import Program
 from recfx.exporter.patterns import Pattern, as_in_file
 from recfx.exporter.returns import expressions, is_typed, tensor_names
 from recfx.exporter.serving.select_bags import ServedNode
@@ -51,91 +52,21 @@ def _undeprecated() -> Iterator[None]:
         yield
 
 
-class ScriptArtifact:
-    """A served model in TorchScript, and the graph in it, if TorchScript did not compile the model's own code.
-
-    ``TracedArtifact`` has the same methods.
-
-    Attributes:
-        graph: the text of the graph; "" if there is none.
-        size: how many bytes it has when it is saved, as ``check_loading`` has found.
-    """
-
-    def __init__(self, script: torch.jit.ScriptModule, graph_module: fx.GraphModule | None) -> None:
-        self.script = script
-        self.graph = "" if graph_module is None else format_graph(graph_module)
-        self.size = 0
-
-    def operators(self) -> list[str]:
-        """The names of the operators that it calls, such as ``aten::add``."""
-        # `torch.jit.export_opnames` refuses models that a phone could not run.
-        graphs = [self.script._c._get_method(name).graph.copy() for name in self.script._c._method_names()]
-        kinds: set[str] = set()
-        for graph in graphs:
-            torch._C._jit_pass_inline(graph)
-            blocks = [graph]
-            while blocks:
-                for node in blocks.pop().nodes():
-                    kinds.add(node.kind())
-                    blocks += node.blocks()
-        return sorted(kinds)
-
-    def tensors(self) -> list[torch.Tensor]:
-        return list(self.script.program.buffers())
-
-    def buffers(self) -> dict[str, torch.Tensor]:
-        return dict(self.script.program.named_buffers())
-
-    def check_loading(self, fillings: list[Filling]) -> Diagnostic | None:
-        """Why it could not be loaded if it were saved: TorchScript saves names that it cannot read again.
-
-        It is loaded without its big buffers.
-        """
-        contents = [filling.buffer.detach() for filling in fillings]
-        for filling in fillings:
-            filling.buffer.set_()  # type: ignore[call-overload]  # to an empty tensor
-        try:
-            with _undeprecated():
-                saved = self.script.save_to_buffer()
-                torch.jit.load(io.BytesIO(saved))
-                self.size = len(saved) + sum(content.nbytes for content in contents)
-        except RuntimeError as error:
-            message = f"TorchScript cannot read what it saves: {str(error).strip().splitlines()[0]}"
-            return Diagnostic("not_scriptable", "", message)
-        finally:
-            for filling, content in zip(fillings, contents, strict=True):
-                filling.buffer.set_(content)  # type: ignore[call-overload]
-        return None
-
-    def save(self, path: Path) -> None:
-        try:
-            with _undeprecated():
-                torch.jit.save(self.script, str(path))
-        except RuntimeError as error:  # what torch makes of an error of the disk
-            raise OSError(f"torch cannot save it: {str(error).strip().splitlines()[0]}") from error
-
-    def named(self, *leaves: Any) -> dict[str, torch.Tensor]:
-        """Run it: the tensors and KJTs of the signature to output tensors by name."""
-        outputs: dict[str, torch.Tensor] = self.script.named(*leaves)
-        return outputs
-
-
-def script_artifacts(call: ModelCall) -> Iterator[ScriptArtifact]:
+def script_programs(call: ModelCall) -> Iterator[Program]:
     """Compile a model around exported collections, in one way after the other."""
     call = warmed(call)
     fold_parametrizations(call.model)
     yield from each_way(partial(_trace_and_compile, call), call.failures)
     try:
-        served = _served_model(_script(_plain_root(call)), call, is_typed=True, passed=_passed(call.signature))
-        artifact = ScriptArtifact(served, None)
+        program = _program(_script(_plain_root(call)), call, None, is_typed=True, passed=_passed(call.signature))
     except WayFailed as failed:
         call.failures.append(failed.diagnostic)
     else:
         call.failures.extend(_hooks_left_out(call.model, {}))
-        yield artifact
+        yield program
 
 
-def _trace_and_compile(call: ModelCall, ways: Ways) -> ScriptArtifact:
+def _trace_and_compile(call: ModelCall, ways: Ways) -> Program:
     graph_module = trace_model(call, ways)
     left_out = _hooks_left_out(graph_module, graph_module.meta[PATHS])
     try:
@@ -147,9 +78,72 @@ def _trace_and_compile(call: ModelCall, ways: Ways) -> ScriptArtifact:
         untraced = "" if rollback is None else f"it cannot be traced ({rollback}), nor compiled: "
         named = dataclasses.replace(why, path=path, message=f"{untraced}{why.message}")
         raise WayFailed(named) from failed
-    artifact = ScriptArtifact(_served_model(script, call, is_typed(call.returns)), graph_module)
+    program = _program(script, call, graph_module, is_typed(call.returns))
     call.failures.extend(left_out)
-    return artifact
+    return program
+
+
+def _program(
+    script: torch.jit.ScriptModule,
+    call: ModelCall,
+    graph_module: fx.GraphModule | None,
+    is_typed: bool,
+    passed: str = "",
+) -> Program:
+    """The program of a file; for the last arguments, see ``_served_model``."""
+    served: Any = _served_model(script, call, is_typed, passed)
+    return Program(
+        named=served.named,
+        save=partial(_save, served),
+        size=_saved_size(served, [filling for collection in call.served.values() for filling in collection.fillings]),
+        operators=_operators(served),
+        buffers=dict(served.program.named_buffers()),
+        graph="" if graph_module is None else format_graph(graph_module),
+    )
+
+
+def _save(script: torch.jit.ScriptModule, path: Path) -> None:
+    try:
+        with _undeprecated():
+            torch.jit.save(script, str(path))
+    except RuntimeError as error:  # what torch makes of an error of the disk
+        raise OSError(f"torch cannot save it: {str(error).strip().splitlines()[0]}") from error
+
+
+def _saved_size(script: torch.jit.ScriptModule, fillings: list[Filling]) -> int:
+    """How many bytes it has when it is saved. It is saved and loaded without its big buffers.
+
+    Raises:
+        WayFailed: TorchScript saves names that it cannot read again.
+    """
+    contents = [filling.buffer.detach() for filling in fillings]
+    for filling in fillings:
+        filling.buffer.set_()  # type: ignore[call-overload]  # to an empty tensor
+    try:
+        with _undeprecated():
+            saved = script.save_to_buffer()
+            torch.jit.load(io.BytesIO(saved))
+    except RuntimeError as error:
+        message = f"TorchScript cannot read what it saves: {str(error).strip().splitlines()[0]}"
+        raise WayFailed(Diagnostic("not_scriptable", "", message)) from error
+    finally:
+        for filling, content in zip(fillings, contents, strict=True):
+            filling.buffer.set_(content)  # type: ignore[call-overload]
+    return len(saved) + sum(content.nbytes for content in contents)
+
+
+def _operators(script: torch.jit.ScriptModule) -> set[str]:
+    """The names of the operators that it calls; ``torch.jit.export_opnames`` refuses what a phone could not run."""
+    kinds: set[str] = set()
+    for name in script._c._method_names():
+        graph = script._c._get_method(name).graph.copy()
+        torch._C._jit_pass_inline(graph)
+        blocks = [graph]
+        while blocks:
+            for node in blocks.pop().nodes():
+                kinds.add(node.kind())
+                blocks += node.blocks()
+    return kinds
 
 
 def _hooks_left_out(root: nn.Module, paths: Mapping[str, str]) -> list[Diagnostic]:

@@ -17,7 +17,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +30,11 @@ from recfx.discovery.sample import Sample
 from recfx.discovery.shallow_tracer import with_forward
 from recfx.errors import Diagnostic
 from recfx.exporter.arguments import Signature
-from recfx.exporter.buffers import Filling
 from recfx.exporter.compare_outputs import run_copy
 from recfx.exporter.loaded_program import LoadedProgram, flat_names, flat_tensors, join_tensors
 from recfx.exporter.model_call import BIGGER, EMPTY, ModelCall
 from recfx.exporter.model_copies import detach_parameters, fresh_copy, own_buffers
+from recfx.exporter.model_file import Program
 from recfx.exporter.patterns import Pattern
 from recfx.exporter.returns import is_typed, take_apart
 from recfx.exporter.serving.traced import contiguous_copy
@@ -52,42 +52,7 @@ Examples = tuple[list[torch.Tensor], list[dict[int, Any]]]
 """The program's arguments, and which of their sizes are symbols."""
 
 
-class TracedArtifact:
-    """A program that ``torch.export`` has made, and its arguments before they are taken apart into tensors."""
-
-    def __init__(self, exported: ExportedProgram, signature: Signature) -> None:
-        self.exported = exported
-        self.graph = str(exported.graph)
-        self._run = cache(partial(LoadedProgram, exported, signature))  # making it takes longer than a call
-
-    def operators(self) -> list[str]:
-        called = {node.target for node in self.exported.graph.nodes if node.op == "call_function"}
-        return [target.name() for target in called if isinstance(target, torch._ops.OpOverload)]
-
-    def tensors(self) -> list[torch.Tensor]:
-        return list(self.exported.state_dict.values())
-
-    def buffers(self) -> dict[str, torch.Tensor]:
-        return {name.removeprefix("model."): buffer for name, buffer in self._run().program.named_buffers()}
-
-    def check_loading(self, fillings: list[Filling]) -> Diagnostic | None:
-        return None  # what ``torch.export`` saves, it can load
-
-    @property
-    def size(self) -> int:
-        constants = [value for value in self.exported.constants.values() if isinstance(value, torch.Tensor)]
-        return sum(tensor.nbytes for tensor in (*self.exported.state_dict.values(), *constants))
-
-    def save(self, path: Path) -> None:
-        """This takes memory for two copies of the biggest buffer, which torch makes of it."""
-        with path.open("w+b") as file:  # of a path, torch would want to end with .pt2
-            torch.export.save(self.exported, file)
-
-    def named(self, *leaves: Any) -> dict[str, torch.Tensor]:
-        return self._run().named(*leaves)
-
-
-def traced_artifacts(call: ModelCall) -> Iterator[TracedArtifact]:
+def traced_programs(call: ModelCall) -> Iterator[Program]:
     """The model as ``torch.export`` traces it, or else the graph that ``trace_model.py`` has traced.
 
     That graph has the hooks of collections, no code that reads their attributes, and no names that are keywords.
@@ -128,7 +93,7 @@ def _assigned_buffer(call: ModelCall) -> str | None:
     return next((name for name, buffer in own_buffers(copy).items() if buffer is not before.get(name)), None)
 
 
-def _exported(root: nn.Module, run: Run, call: ModelCall, examples: Examples) -> Iterator[TracedArtifact]:
+def _exported(root: nn.Module, run: Run, call: ModelCall, examples: Examples) -> Iterator[Program]:
     detach_parameters(own_modules(root))
     tensors, symbols = examples
     try:
@@ -148,9 +113,29 @@ def _exported(root: nn.Module, run: Run, call: ModelCall, examples: Examples) ->
             node.meta.pop("stack_trace", None)
     narrow = next(_narrow(exported), None)
     if narrow is None:
-        yield TracedArtifact(exported, call.signature)
+        yield _program(exported, call.signature)
     else:
         call.failures.append(Diagnostic("not_exportable", "", f"the program does not take every batch: {narrow[2]}"))
+
+
+def _program(exported: ExportedProgram, signature: Signature) -> Program:
+    loaded = LoadedProgram(exported, signature)
+    called = {node.target for node in exported.graph.nodes if node.op == "call_function"}
+    tensors = [*exported.state_dict.values(), *exported.constants.values()]
+    return Program(
+        named=loaded.named,
+        save=partial(_save, exported),
+        size=sum(tensor.nbytes for tensor in tensors if isinstance(tensor, torch.Tensor)),
+        operators={target.name() for target in called if isinstance(target, torch._ops.OpOverload)},
+        buffers={name.removeprefix("model."): buffer for name, buffer in loaded.program.named_buffers()},
+        graph=str(exported.graph),
+    )
+
+
+def _save(exported: ExportedProgram, path: Path) -> None:
+    """This takes memory for two copies of the biggest buffer, which torch makes of it."""
+    with path.open("w+b") as file:  # of a path, torch would want to end with .pt2
+        torch.export.save(exported, file)
 
 
 @contextlib.contextmanager
