@@ -394,7 +394,7 @@ class InputDistStart(NodeModule):
         self.keys = keys
         self.collection = collection
         self._number = number
-        self._backwards = Backwards(collection)
+        self._backwards = Backwards(collection, group)
         self._device, self._is_weighted = device or torch.device("cpu"), is_weighted
         self._group, self._splits = group, splits
         self.together: Exchange | None = None

@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -48,15 +48,17 @@ class Backwards:
 
     Args:
         collection: its fully qualified name.
+        group: in which it is sharded; the backwards of all its collections are counted in their order.
 
     Attributes:
         errors: how often ranks have learned that they were not in step, after which all of them begin anew.
     """
 
     errors: ClassVar[int] = 0
+    _counts: ClassVar[WeakKeyDictionary[Any, tuple[int, int]]] = WeakKeyDictionary()  # errors, and backwards since
 
-    def __init__(self, collection: str) -> None:
-        self.collection = collection
+    def __init__(self, collection: str, group: dist.ProcessGroup | None = None) -> None:
+        self.collection, self._group = collection, group or Backwards
         self._calls, self._run, self._seen_errors = 0, 0, self.errors
 
     def begin_call(self) -> tuple[int, int]:
@@ -73,10 +75,15 @@ class Backwards:
     def forget(self) -> None:
         """Note that none has run since the last call."""
         self._run = 0
+        self._counts.pop(self._group, None)
 
     def run(self, call: int) -> None:
         """Note that ranks exchange the gradients of a call."""
-        self._run += 1 + (call * 2_654_435_761 >> 12 & 0xFFFFF)  # a sum tells which calls it is of
+        errors, before = self._counts.get(self._group, (0, 0))
+        place = before + 1 if errors == self.errors else 1
+        self._counts[self._group] = self.errors, place
+        # A sum tells which calls it is of, and in which order.
+        self._run += 1 + (hash((call, place)) & 0xFFFFF)
 
 
 _names: dict[int, str] = {}  # names of collections by their part of the mark, for messages
@@ -164,7 +171,8 @@ def different_backwards(runs: list[int], since: str, collection: str) -> OutOfSt
     if len(set(runs)) <= 1:
         return None
     without = [rank for rank, run in enumerate(runs) if not run]
-    where = f"the loss of {_ranks(without)} leaves it out" if without else "losses use its outputs differently"
+    differently = "losses use its outputs differently, or in another order"
+    where = f"the loss of {_ranks(without)} leaves it out" if without else differently
     return OutOfStepError(
         f"ranks have run different backwards since {since}: {where}. Its gradients "
         "may have been exchanged for those of another collection, and have trained wrong rows.",

@@ -385,8 +385,9 @@ def other_losses(
         ("table_wise", BOTH, [[(0,)], [(1,)]], "feature 'f1': the loss of rank 1 leaves it out."),
         ("row_wise", BOTH, [[(1,)], [(0,)]], "feature 'f1': the loss of rank 0 leaves it out."),
         ("column_wise", TURNED, [[(0,)], [(1,)], [(1,)]], "feature 'f2': the loss of ranks 1, 2 leaves it out."),
-        ("data_parallel", BOTH, [[(0,), (0,)], [(0,), (1,)]], "feature 'f1': losses use its outputs differently."),
-        ("table_row_wise", TWICE, [[(0,)], [(1,)]], "feature 'f1': losses use its outputs differently."),
+        ("data_parallel", BOTH, [[(0,), (0,)], [(0,), (1,)]], "feature 'f1': losses use its outputs differently"),
+        ("table_row_wise", TWICE, [[(0,)], [(1,)]], "feature 'f1': losses use its outputs differently"),
+        ("row_wise", BOTH, [[(0,), (1,)], [(1,), (0,)]], "feature 'f1': losses use its outputs differently"),
     ],
 )
 def test_a_loss_without_a_collection_on_some_ranks_is_noticed_with_the_next_ids(
