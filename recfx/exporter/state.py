@@ -9,6 +9,7 @@ import dis
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import starmap
 from types import CodeType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
 
@@ -112,49 +113,82 @@ def refusing_changed_attributes(copy: nn.Module) -> Iterator[None]:
 
     def content(module: nn.Module, name: str) -> Any:
         # Hooks watch, as a rule; one that changes an answer from call to call is seen in the answers.
-        return MISSING if holds_hooks(name) or name in own.get(id(module), ()) else _content(module, name)
+        return MISSING if holds_hooks(name) or name in own.get(id(module), ()) else _content(module, name, used.ids)
 
+    used = _Used()
     reads = AttributeReads(modules, content)
-    classes = {type(module): _Content(type(module)) for module in modules.values()}
-    with reads.recorded():
+    classes = {type(module): _Content(type(module), used.ids) for module in modules.values()}
+    with reads.recorded(), used:
         yield
     if (path := reads.changed()) is not None:
         raise changes_state(path)
     for kind, before in classes.items():
-        if _Content(kind) != before:
+        if _Content(kind, used.ids) != before:
             raise changes_state("", f"an attribute of class {kind.__name__}, or a global that its methods name")
 
 
-def _content(module: nn.Module, name: str) -> Any:
+def _content(module: nn.Module, name: str, used: set[int]) -> Any:
     content = object.__getattribute__(module, "__dict__")  # without the read that is being recorded
     if name == "__dict__":  # of which torch itself takes what is registered
         reader = str(sys._getframe(3).f_globals.get("__name__"))
         user = {key: value for key, value in content.items() if key not in _OF_TORCH}
-        return MISSING if reader.startswith("torch.") else _Content(user)
-    return _Content(content.get(name))
+        return MISSING if reader.startswith("torch.") else _Content(user, used)
+    return _Content(content.get(name), used)
 
 
 _OF_TORCH = frozenset(nn.Module().__dict__)
 
 
-class _Content:
-    """What an attribute holds when this is made: equal if nothing in it was replaced or written."""
+class _Used(TorchDispatchMode):
+    """A context that collects the ids of the tensors that are passed to operators."""
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self) -> None:
+        super().__init__()
+        self.ids: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.ids |= {id(value) for value in tree_leaves((args, kwargs or {})) if isinstance(value, torch.Tensor)}
+        return func(*args, **kwargs or {})
+
+
+class _Content:
+    """What an attribute holds when this is made: equal to what it held before if nothing in it was replaced or written,
+    but for tensors that the calls between have not used: these were only left there.
+
+    Args:
+        value: the attribute.
+        used: the ids of the tensors that calls have used, when they are compared.
+    """
+
+    def __init__(self, value: Any, used: set[int]) -> None:
         self._seen: dict[int, Any] = {}  # an id is an object's own only as long as that lives
-        self._leaves = list(_leaves(value, self._seen))
+        self._used = used
+        self._leaves = [(leaf, _version(leaf)) for leaf in _leaves(value, self._seen)]
 
     def __deepcopy__(self, memo: Any) -> _Content:
         return self
 
-    def __eq__(self, other: Any) -> bool:
-        return len(self._leaves) == len(other._leaves) and all(
-            old is new
-            or (type(old) is type(new) and isinstance(old, _PLAIN) and (old == new or (old != old and new != new)))
-            for old, new in zip(self._leaves, other._leaves, strict=True)
+    def __eq__(self, before: Any) -> bool:
+        used = self._used & {id(leaf) for leaf, _ in before._leaves}
+        contents = (
+            [pair for pair in content._leaves if not isinstance(pair[0], torch.Tensor) or id(pair[0]) in used]
+            for content in (self, before)
         )
+        new, old = contents
+        return len(new) == len(old) and all(starmap(_is_same, zip(new, old, strict=True)))
 
     __hash__ = None  # type: ignore[assignment]
+
+
+def _version(leaf: Any) -> int | None:
+    return leaf._version if isinstance(leaf, torch.Tensor) and not leaf.is_inference() else None
+
+
+def _is_same(one: tuple[Any, int | None], two: tuple[Any, int | None]) -> bool:
+    (old, old_version), (new, new_version) = one, two
+    if type(old) is type(new) and isinstance(old, _PLAIN):
+        return bool(old == new or (old != old and new != new))
+    return old is new and old_version == new_version
 
 
 def _leaves(value: Any, seen: dict[int, Any]) -> Iterator[Any]:
@@ -174,7 +208,7 @@ def _leaves(value: Any, seen: dict[int, Any]) -> Iterator[Any]:
 def _taken_apart(value: Any) -> tuple[Sequence[Any], Iterable[Any]]:
     """What is compared of an object itself, and what else to look at."""
     if isinstance(value, torch.Tensor):
-        return (value, None if value.is_inference() else value._version), ()
+        return (value,), ()
     if isinstance(value, dict):
         return (), (*value, *value.values(), getattr(value, "__dict__", None))
     if isinstance(value, (list, tuple)):

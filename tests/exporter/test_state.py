@@ -155,6 +155,7 @@ def _of_one_sample(model: Any) -> int:
 
 
 _all_calls = _Object()
+_all_seen: dict[str, Tensor] = {}
 
 STEPS: dict[str, tuple[Any, Callable[[Any], int]]] = {
     "an iterator": (itertools.count(), lambda model: next(model.state)),
@@ -199,9 +200,13 @@ def test_state_of_any_kind_is_noticed_before_it_shows_in_an_answer(kept: str, tm
 class _LeavesBehind(_Model):
     """What later calls do not read is no state."""
 
+    def prepare(self) -> None:
+        self.seen = [torch.zeros(())]
+
     def forward(self, features: KeyedJaggedTensor) -> Tensor:
         pooled: Tensor = self.ebc(features).values()
         self.loss = pooled.mean()
+        self.seen[0] = _all_seen["pooled"] = pooled
         return pooled + self.loss
 
 
