@@ -301,7 +301,7 @@ def _converted(model: nn.Module, call: Sample) -> nn.Module:
 def _write(asked: _File, program: Program, call: ModelCall, about: list[Diagnostic]) -> ExportReport | None:
     """Write the file, and put it in its place if it answers as the model does; else say why not in ``failures``."""
     own = [name for name in program.operators if name.startswith("recfx::")]
-    buffers = {buffer.data_ptr() for buffer in program.buffers.values() if buffer.numel()}
+    buffers = {buffer.data_ptr() for buffer in program.buffers().values() if buffer.numel()}
     present: list[ServedCollection] = []
     notes = _of_devices(program, own) if asked.serving in FOR_DEVICES else []
     for collection in call.served.values():
@@ -316,7 +316,7 @@ def _write(asked: _File, program: Program, call: ModelCall, about: list[Diagnost
         with disk_errors(asked.target):
             file = stack.enter_context(new_file(destination(asked.target)))
             write_file(program, manifest, file.path)
-        error = difference_of(call, program.named, lambda: program.buffers)
+        error = difference_of(call, program.named, program.buffers)
         if isinstance(error, Diagnostic):
             call.failures.append(error)
             return None

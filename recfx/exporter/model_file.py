@@ -43,7 +43,7 @@ class Program:
         save: saves it to a path.
         size: how many bytes it has when it is saved, if it takes no more than that.
         operators: the names of the operators that it calls, such as ``aten::add``.
-        buffers: its tensors, by name.
+        buffers: returns its tensors, by name: a call may put others into their places.
         graph: the text of its graph; "" if TorchScript compiled the model's own code.
     """
 
@@ -51,7 +51,7 @@ class Program:
     save: Callable[[Path], None]
     size: int
     operators: Collection[str]
-    buffers: Mapping[str, torch.Tensor]
+    buffers: Callable[[], Mapping[str, torch.Tensor]]
     graph: str
 
 

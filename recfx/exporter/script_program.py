@@ -97,7 +97,7 @@ def _program(
         save=partial(_save, served),
         size=_saved_size(served, [filling for collection in call.served.values() for filling in collection.fillings]),
         operators=_operators(served),
-        buffers=dict(served.program.named_buffers()),
+        buffers=lambda: dict(served.program.named_buffers()),
         graph="" if graph_module is None else format_graph(graph_module),
     )
 

@@ -127,7 +127,7 @@ def _program(exported: ExportedProgram, signature: Signature) -> Program:
         save=partial(_save, exported),
         size=sum(tensor.nbytes for tensor in tensors if isinstance(tensor, torch.Tensor)),
         operators={target.name() for target in called if isinstance(target, torch._ops.OpOverload)},
-        buffers={name.removeprefix("model."): buffer for name, buffer in loaded.program.named_buffers()},
+        buffers=lambda: {name.removeprefix("model."): value for name, value in loaded.program.named_buffers()},
         graph=str(exported.graph),
     )
 
