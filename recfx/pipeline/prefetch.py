@@ -10,10 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
+from torchrec.distributed.embedding import ShardedEmbeddingCollection
+from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 
 from recfx.collections.collection import unsharded_collections
 from recfx.collections.converted_collection import ConvertedCollection
 from recfx.collections.sharding.collection import ShardedCollection, sharded_collections
+from recfx.collections.wrappers import users_path
 from recfx.errors import Diagnostic
 from recfx.pipeline.background import Streams, Worker
 from recfx.pipeline.prefetched_call import (
@@ -26,6 +29,7 @@ from recfx.pipeline.prefetched_call import (
 )
 
 _log = logging.getLogger("recfx")
+_STOCK = (ShardedEmbeddingBagCollection, ShardedEmbeddingCollection)
 
 
 @dataclass(frozen=True)
@@ -129,7 +133,11 @@ class CallsAhead:
         collections = [self._of(path, module) for path, module in self._modules.items()]
         why = "this rank has the whole collection, so there are no ids to send."
         whole = [path for path in unsharded_collections(self._model) if path not in self._hashed]
-        return collections + [PipelinedCollection(path, False, Diagnostic("not_sharded", path, why)) for path in whole]
+        reasons = [Diagnostic("not_sharded", path, why) for path in whole]
+        why = "it is TorchRec's own, which sends its ids when the model calls it."
+        stock = (path for path, module in self._model.named_modules() if type(module) in _STOCK)
+        reasons += [Diagnostic("not_converted", users_path(self._model, path), why) for path in stock]
+        return collections + [PipelinedCollection(reason.path, False, reason) for reason in reasons]
 
     def agree(self, is_on_any_rank: Callable[[bool], bool]) -> None:
         """Keep out what any rank has kept out: its first batch may have had no such part. Collective."""

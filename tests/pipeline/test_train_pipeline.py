@@ -12,11 +12,13 @@ import pytest
 import torch
 from torch import nn
 from torchrec import KeyedJaggedTensor
+from torchrec.distributed.model_parallel import DistributedModelParallel
 
 import recfx
 from recfx.collections.sharding.collection import ShardedHashEmbeddingBagCollection
 from recfx.runtime.hash_ids import InsertIds
 from recfx.runtime.input_dist import InputDistStart
+from tests.builders.collections import tables_named
 from tests.sharding.cases import Case, Model, as_sequence, batches, build, with_optimizer
 from tests.sharding.pipelined import (
     CPU,
@@ -241,6 +243,16 @@ def test_where_ids_are_counted_they_are_hashed_in_turn_and_the_report_says_so() 
         assert "insert" not in answer["events"]
         assert answer["events"].endswith("send forward step send forward step forward step")
         assert answer["report"][1] == ("sparse", True, "hashed_in_turn")
+
+
+def not_converted(rank: int, world_size: int) -> list[tuple[str, str]]:
+    model = DistributedModelParallel(nn.ModuleDict({"ebc": tables_named("t")}), device=CPU)
+    report = recfx.TrainPipeline(model, torch.optim.SGD(model.parameters(), 1.0), "cpu").report()
+    return [(call.path, call.why.code) for call in report if call.why is not None]
+
+
+def test_torchrec_s_own_sharded_modules_are_in_the_report() -> None:
+    assert ranks(1).run(not_converted) == [[("ebc", "not_converted")]]
 
 
 class TurnsFirst(Two):
