@@ -9,7 +9,7 @@ import torch
 
 from recfx.kernels.index.mix64 import mix64_integer
 from recfx.kernels.route.bucketize import WHOLE, Routes
-from tests.ascend.kernel_case import Call, KernelCase, Place
+from tests.ascend.kernel_case import Call, KernelCase, Place, offsets_of
 from tests.kernels.routes import by_reference
 
 _PROGRAMS = 7
@@ -88,10 +88,6 @@ def _batch(
     return torch.cat(ids), torch.cat(lengths), routes
 
 
-def _offsets(lengths: torch.Tensor) -> torch.Tensor:
-    return torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
-
-
 def _route_fields(routes: Routes) -> tuple[torch.Tensor, torch.Tensor]:
     """As the kernels read them: the routes, and all borders."""
     starts = [0, *accumulate(map(len, routes.row_borders))]
@@ -121,7 +117,7 @@ def _count_call(
     draw = torch.Generator().manual_seed(sum(pieces) + batch_size)
     ids, lengths, routes = _batch(pieces, batch_size, longest, draw)
     piece_of_ids = _pieces(ids, lengths, batch_size, routes)
-    offsets, first = _offsets(lengths), torch.full((_PROGRAMS,), ids.numel())
+    offsets, first = offsets_of(lengths), torch.full((_PROGRAMS,), ids.numel())
     most = max(pieces)
     bags = torch.repeat_interleave(torch.arange(lengths.numel()), lengths)
     if outside:  # every third id of each feature whose ids are rows
@@ -157,9 +153,9 @@ def _scatter_call(
     fields, borders = _route_fields(routes)
     expected = {"new_ids_ptr": new_ids} | ({} if new_weights is None else {"new_weights_ptr": new_weights})
     arguments = [
-        place(ids), place(weights), place(_offsets(lengths)), place(_pieces(ids, lengths, batch_size, routes)),
+        place(ids), place(weights), place(offsets_of(lengths)), place(_pieces(ids, lengths, batch_size, routes)),
         place(fields), place(borders), place(torch.tensor(routes.sources, dtype=torch.int32)),
-        place(torch.tensor(routes.pieces, dtype=torch.int32)), place(_offsets(new_lengths)),
+        place(torch.tensor(routes.pieces, dtype=torch.int32)), place(offsets_of(new_lengths)),
         place(torch.full_like(new_ids, 77)),
         place(torch.full((new_ids.numel() if weighted else 0,), 77, dtype=dtype)),
         new_lengths.numel(), batch_size,

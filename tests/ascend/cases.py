@@ -7,10 +7,7 @@ from tests.ascend import (
     bucketize_cases,
     find_rows_cases,
     fused_optimizer_cases,
-    gather_rows_cases,
-    per_sample_weights_cases,
-    pooled_lookup_cases,
-    quantized_lookup_cases,
+    lookup_cases,
     row_initialization_cases,
     select_keys_cases,
     step_order_cases,
@@ -18,11 +15,9 @@ from tests.ascend import (
 from tests.ascend.kernel_case import KernelCase
 
 CASES: tuple[KernelCase, ...] = (
-    *pooled_lookup_cases.cases(),
-    *gather_rows_cases.cases(),
-    *quantized_lookup_cases.cases(),
+    *lookup_cases.cases(),
     *fused_optimizer_cases.cases(),
-    *per_sample_weights_cases.cases(),
+    *lookup_cases.gradient_cases(),
     *find_rows_cases.cases(),
     *bucketize_cases.cases(),
     *row_initialization_cases.cases(),

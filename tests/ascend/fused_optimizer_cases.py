@@ -12,7 +12,7 @@ import torch
 from recfx.kernels.build.tiling import step_rows
 from recfx.optim.fused_step_op import rules_in_triton
 from recfx.optim.rules.rule import Rule
-from tests.ascend.kernel_case import Call, KernelCase, Place
+from tests.ascend.kernel_case import DTYPES, Call, KernelCase, Place, from_first
 
 _KERNELS = "recfx.kernels.step.fused_step_triton:"
 _OF_BATCH = {
@@ -33,7 +33,6 @@ def _of_tables(weights: str, ways: tuple[str, ...]) -> dict[str, str]:
 _OF_RULE = (
     "learning_rate", "weight_decay", "eps", "first_share", "second_beta", "second_share", "second_correction",
 )  # fmt: skip
-_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _TOLERANCES = {"fp32": (1e-5, 1e-6), "fp16": (2.0**-9, 1e-4), "bf16": (2.0**-6, 1e-3)}
 GROUP = {"lr": 0.1, "eps": 1e-3, "betas": (0.9, 0.999), "weight_decay": 0.01}
 STEP = 3
@@ -50,7 +49,7 @@ def cases() -> list[KernelCase]:
     forms += [("fp32", block, False, False) for block in (4, 16, 512, 1024)]
     made = [_step_case(rule, *form) for rule in rules_in_triton() for form in forms]
     made += [_step_case(rule, "fp32", 64, False, False, decays=False) for rule in rules_in_triton()]
-    made += [_border_case(rule, dtype, 64) for rule in rules_in_triton() for dtype in _DTYPES]
+    made += [_border_case(rule, dtype, 64) for rule in rules_in_triton() for dtype in DTYPES]
     return made + [_border_case(rule, "fp32", 64, decays=False) for rule in rules_in_triton()]
 
 
@@ -161,7 +160,7 @@ class _Problem:
         self.gradients = torch.randn(batch_size, int(self.columns[-1]), generator=draw)
         self.by_position = [self._gradient_at(i, weighted, mean) for i in range(bags.numel())]
         self.drawn_weights = [
-            torch.randn(count, dim, generator=draw).to(_DTYPES[dtype])
+            torch.randn(count, dim, generator=draw).to(DTYPES[dtype])
             for count, dim in zip(ROWS, self.dims, strict=True)
         ]
         if infinite:
@@ -211,22 +210,16 @@ class _Problem:
         empty = place(torch.zeros(1))
         firsts, seconds = ([of[i] if len(of) > i else empty for of in self.states] for i in (0, 1))
         for tensors in (self.weights, firsts, seconds):
-            arguments += [tensors[0]] * (1 + ways) + [place(_from_first(tensors))]
+            arguments += [tensors[0]] * (1 + ways) + [place(from_first(tensors))]
         return [*arguments, parts]
 
     def call(self, arguments: list[Any], expected: dict[str, torch.Tensor], sums: dict[int, torch.Tensor]) -> Call:
         weights, states = self.stepped(sums)
         tensors = [*self.weights, *(state for of_table in self.states for state in of_table)]
         stepped = [*weights, *(state for of_table in states for state in of_table)]
-        dtype = next(name for name, dtype in _DTYPES.items() if dtype == self.weights[0].dtype)
+        dtype = next(name for name, dtype in DTYPES.items() if dtype == self.weights[0].dtype)
         rtol, atol = _TOLERANCES[dtype]
         return Call(arguments, expected, rtol, atol, also=tuple(zip(tensors, stepped, strict=True)))
-
-
-def _from_first(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """Elements from the first tensor to each."""
-    first = tensors[0].data_ptr()
-    return torch.tensor([(tensor.data_ptr() - first) // tensor.element_size() for tensor in tensors])
 
 
 def _numbers(rule: Rule, decay: float) -> list[float]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 Place = Callable[[torch.Tensor], torch.Tensor]
 """Gives back a copy of a tensor that a kernel may read and write, possibly with guard pages around it."""
 
@@ -79,6 +80,17 @@ def assert_answered(case: KernelCase, call: Call, least: Mapping[torch.dtype, fl
             actual.cpu(), expected, rtol=rtol, atol=atol, equal_nan=True,
             msg=lambda text, what=what: f"{case.name}, {what}: {text}",
         )  # fmt: skip
+
+
+def offsets_of(lengths: torch.Tensor) -> torch.Tensor:
+    """Where each bag begins, and the end of the last one."""
+    return torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+
+
+def from_first(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Elements from the first tensor to each: tables lie apart from each other."""
+    first = tensors[0].data_ptr()
+    return torch.tensor([(tensor.data_ptr() - first) // tensor.element_size() for tensor in tensors])
 
 
 def resolved(constexprs: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,9 +12,8 @@ from recfx.kernels.step.row_initialization import (
     initialization_key,
 )
 from tests.ascend.find_rows_cases import EXTREMES
-from tests.ascend.kernel_case import Call, KernelCase, Place
+from tests.ascend.kernel_case import DTYPES, Call, KernelCase, Place, from_first
 
-_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _SIGNATURE = {
     "entries_ptr": "*i64", "tables_ptr": "*i64", "values_ptr": "*fp32", "weights_ptr": "*fp32", "first_ptr": "*fp32",
     "second_ptr": "*fp32", "num_entries": "i32",
@@ -45,13 +44,13 @@ def cases() -> list[KernelCase]:
             {label: partial(build, dtype=dtype) for label, build in calls.items()},
             programs=3,
         )
-        for dtype in _DTYPES
+        for dtype in DTYPES
     ]
 
 
 def _call(place: Place, rows: int, dtype: str, tables: int = len(_DIMS)) -> Call:
     draw = torch.Generator().manual_seed(rows)
-    drawn = [torch.randn(rows + 3, stride, generator=draw).to(_DTYPES[dtype]) for stride in _STRIDES[:tables]]
+    drawn = [torch.randn(rows + 3, stride, generator=draw).to(DTYPES[dtype]) for stride in _STRIDES[:tables]]
     first, second = ([torch.rand(rows + 3, dim, generator=draw) for dim in dims[:tables]] for dims in (_FIRST, _SECOND))
     entries = []
     for table in range(tables):
@@ -61,11 +60,12 @@ def _call(place: Place, rows: int, dtype: str, tables: int = len(_DIMS)) -> Call
     asked = torch.cat(entries)[torch.randperm(tables * rows, generator=draw)].contiguous()
     keys = [initialization_key(f"t{table}", table) for table in range(tables)]
     placed = [[place(tensor) for tensor in tensors] for tensors in (drawn, first, second)]
+    starts = [from_first(tensors).tolist() for tensors in placed]
     facts = torch.tensor(
         [
             TableFacts(
-                _from_first(placed[0], table), _STRIDES[table], dim, keys[table], _FIRST_COLUMNS[table],
-                _from_first(placed[1], table), _FIRST[table], _from_first(placed[2], table), _SECOND[table],
+                starts[0][table], _STRIDES[table], dim, keys[table], _FIRST_COLUMNS[table],
+                starts[1][table], _FIRST[table], starts[2][table], _SECOND[table],
             )
             for table, dim in enumerate(_DIMS[:tables])
         ]
@@ -84,8 +84,3 @@ def _call(place: Place, rows: int, dtype: str, tables: int = len(_DIMS)) -> Call
     expected = tuple(zip([*placed[0], *placed[1], *placed[2]], [*drawn, *first, *second], strict=True))
     # Triton's interpreter truncates where bfloat16 is rounded.
     return Call(arguments, {}, rtol=2.0**-7 if dtype == "bf16" else 0.0, also=expected)
-
-
-def _from_first(tensors: list[torch.Tensor], table: int) -> int:
-    """Elements from the first tensor."""
-    return (tensors[table].data_ptr() - tensors[0].data_ptr()) // tensors[0].element_size()

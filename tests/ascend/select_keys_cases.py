@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from recfx.kernels.route.select_keys import select_keys_reference
-from tests.ascend.kernel_case import Call, KernelCase, Place
+from tests.ascend.kernel_case import Call, KernelCase, Place, offsets_of
 
 _PROGRAMS = 3
 _LINE = 16
@@ -48,7 +48,7 @@ def _call(place: Place, ids: str, weights: str, positions: tuple[int, ...], batc
     lengths[1] = 0 if batch_size == 7 else lengths[1]  # a key without ids
     given = torch.randint(-(2**31), 2**31 - 1, (int(lengths.sum()),), generator=draw).to(_DTYPES[ids])
     scales = torch.rand(given.numel(), generator=draw).to(_DTYPES[weights]) if weights else None
-    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.view(-1).cumsum(0)])
+    offsets = offsets_of(lengths.view(-1))
     count = int(lengths[list(positions)].sum())
     expected = select_keys_reference(given, offsets, list(positions), batch_size, count, scales)
     new_ids, new_offsets, new_weights = (place(torch.full_like(tensor, -7)) for tensor in expected)

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from recfx.kernels.step.step_order import step_keys
-from tests.ascend.kernel_case import Call, KernelCase, Place
+from tests.ascend.kernel_case import Call, KernelCase, Place, offsets_of
 
 _PROGRAMS = 3
 _SIGNATURE = {
@@ -44,7 +44,7 @@ def _call(
         some = (torch.rand(of_feature, generator=draw, dtype=torch.float64) * count).long()
         some[:2] = torch.tensor([count - 1, 0])[: some.numel()]
         rows.append(torch.where(torch.rand(of_feature, generator=draw) < absent, -1, some))
-    asked, offsets = torch.cat(rows), torch.cat([torch.zeros(1, dtype=torch.int64), lengths.view(-1).cumsum(0)])
+    asked, offsets = torch.cat(rows), offsets_of(lengths.view(-1))
     bases = [base for _, base in tables]
     keys = step_keys(asked, offsets, bases)
     low = torch.where(keys < 0, -1, keys & 0xFFFFFF).float()

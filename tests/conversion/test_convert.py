@@ -1,8 +1,9 @@
-"""Every model of the zoo: converted, it does what it did, in outputs, dtypes and gradients, in train and eval."""
+"""Every model of the zoo: converted, it does what it did, in outputs, dtypes and gradients, and so do its files."""
 
 from __future__ import annotations
 
 import copy
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from recfx.replacement.conversion_record import conversion_of
 from tests.drawing.page_data import data_of
 from tests.models import ZOO, Case
 from tests.models.case import assert_agree, standard_collections
+from tests.models.exported import assert_files_answer
 from tests.support.refusals import refused
 
 each_model = pytest.mark.parametrize("case", ZOO, ids=[case.name for case in ZOO])
@@ -27,7 +29,7 @@ each_model = pytest.mark.parametrize("case", ZOO, ids=[case.name for case in ZOO
 
 @each_model
 def test_a_converted_copy_agrees_and_nothing_else_changes(case: Case, tmp_path: Path) -> None:
-    """Verification passes on every model; the sample is run, but not on the user's model."""
+    """Verification passes on every model; the sample is run, but not on the user's model. Its files answer, too."""
     with case.around():
         reference, original, sample = case.model(), case.model(), case.sample()
         state = copy.deepcopy(original.state_dict())
@@ -35,7 +37,9 @@ def test_a_converted_copy_agrees_and_nothing_else_changes(case: Case, tmp_path: 
         for name, parameter in original.named_parameters():
             parameter.grad = gradients[name].clone()
         modes, random_state = [module.training for module in original.modules()], torch.get_rng_state()
-        converted = convert(original, sample)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", recfx.RecfxWarning)
+            converted = convert(original, sample)
         assert torch.equal(torch.get_rng_state(), random_state)
         assert [module.training for module in original.modules()] == modes
         assert list(original.state_dict()) == list(state)
@@ -59,6 +63,8 @@ def test_a_converted_copy_agrees_and_nothing_else_changes(case: Case, tmp_path: 
         assert_agree(reference, converted, case)
         # It shares parameters and buffers with the converted model, which has been through the same calls.
         assert_agree(reference, original, case)
+        (tmp_path / "files").mkdir()
+        assert_files_answer(converted, case, tmp_path / "files")
 
 
 @each_model

@@ -8,7 +8,6 @@ import linecache
 import pickle
 import warnings
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
@@ -23,7 +22,6 @@ from recfx.replacement.conversion_record import conversion_of
 from tests.builders.batches import batch
 from tests.builders.collections import collection
 from tests.builders.plans import plan_of_kinds
-from tests.models import ZOO
 from tests.sharding.ranks import ranks
 from tests.support.fake_group import fake_group
 
@@ -122,9 +120,3 @@ def test_ranks_that_have_different_tables_do_the_same() -> None:
 def test_nothing_is_wrong(hashing: HashConfig | None, dtype: torch.dtype) -> None:
     """An optimizer may be attached later, and a model cast."""
     assert warned(lambda: recfx.convert(Model().to(dtype), hashing=hashing)) == []
-
-
-def test_nothing_is_wrong_in_the_zoo() -> None:
-    with fake_group(0, 1):
-        warn = [case.name for case in ZOO if warned(partial(recfx.convert, case.model()))]
-    assert warn == []

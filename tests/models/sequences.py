@@ -111,15 +111,6 @@ class _OneCollectionPerDim(nn.Module):
         return torch.cat([padded(of_feature[feature]) for feature in ("f3", "f1", "f2")], dim=2)
 
 
-class _List(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.ecs = nn.ModuleList([sequences(), sequences()])
-
-    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
-        return torch.stack([padded(ec(features)["f2"]) for ec in self.ecs]).sum(dim=0)
-
-
 def sharing() -> EmbeddingCollection:
     """Both tables read ``f2``."""
     return EmbeddingCollection([sequence_table("b", ["f3", "f2"]), sequence_table("a", ["f2"])])
@@ -291,7 +282,6 @@ SEQUENCES = [
     Case("sequence_tied_to_pooled", _TiedToPooled, _sparse),
     Case("sequence_tied_to_output", _TiedToOutput, _sparse),
     Case("sequence_dims", _OneCollectionPerDim, _sparse),
-    Case("sequence_module_list", _List, _sparse),
     Case("sequence_shared_features", _SharedFeatures, _sparse),
     Case("sequence_frozen_table", _frozen, _sparse),
     # The standard collection sums the gradients of an id in float16; converted, they are summed in float32.

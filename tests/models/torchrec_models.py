@@ -1,11 +1,10 @@
-"""Every model of ``torchrec.models``."""
+"""The models of ``torchrec.models``; wrappers that call them otherwise are left out."""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
 from torchrec.datasets.utils import Batch
-from torchrec.distributed.test_utils.test_model import ModelInput
 from torchrec.models.deepfm import SimpleDeepFMNN
 from torchrec.models.dlrm import DLRM, DLRM_DCN, DLRM_Projection, DLRMTrain
 from torchrec.models.experimental.transformerdlrm import DLRM_Transformer
@@ -14,11 +13,8 @@ from recfx.discovery.sample import Sample
 from tests.builders.batches import batch
 from tests.builders.collections import collection
 from tests.models.case import Case
-from tests.support.needs import needed
 
 _DENSE = 5
-DLRMWrapper = needed("torchrec.models.dlrm.DLRMWrapper", "TorchRec 1.4")
-SimpleDeepFMNNWrapper = needed("torchrec.models.deepfm.SimpleDeepFMNNWrapper", "TorchRec 1.4")
 
 
 def _positional(batch_size: int) -> Sample:
@@ -28,17 +24,6 @@ def _positional(batch_size: int) -> Sample:
 def _batch(batch_size: int) -> Sample:
     labels = torch.randint(0, 2, (batch_size,))
     return Sample(Batch(torch.rand(batch_size, _DENSE), batch(batch_size), labels))
-
-
-def _model_input(batch_size: int) -> Sample:
-    return Sample(
-        ModelInput(
-            float_features=torch.rand(batch_size, _DENSE),
-            idlist_features=batch(batch_size),
-            idscore_features=None,
-            label=torch.randint(0, 2, (batch_size,)).float(),
-        )
-    )
 
 
 def _dlrm(kind: type[DLRM], **options: object) -> nn.Module:
@@ -51,8 +36,8 @@ def _dlrm(kind: type[DLRM], **options: object) -> nn.Module:
     )
 
 
-def _deep_fm(kind: type[SimpleDeepFMNN]) -> nn.Module:
-    return kind(
+def _deep_fm() -> nn.Module:
+    return SimpleDeepFMNN(
         num_dense_features=_DENSE,
         embedding_bag_collection=collection(),
         hidden_layer_size=6,
@@ -71,11 +56,7 @@ TORCHREC_MODELS = [
     Case("dlrm_projection", _projection, _positional),
     Case("dlrm_transformer", lambda: _dlrm(DLRM_Transformer, nhead=2, ntransformer_layers=1), _positional),
     Case("dlrm_train", lambda: DLRMTrain(_dlrm(DLRM)), _batch),
-    Case("dlrm_train_dcn", lambda: DLRMTrain(_dlrm(DLRM_DCN, dcn_num_layers=2, dcn_low_rank_dim=4)), _batch),
-    Case("dlrm_train_projection", lambda: DLRMTrain(_projection()), _batch),
-    Case("dlrm_wrapper", lambda: _dlrm(DLRMWrapper), _model_input),
-    Case("deep_fm", lambda: _deep_fm(SimpleDeepFMNN), _positional),
-    Case("deep_fm_wrapper", lambda: _deep_fm(SimpleDeepFMNNWrapper), _model_input),
+    Case("deep_fm", _deep_fm, _positional),
 ]
 
 

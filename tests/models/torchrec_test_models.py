@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import torch
@@ -13,7 +12,6 @@ from torchrec.distributed.test_utils.test_model import (
     TestModelWithPreprocCollectionArgs,
     TestNegSamplingModule,
     TestOverArchLarge,
-    TestOverArchRegroupModule,
     TestPositionWeightedPreprocModule,
     TestSparseNN,
     TestTowerCollectionSparseNN,
@@ -25,7 +23,7 @@ from recfx.discovery.sample import Sample
 from tests.builders.batches import batch
 from tests.builders.collections import ROWS, table
 from tests.models.case import Case
-from tests.support.needs import Missing, needed
+from tests.support.needs import needed
 
 _DENSE = 10  # the test models' default
 _CPU = torch.device("cpu")
@@ -33,9 +31,6 @@ _TEST_MODEL = "torchrec.distributed.test_utils.test_model"
 TestEBCSparseArch = needed(f"{_TEST_MODEL}.TestEBCSparseArch", "TorchRec 1.4")
 TestMixedEmbeddingSparseArch = needed(f"{_TEST_MODEL}.TestMixedEmbeddingSparseArch", "TorchRec 1.4")
 TestMixedSequenceOverArch = needed(f"{_TEST_MODEL}.TestMixedSequenceOverArch", "TorchRec 1.4")
-TestMixedSequenceOverArchLargeActivation = needed(
-    f"{_TEST_MODEL}.TestMixedSequenceOverArchLargeActivation", "TorchRec 1.5"
-)
 
 
 def _tables() -> list[EmbeddingBagConfig]:
@@ -62,20 +57,8 @@ def _call(batch_size: int) -> Sample:
     return Sample(_input(batch_size))
 
 
-def _without_scores(batch_size: int) -> Sample:
-    made = _input(batch_size)
-    made.idscore_features = None
-    return Sample(made)
-
-
 def _sparse_nn(**options: Any) -> nn.Module:
     return TestSparseNN(tables=_tables(), weighted_tables=_weighted_tables(), **options)
-
-
-def _without_regroup() -> nn.Module:
-    if "submodule_kwargs" not in inspect.signature(TestSparseNN).parameters:
-        Missing("TestSparseNN(submodule_kwargs=)", "TorchRec 1.5")()
-    return _sparse_nn(over_arch_clazz=TestOverArchLarge, submodule_kwargs={"skip_regroup": True})
 
 
 class _AddFeatures(nn.Module):
@@ -143,27 +126,17 @@ class _SparseArchAlone(nn.Module):
         return self.sparse(input.idlist_features, input.idscore_features)
 
 
-def _mixed(over_arch: type[nn.Module], **over_arch_kwargs: Any) -> nn.Module:
+def _mixed() -> nn.Module:
     sequences = [EmbeddingConfig(name="sequence", feature_names=["feature_3"], embedding_dim=4, num_embeddings=ROWS)]
-    if over_arch_kwargs and "over_arch_kwargs" not in inspect.signature(TestMixedEmbeddingSparseArch).parameters:
-        Missing("TestMixedEmbeddingSparseArch(over_arch_kwargs=)", "TorchRec 1.8")()
-    settings = {"over_arch_kwargs": over_arch_kwargs} if over_arch_kwargs else {}
-    return TestMixedEmbeddingSparseArch(tables=[*_tables()[:3], *sequences], over_arch_clazz=over_arch, **settings)
+    return TestMixedEmbeddingSparseArch(tables=[*_tables()[:3], *sequences], over_arch_clazz=TestMixedSequenceOverArch)
 
 
 _ONE_GROUP = {"group": ["feature_0", "feature_1", "feature_2", "feature_3"]}
 
 TORCHREC_TEST_MODELS = [
     Case("sparse_nn", _sparse_nn, _call),
-    Case("sparse_nn_unweighted", lambda: TestSparseNN(tables=_tables()), _without_scores),
     Case("sparse_nn_groups", lambda: _sparse_nn(embedding_groups=_ONE_GROUP), _call),
-    Case("sparse_nn_over_regroup", lambda: _sparse_nn(over_arch_clazz=TestOverArchRegroupModule), _call),
     Case("sparse_nn_over_large", lambda: _sparse_nn(over_arch_clazz=TestOverArchLarge), _call),
-    Case(
-        "sparse_nn_over_large_no_regroup",
-        lambda: _without_regroup(),
-        _call,
-    ),
     Case("sparse_nn_feature_processor", lambda: _feature_processed(), _call),
     Case("sparse_nn_position_weighted", lambda: _position_weighted(), _call),
     Case("sparse_nn_negatives", lambda: _sparse_nn(postproc_module=_FixedNegatives(False)), _call),
@@ -179,8 +152,6 @@ TORCHREC_TEST_MODELS = [
         lambda: TestTowerCollectionSparseNN(tables=_tables()[:3], weighted_tables=_weighted_tables()),
         _call,
     ),
-    Case("preprocessing", lambda: _preprocessing(), _call),
-    Case("preprocessing_inline", lambda: _preprocessing(run_postproc_inline=True), _call),
     Case("preprocessing_module", lambda: _preprocessing(postproc_module=_AddFeatures()), _call),
     Case(
         "preprocessing_collections",
@@ -193,12 +164,7 @@ TORCHREC_TEST_MODELS = [
         ),
         _call,
     ),
-    Case("mixed_with_sequences", lambda: _mixed(TestMixedSequenceOverArch), _call),
-    Case(
-        "mixed_with_sequences_large",
-        lambda: _mixed(TestMixedSequenceOverArchLargeActivation, large_activation_dim=8, over_arch_hidden_layers=1),
-        _call,
-    ),
+    Case("mixed_with_sequences", _mixed, _call),
 ]
 
 

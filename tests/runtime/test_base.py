@@ -29,9 +29,9 @@ RAW = recfx.HashConfig(dense_rows=0)
 
 # What no tracer can follow in the standard model either: loops over proxies, control flow on data, `len`, wrappers.
 UNTRACEABLE = {
-    "branches_on_data", "branches_on_data_below_the_root", "builds_from_jagged", "ddp", "preprocessing",
-    "preprocessing_collections", "preprocessing_inline", "preprocessing_module", "python_keyword", "regrouped",
-    "sparse_nn_negatives", "sparse_nn_negatives_with_parameters", "sparse_nn_over_large", "sparse_nn_over_regroup",
+    "branches_on_data", "branches_on_data_below_the_root", "builds_from_jagged", "ddp",
+    "preprocessing_collections", "preprocessing_module", "python_keyword", "regrouped",
+    "sparse_nn_negatives", "sparse_nn_negatives_with_parameters", "sparse_nn_over_large",
     "sparse_nn_position_weighted", "torch_compile", "variadic", "variadic_by_name", "optional_arguments",
     "optional_arguments_absent", "hooks", "sequence_dims", "sequence_to_dense",
 }  # fmt: skip
@@ -324,7 +324,6 @@ def test_the_graph_of_a_converted_model_is_that_of_the_standard_one(case: Case) 
 HASHED = (
     "dlrm",
     "deep_fm",
-    "dlrm_train_dcn",
     "sparse_nn",
     "tower_sparse_nn",
     "root_is_the_collection",

@@ -41,7 +41,6 @@ _LETS_DENSE = "TorchRec 1.5's planner and older ones let a table that is not dat
 CAUSES: Mapping[str, Mapping[str, str]] = {
     "2.7": {
         "tests/conversion/test_convert.py::test_a_converted_copy_agrees_and_nothing_else_changes[batch": _NO_PROXY,
-        "tests/exporter/test_zoo.py::test_files_answer_as_the_model_does_or_are_refused_and_not_written[ba": _NO_PROXY,
         "tests/runtime/test_base.py::test_the_graph_of_a_converted_model_is_that_of_the_standard_one[dlrm_": _NO_SIZES,
         "tests/hashing/test_index.py::test_torch_compile_keeps_the_operators_whole": (
             "torch.compile of torch 2.7 does not call the properties of a named tuple, such as an index's policy."
@@ -62,10 +61,7 @@ CAUSES: Mapping[str, Mapping[str, str]] = {
         "tests/conversion/test_convert.py::test_a_converted_copy_agrees_and_nothing_else_changes[mixed_": _NO_MIXED,
         "tests/conversion/test_convert.py::test_models_converted_in_place_agree[mixed_": _NO_MIXED,
         "tests/conversion/test_convert.py::test_the_whole_graph_agrees_or_is_refused[mixed_": _NO_LENGTH,
-        "tests/drawing/test_draw.py::test_every_model_of_the_zoo_can_be_drawn[mixed_": _NO_LENGTH,
         "tests/exporter/test_torchrec_flow.py::test_unconverted_models_are_quantized_sharded": _NO_OPERATOR,
-        "tests/exporter/test_zoo.py::test_files_answer_as_the_model_does_or_are_refused_and_not_written[mi": _NO_MIXED,
-        "tests/inspect/test_refuses_as_convert.py::test_every_model_of_the_zoo_with_a_sample[mixed_": _NO_MIXED,
         "tests/passes/test_fuse_hash_lookup.py::test_inside_torch_func_it_gives_gradients": _NO_LISTS,
         "tests/planner/test_sharder.py::test_kernels_that_the_planner_refuses": _LETS_DENSE,
         "tests/runtime/test_base.py::test_the_graph_of_a_converted_model_is_that_of_the_standard_one[mi": _NO_LENGTH,
@@ -75,13 +71,8 @@ CAUSES: Mapping[str, Mapping[str, str]] = {
     "2.10": {
         "tests/conversion/test_convert.py::test_a_converted_copy_agrees_and_nothing_else_changes[mixed_": _NO_LENGTH,
         "tests/conversion/test_convert.py::test_the_whole_graph_agrees_or_is_refused[mixed_": _NO_LENGTH,
-        "tests/drawing/test_draw.py::test_every_model_of_the_zoo_can_be_drawn[mixed_": _NO_LENGTH,
-        "tests/exporter/test_zoo.py::test_files_answer_as_the_model_does_or_are_refused_and_not_written[mi": _NO_LENGTH,
         "tests/planner/test_sharder.py::test_kernels_that_the_planner_refuses": _LETS_DENSE,
         "tests/runtime/test_base.py::test_the_graph_of_a_converted_model_is_that_of_the_standard_one[mi": _NO_LENGTH,
-        "tests/runtime/test_base.py::test_the_graph_of_a_converted_model_is_that_of_the_standard_one[sparse_nn_over_": (
-            "TorchRec 1.5's KTRegroupAsDict without regrouping, traced by torch.fx, runs in no plain model either."
-        ),
     },
 }
 """For each set, why a test fails there, by its name or how that begins. A failure without one is a bug of recfx."""

@@ -31,7 +31,7 @@ BESIDE = {
 }
 """Folders and files below ``tests/`` that judge a package, too."""
 LAST = (
-    "sharding", "checkpoint/test_round_trip.py", "checkpoint/test_crash.py", "exporter/test_zoo.py",
+    "sharding", "checkpoint/test_round_trip.py", "checkpoint/test_crash.py", "conversion/test_convert.py",
     "exporter/test_serve_cpp.py", "exporter/test_serve_cpp_process.py", "runtime/test_batch_fuzz.py",
     "kernels/test_thread_safety.py",
 )  # fmt: skip
