@@ -1,4 +1,4 @@
-"""The lookups, pooled, without pooling, and of quantized rows, and the gradient of the weights of ids, in every form."""
+"""The lookups, pooled, unpooled and of quantized rows, and the gradient of the weights of ids, in every form."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OF_BAGS = {"num_bags": "i32", "batch_size": "i32", "num_columns": "i32"}
 
 
 def cases() -> list[KernelCase]:
-    """Every block of columns up to that of 1,024; of the pooled ones, also fewer rows at once than fit, which are faster
+    """Every block of columns up to that of 1,024; of the pooled ones, also fewer rows at once than fit, faster
     on some devices.
     """
     pooling = ((0, 0), (1, 0), (0, 1), (1, 1))
