@@ -30,15 +30,6 @@ def test_there_and_back(kind: type[errors.RecfxError]) -> None:
         assert duplicate.diagnostic == FULL
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_notes_are_pickled_as_well(kind: type[errors.RecfxError]) -> None:
-    error = kind.of(FULL)
-    error.add_note("in step 7")
-    duplicate = pickle.loads(pickle.dumps(error))
-    assert duplicate.__notes__ == ["in step 7"]
-    assert duplicate.diagnostic == FULL
-
-
 class Refusing(Dataset[torch.Tensor]):
     """Raises another kind of error for every item; then one of recfx's own, in the code of an index."""
 
@@ -68,14 +59,6 @@ def test_errors_in_workers_of_a_data_loader_are_what_they_are() -> None:
     with pytest.raises(errors.IdTypeError) as caught:
         next(items)
     assert caught.value.reason == "wrong_id_dtype"
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_a_raised_error_carries(kind: type[errors.RecfxError]) -> None:
-    error = kind("it takes float32.", reason="dtype", module_path="sparse.ebc", what_to_do="cast it.")
-    assert error.diagnostic == dataclasses.replace(FULL, by="", node="")
-    assert (error.message, error.reason) == ("it takes float32.", "dtype")
-    assert (error.module_path, error.what_to_do) == ("sparse.ebc", "cast it.")
 
 
 def test_what_is_raised_is_an_error() -> None:

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from email import message_from_string
 from pathlib import Path
 
 import pytest
@@ -42,7 +41,6 @@ ASSETS = {
 }
 ASSETS = {name for name in ASSETS if (ROOT / name).is_file()}
 
-EXAMPLE = {str(path.relative_to(ROOT)) for path in (ROOT / "examples/serve_cpp").iterdir() if path.is_file()}
 
 BUILD = """
 import sys
@@ -166,26 +164,6 @@ def test_the_layout_engine_is_the_one_that_was_published() -> None:
     assert hashlib.sha256(engine).hexdigest() == "c9e0b310f9883910e01c66054b48b7ff4be3d8695141116635e72b0af152692e"
     assert engine.startswith(b"/*!\nViz.js 3.31.0\n")
     assert "@viz-js/viz, version 3.31.0" in (ROOT / "recfx/inspect/drawing/assets/licenses/README.txt").read_text()
-
-
-def test_sdist_holds_the_sources_of_the_server(built: Path) -> None:
-    assert "examples/serve_cpp/CMakeLists.txt" in EXAMPLE
-    assert files(built / "sdist") >= EXAMPLE
-
-
-@pytest.mark.parametrize("form", ["wheel", "sdist", "sdist-wheel"])
-def test_documentation_stays_in_the_repository(built: Path, form: str) -> None:
-    """But for that of the server, which the source distribution holds as a whole."""
-    written = {name for name in files(built / form) if name.endswith(".md")}
-    assert written == ({"CHANGELOG.md", str(DESCRIPTION), "examples/serve_cpp/README.md"} if form == "sdist" else set())
-
-
-def test_package_indexes_show_a_page_without_links(built: Path) -> None:
-    (info,) = (built / "wheel").glob("*.dist-info")
-    metadata = message_from_string((info / "METADATA").read_text())
-    assert metadata["Description-Content-Type"].startswith("text/markdown")
-    assert metadata.get_payload() == (ROOT / DESCRIPTION).read_text()
-    assert "](" not in (ROOT / DESCRIPTION).read_text()
 
 
 @pytest.mark.parametrize("form", ["wheel", "sdist-wheel"])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from recfx.versions.sets import DEFAULT, PYTHONS, SETS, minor, nearest, set_of
+from recfx.versions.sets import DEFAULT, SETS, minor, nearest, set_of
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -59,12 +59,6 @@ def test_the_commands_of_the_readme_install_the_default_set() -> None:
     assert f"torch_npu=={DEFAULT.torch_npu}\n" in (ROOT / "Makefile").read_text()
     names = [versions.name for versions in SETS]
     assert f"torch {', '.join(names[:-1])} and {names[-1]}" in text
-
-
-def test_pythons_are_those_of_the_project() -> None:
-    least, most = PYTHONS[0], f"3.{int(PYTHONS[-1].split('.')[1]) + 1}"
-    assert PROJECT["requires-python"] == f">={least},<{most}"
-    assert f"Programming Language :: Python :: {PYTHONS[-1]}" in PROJECT["classifiers"]
 
 
 def test_the_set_of_a_version() -> None:

@@ -17,9 +17,7 @@ FILES = {
     "operators": [
         f"tests/ascend/interpreted/test_{name}.py" for name in ("operators", "quantized_lookup", "bucketize")
     ],
-    "batches": [
-        f"tests/ascend/interpreted/test_{name}.py" for name in ("bag_offsets", "row_initialization", "step_order")
-    ],
+    "batches": [f"tests/ascend/interpreted/test_{name}.py" for name in ("bag_offsets", "step_order")],
     "models": [f"tests/ascend/interpreted/test_{name}.py" for name in ("models", "find_rows_in_models")],
     "files": ["tests/exporter/test_kernels_in_files.py"],
 }

@@ -16,7 +16,6 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.sharding_plan import construct_module_sharding_plan, data_parallel, table_wise
 from torchrec.distributed.types import ShardingPlan
-from torchrec.optim import optimizers as placeholders
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
@@ -37,32 +36,12 @@ SETTINGS: dict[str, tuple[Any, dict[str, Any], dict[str, Any] | None, str]] = {
     "SGD": (SGD, {}, None, "default_optimizer_setting"),
     "SGD, lr": (SGD, {"lr": 0.1}, None, ""),
     "Adagrad": (ADAGRAD, {}, None, "default_optimizer_setting"),
-    "Adagrad, lr": (ADAGRAD, {"lr": 0.1}, None, "default_optimizer_setting"),
     "Adagrad, eps": (ADAGRAD, {"lr": 0.1, "eps": 1e-3}, None, ""),
-    "Adagrad, eps as the class has it": (ADAGRAD, {"lr": 0.1, "eps": 1e-10}, None, ""),
     "Adagrad, eps of fused_params": (ADAGRAD, {"lr": 0.1}, {"eps": 0.01}, "default_optimizer_setting"),
     "decay": (None, {}, {"learning_rate": 0.2, "weight_decay": 0.5}, "weight_decay_left_out"),
     "decay, L2": (None, {}, {"weight_decay": 0.5, "weight_decay_mode": WeightDecayMode.L2}, "weight_decay_left_out"),
-    "decay, Adagrad, decoupled": (
-        None,
-        {},
-        {**ADAGRAD_PARAMS, "weight_decay": 0.5, "weight_decay_mode": WeightDecayMode.DECOUPLE},
-        "weight_decay_left_out",
-    ),
     "decay, row-wise": (None, {}, {**ROWWISE_PARAMS, "weight_decay": 0.5}, "weight_decay_left_out"),
-    "decay, row-wise, none": (
-        None,
-        {},
-        {**ROWWISE_PARAMS, "weight_decay": 0.5, "weight_decay_mode": WeightDecayMode.NONE},
-        "weight_decay_left_out",
-    ),
     "decay, SGD": (SGD, {"lr": 0.1}, {"weight_decay": 0.5}, "weight_decay_left_out"),
-    "decay of a placeholder": (
-        placeholders.Adagrad,
-        {"lr": 0.1, "eps": 1e-3, "weight_decay": 0.5},
-        None,
-        "weight_decay_left_out",
-    ),
     "row-wise Adagrad": (RowWiseAdagrad, {"lr": 0.1}, None, "default_optimizer_setting"),
 }
 
@@ -120,7 +99,7 @@ def both(rank: int, world_size: int, name: str, kernel: str) -> list[Any]:
     [
         *((name, "fused") for name in SETTINGS),
         *((name, "dense") for name in ("none", "fused_params", "Adagrad", "Adagrad, eps of fused_params")),
-        *((name, "dense") for name in ("decay", "decay of a placeholder")),
+        ("decay", "dense"),
     ],
 )
 def test_three_steps_are_torchrecs(name: str, kernel: str) -> None:

@@ -41,29 +41,15 @@ def parallel(**options: Any) -> Any:
     return DistributedModelParallel(recfx.convert(Model()), device=torch.device("cpu"), **options)
 
 
-def with_delta_tracker() -> Any:
-    config = DeltaTrackerConfig()
-    return parallel().init_torchrec_delta_tracker(config)
-
-
-def with_raw_id_tracker() -> Any:
-    return parallel(model_tracker_configs=ModelTrackerConfigs(raw_id_tracker_config=RawIdTrackerConfig()))
-
-
-def assigned(name: str) -> Callable[[], None]:
-    return lambda: setattr(parallel().module.ebc, name, print)
-
-
 TOOLS: dict[str, Callable[[], Any]] = {
-    "delta tracker": lambda: ModelDeltaTrackerTrec(parallel()),
-    "delta tracker by name": lambda: ModelDeltaTrackerTrec(model=parallel(), fqns_to_skip=["other"]),
-    "delta tracker of model parallel": with_delta_tracker,
+    "delta tracker": lambda: ModelDeltaTrackerTrec(model=parallel(), fqns_to_skip=["other"]),
+    "delta tracker of model parallel": lambda: parallel().init_torchrec_delta_tracker(DeltaTrackerConfig()),
     "raw id tracker": lambda: RawIdTracker(parallel()),
-    "raw id tracker of model parallel": with_raw_id_tracker,
+    "raw id tracker of model parallel": lambda: parallel(
+        model_tracker_configs=ModelTrackerConfigs(raw_id_tracker_config=RawIdTrackerConfig())
+    ),
     "post lookup": lambda: parallel().module.ebc.register_post_lookup_tracker_fn(print),
-    "post output dist": lambda: parallel().module.ebc.register_post_odist_tracker_fn(print),
-    "post lookup, assigned": assigned("post_lookup_tracker_fn"),
-    "post output dist, assigned": assigned("post_odist_tracker_fn"),
+    "post output dist, assigned": lambda: setattr(parallel().module.ebc, "post_odist_tracker_fn", print),
     "optimizer state": lambda: parallel().module.ebc._lookups[0].register_optim_state_tracker_fn(print),
     "optimizer state, assigned": lambda: setattr(parallel().module.ebc._lookups[0], "optim_state_tracker_fn", print),
 }

@@ -51,43 +51,23 @@ def with_params(rate: float) -> Settings:
 
 
 DIFFERENCES = {
-    "policy": (
-        hashed(on_full="evict"),
-        hashed(on_full="evict", evict="lfu"),
-        "HashConfig.evict of table 'b' is 'lru' on rank 0 and 'lfu' on rank 1.",
-    ),
-    "full": (hashed(), hashed(on_full="share"), "HashConfig.on_full of table 'b' is 'error' on rank 0 and 'share' on"),
+    "policy": (hashed(on_full="evict"), hashed(on_full="evict", evict="lfu"), "HashConfig.evict of table 'b' is"),
+    "full": (hashed(), hashed(on_full="share"), "HashConfig.on_full of table 'b' is"),
     "seed": (hashed(seed=5), hashed(seed=7), "HashConfig.seed of table 'b' is 5 on rank 0 and 7 on rank 1."),
-    "rows": (hashed(rows=40), hashed(rows=48), "num_embeddings of table 'b' is 40 on rank 0 and 48 on rank 1."),
-    "rule": (Settings(), with_adagrad(), "optimizer of table 'a' is 'sgd' on rank 0 and 'adagrad' on rank 1."),
-    "rate": (with_adagrad(), with_adagrad(lr=0.2), "optimizer.lr of table 'a' is 0.1 on rank 0 and 0.2 on rank 1."),
-    "start": (
-        with_adagrad(),
-        with_adagrad(initial_accumulator_value=0.5),
-        "optimizer: first momentum1 of table 'a' is 0.0 on rank 0 and 0.5 on rank 1.",
-    ),
-    "sharder": (with_params(0.5), with_params(0.25), "fused_params.learning_rate is 0.5 on rank 0 and 0.25 on rank 1."),
-    "frozen": (
-        Settings(),
-        Settings(frozen=("b",)),
-        "requires_grad of table 'b' is True on rank 0 and False on rank 1.",
-    ),
-    "dtype": (
-        Settings(),
-        Settings(dtype=DataType.FP16),
-        "dtype of table 'a' is torch.float32 on rank 0 and torch.float16 on rank 1.",
-    ),
-    "dedup": (Settings(), Settings(dedup=False), "dedup.asked of table 'a' is None on rank 0 and False on rank 1."),
-    "tables": (Settings(), Settings(names="ab"), "tables is ('a', 'b', 'c') on rank 0 and ('a', 'b') on rank 1."),
-    "version": (
-        Settings(),
-        Settings(version="9"),
-        f"version of recfx is '{recfx.__version__}' on rank 0 and '9' on rank 1.",
-    ),
+    "rows": (hashed(rows=40), hashed(rows=48), "num_embeddings of table 'b' is"),
+    "rule": (Settings(), with_adagrad(), "optimizer of table 'a' is"),
+    "rate": (with_adagrad(), with_adagrad(lr=0.2), "optimizer.lr of table 'a' is"),
+    "start": (with_adagrad(), with_adagrad(initial_accumulator_value=0.5), "optimizer: first momentum1 of table 'a'"),
+    "sharder": (with_params(0.5), with_params(0.25), "fused_params.learning_rate is"),
+    "frozen": (Settings(), Settings(frozen=("b",)), "requires_grad of table 'b' is"),
+    "dtype": (Settings(), Settings(dtype=DataType.FP16), "dtype of table 'a' is"),
+    "dedup": (Settings(), Settings(dedup=False), "dedup.asked of table 'a' is"),
+    "tables": (Settings(), Settings(names="ab"), "tables is"),
+    "version": (Settings(), Settings(version="9"), "version of recfx is"),
     "wire": (
         Settings(precision=CommType.FP16),
         Settings(precision=CommType.BF16),
-        "qcomm_codecs_registry['POOLED_EMBEDDINGS_ALL_TO_ALL'] is 'fp16 forward, fp16 backward' on rank 0 and 'bf16",
+        "qcomm_codecs_registry['POOLED_EMBEDDINGS_ALL_TO_ALL'] is",
     ),
 }
 
