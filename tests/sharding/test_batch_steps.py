@@ -9,15 +9,11 @@ import torch
 from torchrec import KeyedJaggedTensor
 
 import recfx
-from recfx.collections.sharding import pipeline_stages
 from recfx.errors import OutOfStepError
-from recfx.ir.operator_graph import OperatorGraph
-from recfx.passes import PassResult, Rewrite
 from recfx.runtime.marks import has_failed
 from tests.sharding.cases import Case, Table, batches, build, shard
 from tests.sharding.cases import sharded_model as sharded_parts
 from tests.sharding.ranks import ranks
-from tests.support.fake_group import fake_group
 from tests.support.refusals import refused
 
 CASE = Case(
@@ -75,18 +71,3 @@ def refused_on_one(rank: int, world_size: int) -> tuple[str, bool]:
 
 def test_a_batch_that_one_rank_refuses_is_not_looked_up_on_any() -> None:
     assert ranks(2).run(refused_on_one) == [("refused_on_another_rank", True), ("missing_feature", True)]
-
-
-def test_a_form_of_the_graph_that_is_not_valid_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def spoil(graph: OperatorGraph) -> PassResult:
-        node = graph.operators[0]
-        with graph.graph.inserting_after(node):
-            graph.graph.node_copy(node, lambda source: source)
-        return PassResult(graph)
-
-    with fake_group(0, 2):
-        module: Any = shard(CASE, build(CASE)[0], 2)
-        monkeypatch.setattr(pipeline_stages, "SPLIT_HASH_IDS", Rewrite("split_hash_ids", spoil))
-        with pytest.raises(recfx.ConversionError, match=r"after pass split_hash_ids: .* nothing uses this") as caught:
-            _ = module._staged.prefetching
-    assert caught.value.reason == "malformed_graph"

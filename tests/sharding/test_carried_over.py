@@ -159,6 +159,13 @@ def test_row_sums_go_to_other_ranks(source: Place, tmp_path: Path) -> None:
     judge(Journey("checkpoint", source, ("rows", 4), None, "rowwise_adagrad"), str(tmp_path))
 
 
+@pytest.mark.parametrize(
+    "rule", ["rowwise_adagrad_decoupled", "partial_rowwise_adam", "lamb", "partial_rowwise_lamb", "lars_sgd"]
+)
+def test_rules_that_torchrec_cannot_run_on_the_cpu_go_on_sharded(rule: str, tmp_path: Path) -> None:
+    judge(Journey("sharding", ("tables", 0), ("rows", 2), LRU, rule), str(tmp_path))
+
+
 # On the same ranks, where steps are the same to the bit
 
 

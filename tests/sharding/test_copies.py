@@ -16,7 +16,6 @@ from torchrec.distributed.types import ShardingPlan
 
 import recfx
 from recfx.collections.sharding.collection import ShardedHashEmbeddingBagCollection
-from recfx.collections.sharding.shard import leave_to_collections
 from tests.sharding.cases import (
     Case,
     Table,
@@ -62,22 +61,6 @@ def test_a_copy_has_its_own_tables_the_same_groups_and_what_else_was_shared() ->
         assert together["weight"].data_ptr() != weight.data_ptr()
         assert all(vars(duplicate.groups)[name] is group for name, group in vars(module.groups).items())
         assert duplicate.index("a") is not module.index("a")
-
-
-def test_data_parallel_ignores_tables_besides_what_it_ignored_before() -> None:
-    """Around the model, and around any part of it; dense parts have nothing to ignore."""
-    with fake_group(0, 2):
-        tower = nn.ModuleDict({"sparse": sharded(), "dense": nn.Linear(2, 2)})
-        model: Any = nn.ModuleDict({"tower": tower, "over": nn.Linear(2, 2)})
-        model._ddp_params_and_buffers_to_ignore = ["over.bias"]
-        leave_to_collections(model)
-        tables = {f"embedding_bags.{name}.weight" for name in ("a", "b", "b@1", "c")}
-        for around, before in ((model, "tower.sparse."), (tower, "sparse."), (tower["sparse"], "")):
-            ignored = set(around._ddp_params_and_buffers_to_ignore)
-            assert ignored >= {f"{before}{name}" for name in tables} | {f"{before}hash_indexes.a.row_ids"}
-            assert not any("dense" in name for name in ignored)
-            assert ("over.bias" in ignored) == (around is model)
-        assert not hasattr(tower["dense"], "_ddp_params_and_buffers_to_ignore")
 
 
 PICKLED: dict[str, Callable[[nn.Module, ShardingPlan, KeyedJaggedTensor], nn.Module]] = {

@@ -8,18 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
-from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from torchrec.distributed.types import ShardingEnv
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
-from torchrec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
 
-import recfx
 from recfx.collections.sharding.collection import ShardedHashEmbeddingBagCollection
 from recfx.errors import CheckpointError
-from tests.sharding.cases import Case, batches, build, model_and_plan, model_parallel, plan_of, with_optimizer
+from tests.sharding.cases import Case, model_and_plan, model_parallel
 from tests.sharding.ranks import ranks
 from tests.sharding.stateful import LRU, assert_same, case_of, make, sharded_of, train, whole_state
 from tests.support.fake_group import fake_group
@@ -204,62 +199,3 @@ def test_the_state_of_a_table_that_had_fewer_rows(collection: ShardedHashEmbeddi
     for wrong in (torch.ones(47, 256), torch.ones(48, 255), torch.ones(48), torch.ones(48, 256, 1)):
         with refused("rows_mismatch", error=CheckpointError):
             load(collection, **{**doubles, "d": wrong})
-
-
-def warmed_up(case: Case, world_size: int, ours: bool) -> tuple[Any, WarmupOptimizer]:
-    """A sharded collection, and a warm-up around its fused optimizer."""
-    standard = with_optimizer(case, build(case)[0])
-    env = ShardingEnv.from_process_group(dist.group.WORLD)
-    if ours:
-        standard = recfx.convert(standard)
-    sharder: Any = recfx.sharders()[0] if ours else EmbeddingBagCollectionSharder()
-    plan = plan_of(case, recfx.convert(build(case)[0]), world_size)
-    sharded = sharder.shard(standard, plan, env, torch.device("cpu"))
-    stages = [WarmupStage(WarmupPolicy.LINEAR, max_iters=3, value=0.1), WarmupStage(max_iters=9, value=0.5)]
-    return sharded, WarmupOptimizer(sharded.fused_optimizer, stages)
-
-
-def warm_up(rank: int, world_size: int, optimizer: str, ours: bool, alone: bool) -> list[Any]:
-    case = case_of("tables", None, optimizer)
-
-    def made() -> tuple[Any, Any]:
-        model, warm = warmed_up(case, world_size, ours)
-        return model, warm if alone else CombinedOptimizer([("fused", warm)])
-
-    def steps(model: Any, warm: Any, first: int, last: int) -> list[float]:
-        rates = []
-        for batch in batches(case, world_size, last)[first:]:
-            model(batch[rank]).wait().values().square().mean().backward()
-            warm.step()
-            rates.append(next(iter(warm.param_groups))["lr"])
-        return rates
-
-    model, warm = made()
-    steps(model, warm, 0, 4)
-    saved = copy.deepcopy(warm.state_dict())
-    keys = {name: sorted(entry) for name, entry in saved["state"].items()}
-    onward = steps(model, warm, 4, 6)
-    resumed, again = made()
-    if not alone:  # TorchRec's own warm-up has a state from its first step on
-        with pytest.raises(ValueError, match="Different parameter count"):
-            again.load_state_dict(saved)
-        steps(resumed, again, 6, 7)
-    again.load_state_dict(saved)
-    assert steps(resumed, again, 4, 6) == onward
-    return [keys, onward]
-
-
-@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise_adagrad"])
-def test_torchrecs_warm_up_around_it_saves_and_resumes_as_around_torchrecs(optimizer: str) -> None:
-    stock, ours = (ranks(2).run(warm_up, optimizer, own, False) for own in (False, True))
-    for (theirs, onward), (saved, rates) in zip(stock, ours, strict=True):
-        assert rates == onward
-        assert theirs.items() <= saved.items()  # which has the tables of other ranks as well
-        assert theirs["fused.__warmup"] == ["warmup"]
-
-
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_a_warm_up_that_is_not_in_a_combined_optimizer_resumes_as_well(optimizer: str) -> None:
-    """Around TorchRec's, its ``state_dict`` lacks the state of the warm-up, which begins anew."""
-    for keys, _ in ranks(2).run(warm_up, optimizer, True, True):
-        assert keys["__warmup"] == ["warmup"]

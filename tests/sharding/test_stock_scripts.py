@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.optim import _apply_optimizer_in_backward
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 from torchrec.datasets.random import RandomRecDataset
 from torchrec.datasets.utils import Batch
 from torchrec.distributed import TrainPipelineSparseDist
@@ -25,9 +25,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel, get_de
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.planner.storage_reservations import HeuristicalStorageReservation
 from torchrec.distributed.planner.types import ParameterConstraints
-from torchrec.inference.state_dict_transform import state_dict_gather, state_dict_to_device
 from torchrec.models.dlrm import DLRM, DLRMTrain
-from torchrec.modules.mlp import MLP
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
@@ -90,54 +88,6 @@ def golden_training(rank: int, line: Line, *, quantized: bool = False) -> Result
     batches = data(rank, FEATURES)
     losses = [train_pipeline.progress(batches)[0] for _ in range(STEPS)]
     return losses, local_weights(model)
-
-
-class Towers(nn.Module):
-    """Users and movies, and how well they go together."""
-
-    def __init__(self, embedding_bag_collection: EmbeddingBagCollection) -> None:
-        super().__init__()
-        configs = embedding_bag_collection.embedding_bag_configs()
-        self.query_features, self.candidate_features = configs[0].feature_names, configs[1].feature_names
-        self.ebc = embedding_bag_collection
-        self.query_proj = MLP(in_size=DIM, layer_sizes=[8, 4], device=CPU)
-        self.candidate_proj = MLP(in_size=DIM, layer_sizes=[8, 4], device=CPU)
-
-    def forward(self, batch: Batch) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
-        pooled = self.ebc(batch.sparse_features)
-        query = self.query_proj(torch.cat([pooled[name] for name in self.query_features], dim=1))
-        candidate = self.candidate_proj(torch.cat([pooled[name] for name in self.candidate_features], dim=1))
-        logits = (query * candidate).sum(dim=1)
-        loss = nn.functional.binary_cross_entropy_with_logits(logits, batch.labels.float())
-        return loss, (loss.detach(), logits.detach())
-
-
-def two_tower_retrieval(rank: int, line: Line) -> Result:
-    """Nothing but the model and the device for DistributedModelParallel; the trained tables go to a model on rank 0."""
-    names = ["userId", "movieId"]
-    task = line(Towers(EmbeddingBagCollection(tables=tables(names), device=META)))
-    _apply_optimizer_in_backward(RowWiseAdagrad, task.ebc.parameters(), {"lr": 0.05})
-    model = DistributedModelParallel(module=task, device=CPU)
-    optimizer = KeyedOptimizerWrapper(dict(model.named_parameters()), lambda params: torch.optim.Adam(params, lr=0.05))
-    set_weights(model)
-    train_pipeline = TrainPipelineSparseDist(model, optimizer, CPU)
-    batches, losses = data(rank, names), []
-    for _ in range(STEPS):
-        losses.append(train_pipeline.progress(batches)[0])
-    gathered = state_dict_to_device(model.state_dict(), pg=dist.group.WORLD, device=CPU)
-    plain = Towers(EmbeddingBagCollection(tables=tables(names), device=META))
-    if rank == 0:
-        plain = plain.to_empty(device="cpu")
-    state_dict_gather(gathered, plain.state_dict())
-    dist.barrier()
-    weights = local_weights(model)
-    if rank == 0:
-        movies = KeyedJaggedTensor(names, torch.arange(ROWS), lengths=torch.tensor([0] * ROWS + [1] * ROWS))
-        with torch.no_grad():
-            items = plain.candidate_proj(plain.ebc(movies)["movieId"])
-        weights["items"] = items
-        weights["nearest"] = (items @ items[7]).topk(5).indices
-    return losses, weights
 
 
 def public_dlrm(rank: int, line: Line, adagrad: bool) -> Result:
@@ -225,7 +175,6 @@ def local_weights(model: nn.Module) -> dict[str, torch.Tensor]:
 SCRIPTS: dict[str, Callable[..., Result]] = {
     "golden training": golden_training,
     "golden training, quantized": functools.partial(golden_training, quantized=True),
-    "two-tower retrieval": two_tower_retrieval,
     "public DLRM, Adagrad": functools.partial(public_dlrm, adagrad=True),
     "public DLRM, SGD": functools.partial(public_dlrm, adagrad=False),
 }

@@ -16,7 +16,7 @@ from recfx.ir.meta import BATCH, Collective, mean_length, node_meta
 from tests.sharding.cases import FORMS, Case, Table, batches, build, shard, values_of
 from tests.sharding.ranks import ranks
 from tests.sharding.recorded import Sent, recorded
-from tests.sharding.typical_cases import MIXED, TYPES, one_type, random_case
+from tests.sharding.typical_cases import TYPES, one_type, random_case
 from tests.support.pairwise import pairwise
 
 
@@ -87,16 +87,7 @@ def test_rows_of_ids_are_as_many_as_the_graph_says(
     check_wire(FORMS[form](Case(tables, local_size=2 if world_size == 4 else 0, wire=wire)), world_size)
 
 
-def test_one_rank_sends_what_its_graph_says() -> None:
-    check_wire(Case(MIXED), 1)
-
-
 @pytest.mark.parametrize("number", range(5))
 def test_a_mixed_plan_sends_what_its_graph_says(number: int) -> None:
     case = random_case(number, 4)
     check_wire(replace(case, sizes=(3,)), 4)
-
-
-def test_weights_of_ids_travel_too() -> None:
-    tables = (Table("a", 9, 8, ("f0",), sharding=("row_wise",)), Table("b", 9, 8, ("f1",)))
-    check_wire(Case(tables, is_weighted=True), 2)
