@@ -40,6 +40,8 @@ TYPES = {
     "table_row_wise": ("table_row_wise", 0),
 }
 
+KINDS = ("table_wise", "row_wise", "data_parallel", "column_wise", "table_row_wise")
+
 
 def collection(
     path: str, feature: str, sharding: tuple[Any, ...], world_size: int
@@ -121,7 +123,7 @@ def steps(*orders: tuple[str, ...], wrong: dict[int, int] | None = None) -> list
     ("order", "wrong_call", "sharding", "training"),
     [
         ((BOTH, TWICE)[number % 2], number // 2 % 2, sharding, number // 4 % 2 == 0)  # all eight ways, and each twice
-        for number, sharding in enumerate([*TYPES, *TYPES])
+        for number, sharding in enumerate([*KINDS, *KINDS])
     ],
 )
 def test_a_batch_that_one_rank_refuses_is_refused_by_all(
