@@ -59,9 +59,9 @@ torch._dynamo.guards.profile_guard_manager = lambda *arguments: 0.0
 # Half a minute of work or more in few tests: they compile C++, run examples, or run tests in processes of their own.
 _LONG_FILES = frozenset(
     {
-        "test_convert.py", "test_doctor.py", "test_examples.py", "test_faults.py", "test_hivm.py", "test_interpreted.py",
-        "test_interpreted_targets.py", "test_linalg.py", "test_on_device.py", "test_serve_cpp.py",
-        "test_thread_safety.py", "test_tiling.py",
+        "test_convert.py", "test_doctor.py", "test_examples.py", "test_faults.py", "test_hivm.py",
+        "test_interpreted.py", "test_interpreted_targets.py", "test_linalg.py", "test_on_device.py",
+        "test_serve_cpp.py", "test_thread_safety.py", "test_tiling.py",
     }
 )  # fmt: skip
 

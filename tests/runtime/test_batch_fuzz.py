@@ -67,7 +67,7 @@ def weights(parts: Parts, chance: random.Random) -> None:
     if given is None:
         parts["weights"] = torch.rand(parts["values"].numel())
         return
-    dtype = chance.choice([torch.float64, torch.int64, torch.complex64])
+    dtype = chance.choice([torch.int64, torch.complex64])
     strided, learned = torch.stack([given, given], 1)[:, 1], given.clone().requires_grad_()
     parts["weights"] = chance.choice(
         [
@@ -174,7 +174,7 @@ MODELS: dict[str, Any] = {
 @pytest.mark.parametrize("is_weighted", [False, True], ids=["unweighted", "weighted"])
 def test_every_batch(is_weighted: bool, name: str) -> None:
     tried, wrong = 0, []
-    for seed in range(300):
+    for seed in range(250):
         parts, changes = batch(seed, is_weighted)
         try:
             KeyedJaggedTensor(**parts)
@@ -198,4 +198,4 @@ def test_every_batch(is_weighted: bool, name: str) -> None:
         if problem:
             wrong.append(f"seed {seed}, {changes}: {problem[:300]}")
     assert not wrong, "\n".join([str(len(wrong)), *wrong[:12]])
-    assert tried > 220
+    assert tried > 180
