@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -213,30 +213,6 @@ def empty(place: Place) -> None:
     pair.compare(KeyedJaggedTensor(["f0", "f1", "f2", "f3"], nothing, lengths=nothing, stride=0))
 
 
-def modes(place: Place) -> None:
-    """Counts of inference mode and of other forwards are added up; nothing is copied while nothing changes.
-
-    In training mode, copies only take memory, and there are none.
-    """
-    pair = Pair(place, HASHING["zeros"])
-    pair.train(0)
-    features = pair.batch(1, 40)
-    made: list[Any] = []
-    for context in (torch.inference_mode, torch.no_grad, torch.enable_grad, torch.inference_mode):
-        for model, device in ((pair.host, "cpu"), (pair.there, place.device)):
-            with context():
-                model.eval()(features.to(torch.device(device)))
-        made.append(pair.there.graph_module.find_rows.copies._copy)
-    pair.there.index("t0").insert(torch.tensor([]).long())
-    pair.host.index("t0").insert(torch.tensor([]).long())
-    pair.compare()
-    copies: Any = pair.there.graph_module.find_rows.copies
-    assert all(copy_made is copies._copy for copy_made in made)
-    pair.train(0)
-    assert copies._copy is None
-    pair.compare()
-
-
 def threads(place: Place) -> None:
     """Several threads evaluate one model while the user inserts ids: every answer is that of before or after."""
     pair = Pair(place, HASHING["zeros"])
@@ -275,7 +251,6 @@ CASES: dict[str, Callable[[Place], None]] = {
         evicted,
         checkpointed,
         empty,
-        modes,
         threads,
     )
 }

@@ -20,7 +20,6 @@ from tests.bench.own_process import in_own_process
 from tests.bench.setup import DISTRIBUTIONS, Ids, Setup
 from tests.bench.workload import (
     OPTIMIZERS,
-    attach,
     check_close,
     fill_with_ids,
     output_gradients,
@@ -40,8 +39,9 @@ def run(setup: Setup) -> Iterator[Result]:
     """Forward in eval mode (find only), and a step of row-wise Adagrad in training mode (find or insert)."""
     for distribution in DISTRIBUTIONS:
         yield from in_own_process(_many_tables, setup, distribution)
+    one = replace(setup, tables=1, rows=setup.one_table_rows)
     for distribution in DISTRIBUTIONS:
-        yield from in_own_process(_one_table, replace(setup, tables=1, rows=setup.one_table_rows), distribution)
+        yield from in_own_process(_many_tables, one, distribution)
 
 
 def _many_tables(setup: Setup, distribution: str) -> Iterator[Result]:
@@ -59,28 +59,6 @@ def _many_tables(setup: Setup, distribution: str) -> Iterator[Result]:
     del peer
     _check_steps(setup, indexed, raw.batches()[-1], adopted, dense.batches()[-1])
     yield from _step(setup, distribution, indexed, raw.batches(), adopted, dense.batches())
-
-
-def _one_table(setup: Setup, distribution: str) -> Iterator[Result]:
-    """Two models on the same weights: the adopted one is given the rows that the other one finds."""
-    universe = int(setup.rows * TAKEN)
-    raw = Ids(setup, distribution, universe, raw=mix64)
-    collection = standard_collection(setup)
-    attach(collection, OPTIMIZER)
-    adopted = recfx.convert(collection, verify=False)
-    indexed = recfx.convert(collection, hashing=HashConfig(dense_rows=0), verify=False)
-    assert isinstance(indexed, HashEmbeddingBagCollection)
-    (index,) = (indexed.index(table.name) for table in indexed.tables)
-    for begin in range(0, universe, 2**20):
-        index.find_or_insert(mix64(torch.arange(begin, min(begin + 2**20, universe))))
-    rows = Ids(setup, distribution, universe, raw=lambda dense: index.find(mix64(dense)))
-    indexed.eval()
-    check_close("forward", adopted(rows.batches()[-1]).values(), indexed(raw.batches()[-1]).values())
-    # The second one would find the rows in the caches, so the two are half a run apart on one table's weights.
-    later = rows.batches()
-    later = later[len(later) // 2 :] + later[: len(later) // 2]
-    yield from _forward(setup, distribution, indexed, raw.batches(), adopted, later, None)
-    yield from _step(setup, distribution, indexed, raw.batches(), adopted, later)
 
 
 def _forward(

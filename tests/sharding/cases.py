@@ -408,13 +408,12 @@ def train_sharded(rank: int, world_size: int, case: Case, steps: int = 3) -> dic
 
 
 def train_unsharded(case: Case, world_size: int, steps: int = 3) -> dict[str, Any]:
-    """The oracle: the standard model on everybody's samples, the loss the mean of the ranks' losses."""
+    """The oracle: the standard model on everybody's samples, the loss the mean of the ranks' losses.
+
+    Not for fused Adam, which steps touched rows alone.
+    """
     model = plain_model(case)
     kind, settings = OPTIMIZERS[case.optimizer]
-    if case.optimizer == "adam" and case.kernel == "fused":
-        optimizer = kind(model.over.parameters(), **settings)
-        touched = _TouchedAdam(case, model.sparse, settings)
-        return _train_on_everybody(case, world_size, steps, model, optimizer, touched.step)
     optimizer = kind(taken(case, model.parameters()), **settings)
     return _train_on_everybody(case, world_size, steps, model, optimizer)
 
@@ -435,7 +434,6 @@ def _train_on_everybody(
     steps: int,
     model: Model,
     optimizer: torch.optim.Optimizer,
-    after_step: Callable[[KeyedJaggedTensor], object] = lambda features: None,
 ) -> dict[str, Any]:
     """What is pooled at every step on each rank's samples, the weights of whole tables, and the layer over them."""
     sizes, pooled = case.batch_sizes(world_size), []
@@ -446,37 +444,10 @@ def _train_on_everybody(
         losses = [(model.over(part).tanh() ** 2).mean() for part in values if part.numel()]
         sum(losses).div(world_size).backward()
         optimizer.step()
-        after_step(features)
         pooled.append([part.detach() for part in values])
     tables: Any = kind_of(model.sparse).tables_of(model.sparse)
     weights = {table.name: tables[table.name].weight.detach() for table in case.tables}
     return {"pooled": pooled, "weights": weights, "over": model.over.weight.detach()}
-
-
-class _TouchedAdam:
-    """torch.optim.Adam on touched rows alone: the rule of the fused form (design, section 8)."""
-
-    def __init__(self, case: Case, standard: nn.Module, settings: dict[str, Any]) -> None:
-        self.case, self.standard = case, standard
-        self.optimizer = torch.optim.Adam(standard.parameters(), **settings)
-
-    def step(self, features: KeyedJaggedTensor) -> None:
-        before = copy.deepcopy(self.standard.state_dict())
-        moments = {
-            name: {key: value.clone() for key, value in self.optimizer.state[p].items()}
-            for name, p in self.standard.named_parameters()
-        }
-        self.optimizer.step()
-        for table in self.case.tables:
-            name = f"{kind_of(self.standard).tables}.{table.name}.weight"
-            weight = self.standard.get_parameter(name)
-            rows = torch.unique(torch.cat([features[feature].values() for feature in table.features]))
-            untouched = torch.ones(table.rows, dtype=torch.bool)
-            untouched[rows] = False
-            weight.data[untouched] = before[name][untouched]
-            for key in ("exp_avg", "exp_avg_sq"):
-                old = moments[name].get(key)
-                self.optimizer.state[weight][key][untouched] = 0.0 if old is None else old[untouched]
 
 
 def check(

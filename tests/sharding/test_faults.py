@@ -119,13 +119,6 @@ def _forward(model: Model, batch: KeyedJaggedTensor, ends: Callable[[], None]) -
     model(batch)
 
 
-def _wait(model: Model, batch: KeyedJaggedTensor, ends: Callable[[], None]) -> None:
-    pooled = model.sparse(batch)
-    ends()
-    pooled.values()  # an error, unless all that the other rank sent has arrived
-    model(batch)
-
-
 def _backward(model: Model, batch: KeyedJaggedTensor, ends: Callable[[], None]) -> None:
     loss, _ = model(batch)
     ends()
@@ -174,7 +167,7 @@ def lose_a_rank(rank: int, folder: Path) -> list[tuple[str, str, float]]:
     return [(caught.value.reason, caught.value.what_to_do, time.monotonic() - began)]
 
 
-LOSSES = (_forward, _wait, _backward, _save, _pipeline, _torchrecs_pipeline)
+LOSSES = (_forward, _backward, _save, _pipeline, _torchrecs_pipeline)
 
 
 @pytest.mark.parametrize("where", LOSSES, ids=lambda loss: loss.__name__.strip("_"))

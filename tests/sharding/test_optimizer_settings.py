@@ -179,20 +179,6 @@ def test_which_tables_get_a_fused_optimizer(
 
 
 @pytest.mark.usefixtures("first_of_two")
-def test_fused_params_choose_how_the_weight_decay_of_an_attached_optimizer_works() -> None:
-    mode = {"weight_decay": 0.25, "weight_decay_mode": WeightDecayMode.DECOUPLE}
-    module = sharded("fused", RowWiseAdagrad, fused_params=mode)
-    applied, reason = module.taken["one"]
-    assert (module.fused["one"].rule.name, reason.code) == ("rowwise_adagrad_decoupled", "default_optimizer_setting")
-    assert applied.code == "weight_decay_unlike_torchrec"
-    assert "weight_decay_mode=" in reason.message
-    assert (module.fused["one"].group["lr"], module.fused["one"].group["weight_decay"]) == (0.1, 0.25)
-    (reason,) = sharded("fused", ADAGRAD, fused_params={**mode, "eps": 1e-10}).taken["one"]
-    assert reason.code == "weight_decay_left_out"
-    assert "weight_decay=0.25 is not applied: FBGEMM's Adagrad leaves it out." in reason.message
-
-
-@pytest.mark.usefixtures("first_of_two")
 @pytest.mark.parametrize("kernel", ["fused", "dense"])
 @pytest.mark.parametrize("mode", [WeightDecayMode.L2, WeightDecayMode.DECOUPLE.value])
 def test_weight_decay_in_a_mode_that_row_wise_adagrad_follows(mode: int, kernel: str) -> None:

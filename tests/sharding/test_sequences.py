@@ -20,7 +20,6 @@ from tests.sharding.cases import (
     shard,
     shard_converted,
     values_of,
-    variable_batch,
 )
 from tests.sharding.pipelined import CPU, PIPELINES
 from tests.sharding.ranks import ranks
@@ -74,27 +73,6 @@ def test_outputs_are_those_of_the_standard_collection(
     world_size: int, sizes: tuple[int, ...], has_ids: bool, dedup: Any
 ) -> None:
     ranks(world_size).run(returned, sizes, has_ids, dedup)
-
-
-def returned_variable(rank: int, world_size: int, dedup: Any) -> None:
-    standard, sharded = made(world_size, dedup)
-    short, written_out = variable_batch(rank, 0)
-    keys = {"f0": "f0", "shared": "f1", "f1": "f2"}
-    renamed = KeyedJaggedTensor.from_jt_dict({new: written_out[old] for old, new in keys.items()})
-    names = [keys.get(key, key + "_unused") for key in short.keys()]  # noqa: SIM118 (a KeyedJaggedTensor is no dict)
-    variable = KeyedJaggedTensor(
-        names,
-        short.values(),
-        lengths=short.lengths(),
-        stride_per_key_per_rank=short.stride_per_key_per_rank(),
-        inverse_indices=(names, short.inverse_indices()[1]),
-    )
-    assert_same_output(sharded(variable), standard, renamed)
-
-
-@SENT
-def test_batches_of_several_sizes_are_expanded(dedup: Any) -> None:
-    ranks(2).run(returned_variable, dedup)
 
 
 def trained_on_some_keys(rank: int, world_size: int) -> None:

@@ -14,7 +14,7 @@ import recfx
 from recfx.collections.sharding.gather import gather_tables
 from recfx.errors import CheckpointError
 from recfx.kernels.index.index_buffers import FREED
-from tests.sharding.cases import Case, batches, build
+from tests.sharding.cases import Case, build
 from tests.sharding.ranks import ranks
 from tests.sharding.stateful import (
     ADMIT,
@@ -160,49 +160,33 @@ def refuse(rank: int, world_size: int, case: Case, saved_case: Case, damage: str
     return caught.value.reason, caught.value.module_path, torch.equal(model.over.weight, before[1])  # type: ignore[arg-type, union-attr]
 
 
-@pytest.mark.parametrize(
-    ("damage", "reason", "path"),
-    [
-        ("torn", "torn_state", "d"),
-        ("shape", "columns_mismatch", "d"),
-        ("no_weight", "torn_state", "d"),
-    ],
-)
-@pytest.mark.parametrize("fewer", [0, 11])
-def test_what_is_refused_changes_nothing_on_any_rank(damage: str, reason: str, path: str, fewer: int) -> None:
-    """Also where tables before it have more rows than were saved."""
-    case = case_of("mixed")
-    state = plain_state(replace(case, hashing=replace(LRU, rows=80 - fewer)))
-    assert ranks(2).run(refuse, case, case, damage, state) == [(reason, path, True)] * 2
-
-
-def test_a_shape_that_does_not_fit_a_table_without_an_index() -> None:
-    case = case_of("mixed", None)
-    expected = "shape_mismatch", "sparse.embedding_bags.d.weight", True
-    assert ranks(2).run(refuse, case, case, "shape", plain_state(case, 1)) == [expected] * 2
-
-
-SEEDED = replace(LRU, seed=99)
+SEEDED, WHOLE = replace(LRU, seed=99), "whole tensors"
 
 
 @pytest.mark.parametrize(
-    ("plan", "saved_plan", "hashing", "damage", "reason", "path"),
+    ("plan", "saved", "hashing", "damage", "reason", "path"),
     [
+        ("mixed", WHOLE, LRU, "torn", "torn_state", "d"),
+        ("mixed", WHOLE, replace(LRU, rows=69), "torn", "torn_state", "d"),
+        ("mixed", WHOLE, replace(LRU, rows=69), "shape", "columns_mismatch", "d"),
+        ("mixed", WHOLE, LRU, "no_weight", "torn_state", "d"),
+        ("mixed", WHOLE, None, "shape", "shape_mismatch", "sparse.embedding_bags.d.weight"),
         ("mixed", "columns", LRU, "", "other_plan", "sparse.hash_indexes.a.row_ids"),
         ("mixed", "columns", None, "", "other_plan", "sparse.embedding_bags.a.weight"),
         ("replicas", "rows", LRU, "", "other_plan", "sparse.hash_indexes.a"),
-        ("replicas", "rows", None, "", "other_plan", "sparse.embedding_bags.a.weight"),
         ("rows", "rows", LRU, "whole_weight", "other_plan", "sparse.hash_indexes.a"),
         ("rows", "rows", LRU, "torn_slices", "torn_state", "a"),
         ("rows", "rows", SEEDED, "", "wrong_seed", "a"),
     ],
 )
-def test_shards_that_do_not_fit_change_nothing_on_any_rank(
-    plan: str, saved_plan: str, hashing: recfx.HashConfig | None, damage: str, reason: str, path: str
+def test_what_is_refused_changes_nothing_on_any_rank(
+    plan: str, saved: str, hashing: recfx.HashConfig | None, damage: str, reason: str, path: str
 ) -> None:
-    case = case_of(plan, LRU if hashing is SEEDED else hashing)
-    refusals = ranks(2).run(refuse, case, case_of(saved_plan, hashing), damage, {})
-    assert refusals == [(reason, path, True)] * 2
+    """Also where tables before it have more rows than were saved."""
+    case = case_of(plan, hashing and LRU)
+    state = plain_state(case_of(plan, hashing)) if saved == WHOLE else {}
+    saved_case = case if saved == WHOLE else case_of(saved, hashing)
+    assert ranks(2).run(refuse, case, saved_case, damage, state) == [(reason, path, True)] * 2
 
 
 def missing(rank: int, world_size: int, case: Case, state: dict[str, Any]) -> list[str]:
@@ -250,28 +234,6 @@ def test_a_state_can_be_assigned(plan: str) -> None:
     state = plain_state(case)
     for loaded in ranks(2).run(assigned, case, state):
         assert_same(loaded, state)
-
-
-def trained_between(rank: int, world_size: int, case: Case, state: dict[str, Any]) -> str:
-    """The optimizer's state of fewer rows, after a step in eval mode and after one of training."""
-    model = make(case, world_size, seed=7)
-    sparse = sharded_of(model)
-    sparse.load_state_dict(model_state(state))
-    sparse.fused_optimizer.load_state_dict(optimizer_state(state))
-    with torch.no_grad():
-        model.eval()
-        sparse(batches(replace(case, sizes=(2,)), world_size, 1)[0][rank]).values()
-    sparse.fused_optimizer.load_state_dict(optimizer_state(state))
-    train(model.train(), case, rank, world_size, 0, 1)
-    with pytest.raises(CheckpointError) as caught:
-        sparse.fused_optimizer.load_state_dict(optimizer_state(state))
-    return caught.value.reason
-
-
-def test_state_of_fewer_rows_is_for_the_moment_of_the_load() -> None:
-    case = case_of("mixed")
-    smaller = plain_state(replace(case, hashing=replace(LRU, rows=69)))
-    assert ranks(2).run(trained_between, case, smaller) == ["rows_mismatch"] * 2
 
 
 def in_place(rank: int, world_size: int, case: Case) -> str:

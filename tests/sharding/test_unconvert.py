@@ -12,7 +12,7 @@ from torchrec import EmbeddingBagCollection, EmbeddingCollection
 
 import recfx
 from recfx.errors import CheckpointError, ConversionError, ExportError, RecfxError
-from tests.sharding.cases import Case, Model, build, model_and_plan, model_parallel
+from tests.sharding.cases import Case
 from tests.sharding.ranks import ranks
 from tests.sharding.stateful import ADMIT, LRU, case_of, in_kinds, make, sharded_of, train
 from tests.support.fake_group import fake_group
@@ -103,19 +103,3 @@ def test_ranks_whose_process_group_was_destroyed(tmp_path: Path) -> None:
         with pytest.raises(error, match=r"^\[no_process_group\] .*before torch.distributed.destroy_process_group"):
             call()
     assert not any(tmp_path.iterdir())
-
-
-def in_dmp(rank: int, world_size: int, case: Case) -> dict[str, Any]:
-    plain = recfx.unconvert(model_parallel(*model_and_plan(case, world_size)))
-    assert type(plain) is Model
-    return {name: value.clone() for name, value in plain.state_dict().items()}  # type: ignore[union-attr]
-
-
-@pytest.mark.parametrize("kind", ["pooled", "sequence"])
-def test_inside_distributed_model_parallel(kind: str) -> None:
-    case = in_kinds(case_of("mixed", None))[kind]
-    torch.manual_seed(1)
-    expected, _ = build(case)
-    for weights in ranks(2).run(in_dmp, case):
-        for name, weight in expected.state_dict().items():
-            assert torch.equal(weights[f"sparse.{name}"], weight)

@@ -75,7 +75,7 @@ def random_case(number: int, world_size: int) -> Case:
         tables.append(Table(f"t{position}", draw.randint(1, 20), dim, features, pooling, (kind, *on)))
     return Case(
         tuple(tables),
-        optimizer=draw.choice(["sgd", "adagrad", "adam"]),
+        optimizer=draw.choice(["sgd", "adagrad"]),
         kernel=draw.choice(["fused", "fused", "dense"]),
         is_weighted=is_weighted,
         sizes=draw.choice([(3,), (4, 1), (2, 0, 3)]),

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 
 import recfx
 from tests.ascend.npu_runtime.training import assert_close, make_batch, state_of, step
@@ -46,18 +45,3 @@ def test_training_resumes(tmp_path: Path, optimizer: str, source: str, target: s
 def without_slots(training: Training) -> dict[str, object]:
     """All state but slot tables, which may be laid out in another order."""
     return {name: value for name, value in state_of(training).items() if not name.endswith("slot_groups")}
-
-
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-@pytest.mark.parametrize(("source", "target"), MOVES)
-def test_dcp(tmp_path: Path, source: str, target: str) -> None:
-    saved, loaded = trained(source, "adagrad", 0, 3), trained(target, "adagrad", 5, 6)
-    dcp.save(saved.model.state_dict(), checkpoint_id=tmp_path, no_dist=True)
-    state = loaded.model.state_dict()
-    dcp.load(state, checkpoint_id=tmp_path, no_dist=True)
-    loaded.model.load_state_dict(state)
-    assert_close(weights_and_indexes(loaded), weights_and_indexes(saved), rtol=0, atol=0)
-
-
-def weights_and_indexes(training: Training) -> dict[str, object]:
-    return {name: value.cpu() for name, value in training.model.state_dict().items()}

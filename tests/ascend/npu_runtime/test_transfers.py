@@ -64,15 +64,6 @@ return ebc_keyed_tensor"""
     assert format_graph(collection.graph_module) == on_host
 
 
-def test_a_backend_that_cannot_serve_the_device_is_refused_by_the_forward() -> None:
-    model = recfx.convert(EmbeddingBagCollection([table("t", ["f"])]), hashing=RAW, backend="cpu")
-    model.to(DEVICE)
-    assert {parameter.device.type for parameter in model.parameters()} == {"npu"}
-    with pytest.raises(recfx.ConversionError) as caught:
-        model(batch(3, ("f",)).to(torch.device(DEVICE)))
-    assert caught.value.reason == "backend_unusable"
-
-
 def outputs(model: nn.Module, features: KeyedJaggedTensor, modes: tuple[bool, ...]) -> list[torch.Tensor]:
     tensors = []
     for training in modes:
@@ -137,25 +128,3 @@ def test_copies_are_pinned_and_not_waited_for(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.Tensor, "to", noted)
     rows = copy_to_device(torch.arange(5), torch.device(DEVICE))
     assert (rows.device, made, waits) == (torch.device(DEVICE), [(True, True)], ["event"])
-
-
-@pytest.mark.parametrize("whole_graph", [False, True])
-@pytest.mark.parametrize("hashing", [RAW, recfx.HashConfig()], ids=["raw", "adopted"])
-def test_a_converted_model_that_moves(hashing: recfx.HashConfig, whole_graph: bool) -> None:
-    """The nodes of a whole graph stay as they are, and copy all the same."""
-    features = batch(3, ("f0", "f1"), rows=10)
-    by_path = []
-    for path in (["cpu"], ["cpu", DEVICE], [DEVICE], [DEVICE, "cpu"]):
-        torch.manual_seed(0)
-        model = nn.Sequential(EmbeddingBagCollection([table("t0", ["f0"]), table("t1", ["f1"])]))
-        hashed = recfx.convert(model, (features,), hashing=hashing, device=path[0], whole_graph=whole_graph)
-        assert {parameter.device for parameter in hashed.parameters()} == {torch.device(path[0])}
-        hashed.to(path[-1])
-        place = features.to(torch.device(path[-1]))
-        pooled = hashed(place).values()
-        assert pooled.device == torch.device(path[-1])
-        pooled.sum().backward()
-        by_path.append([pooled.detach().cpu(), hashed.eval()(place).values().detach().cpu()])
-    for of_path in by_path[1:]:
-        for value, expected in zip(of_path, by_path[0], strict=True):
-            torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-6)
