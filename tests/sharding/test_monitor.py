@@ -18,9 +18,11 @@ from tests.sharding.cases import (
     batches,
     build,
     concatenate,
+    deduped,
     model_and_plan,
     model_parallel,
     shard,
+    values_of,
     with_optimizer,
 )
 from tests.sharding.ranks import ranks
@@ -69,6 +71,30 @@ def test_ranks_have_their_own_rows_and_the_sum_of_all(wrapped: bool) -> None:
         occupancy, counters = answers[1]["counts"][name]
         assert everyones[f"{prefix}{name}/occupancy"] == occupancy.taken / 64
         assert everyones[f"{prefix}{name}/insert_rate"] == counters["inserted"] / counters["ids_seen"]
+
+
+def sent_once(rank: int, world_size: int) -> None:
+    case = deduped(Case(FOUR_LARGER))
+    sharded = shard(case, build(case)[0], world_size)
+    counts: dict[str, list[int]] = {table.name: [0, 0] for table in case.tables}
+    for step in batches(case, world_size, 3):
+        values_of(sharded(step[rank])).sum().backward()
+        for table in case.tables:
+            for ids in (step[rank][key].values() for key in table.features):
+                counts[table.name][0] += ids.unique().numel()
+                counts[table.name][1] += ids.numel()
+    sharded.eval()
+    sharded(batches(case, world_size, 1)[0][rank]).wait()  # counts nothing
+    (described,) = recfx.explain(sharded).collections
+    said = {reason.path: reason.message for reason in described.reasons if reason.code == "ids_sent_once"}
+    for table, (different, ids) in counts.items():
+        assert f"{different / ids:.1%} of {ids:,} ids were different" in said[f"embeddings.{table}"]
+    with pytest.raises(recfx.ConversionError, match="no_index"):
+        recfx.monitor(sharded)
+
+
+def test_the_share_of_different_ids_is_what_is_counted_by_hand() -> None:
+    ranks(2).run(sent_once)
 
 
 def loaded(rank: int, world_size: int, case: Case, folder: str) -> list[dict[str, float]]:
