@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 from recfx.argument_types import typed
-from recfx.checkpoint.contents import check_names
+from recfx.checkpoint.contents import MODEL, check_names, with_prefix
 from recfx.checkpoint.directory import Manifest, disk_errors, locked, missing, torn
 from recfx.checkpoint.load_optimizers import plan_fused, rebuild_state
-from recfx.checkpoint.model_plan import Plan, plan_model
+from recfx.checkpoint.model_plan import Plan, plan_model, prefix_of
 from recfx.checkpoint.optimizers import STEP_AS_SAVED, SavedOptimizers, Stepped, attached_to, fused_tables, stepped_by
 from recfx.checkpoint.peers import checked_arguments
 from recfx.checkpoint.storage import SavedFolder, read_settings
@@ -78,6 +78,24 @@ def load_checkpoint(
             ``invalid_argument``, ``bucket_too_small``, ``other_rank_failed``, or what is wrong with an index. On all
             ranks.
     """
+    load_part(model, directory, "", optimizer, in_backward)
+
+
+def load_part(
+    model: nn.Module,
+    directory: str | os.PathLike[str],
+    submodule: str,
+    optimizer: torch.optim.Optimizer | None = None,
+    in_backward: bool = False,
+) -> None:
+    """Load what was saved of one submodule, which ``model`` is; see ``load_checkpoint`` for the rest.
+
+    Args:
+        submodule: its path, where names of wrappers may be left out; empty for the whole model.
+
+    Raises:
+        CheckpointError: as ``load_checkpoint``; ``checkpoint_mismatch`` also if there is no such submodule.
+    """
     root, path, peers = checked_arguments(model, directory, "load_checkpoint")
     consequence = "Nothing was loaded."
     what_to_do = "make sure that the files can be read, and load again; or use another checkpoint."
@@ -99,7 +117,7 @@ def load_checkpoint(
         def plan() -> tuple[tuple[bool, bool], list[Diagnostic]]:
             if not folder.path.is_dir():
                 raise torn(folder.path, "it is missing; all ranks must name one shared directory")
-            plans.append(_plan(root, folder, optimizer, in_backward))
+            plans.append(_plan(root, folder, optimizer, in_backward, submodule))
             return (optimizer is None, in_backward), plans[0].notes
 
         def load_refusable() -> None:
@@ -133,9 +151,12 @@ def load_checkpoint(
             start.forget_backwards()
 
 
-def _plan(root: nn.Module, folder: SavedFolder, optimizer: Any, in_backward: bool) -> Plan:
+def _plan(root: nn.Module, folder: SavedFolder, optimizer: Any, in_backward: bool, submodule: str) -> Plan:
     settings = read_settings(folder)
-    plan = plan_model(root, folder, settings["extra_state"])
+    extra = settings["extra_state"]
+    names = [*with_prefix(folder.described, MODEL), *extra]
+    prefix = prefix_of(submodule, root.state_dict(), names) if submodule else ""
+    plan = plan_model(root, folder, with_prefix(extra, prefix), MODEL + prefix)
     saved = SavedOptimizers.of(settings, folder)
     inner = None if optimizer is None else unwrap_optimizer(optimizer)
     stepped = [] if inner is None else stepped_by(inner, root)

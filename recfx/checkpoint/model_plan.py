@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -27,7 +28,8 @@ from recfx.checkpoint.contents import (
 )
 from recfx.checkpoint.storage import SavedFolder
 from recfx.checkpoint.tables import plan_tables, tables_of
-from recfx.errors import Diagnostic
+from recfx.collections.wrappers import without_wrappers
+from recfx.errors import Diagnostic, few
 from recfx.hashing.identity import IDENTITY
 from recfx.hashing.row_move import RowMove
 from recfx.hashing.state import EVERY_NAME
@@ -54,8 +56,8 @@ class Plan:
         self.notes: list[Diagnostic] = []
 
 
-def plan_model(model: nn.Module, folder: SavedFolder, extra_state: Mapping[str, Any]) -> Plan:
-    """Check the saved model against this one without wrappers. Changes nothing.
+def plan_model(model: nn.Module, folder: SavedFolder, extra_state: Mapping[str, Any], start: str = MODEL) -> Plan:
+    """Check the saved model, whose names begin with ``start``, against this one without wrappers. Changes nothing.
 
     Raises:
         CheckpointError: ``checkpoint_mismatch``, ``model_on_meta``, or what is wrong with an index.
@@ -64,9 +66,9 @@ def plan_model(model: nn.Module, folder: SavedFolder, extra_state: Mapping[str, 
         for index in {index for table in tables_of(model) for index in table.indexes}:
             stack.enter_context(index.readable())
         state = model.state_dict()
-    saved, plan = with_prefix(folder.described, MODEL), Plan()
+    saved, plan = with_prefix(folder.described, start), Plan()
     names = _loaded_names(model, state, saved, extra_state)
-    tables = plan_tables(model, folder, saved)
+    tables = plan_tables(model, folder, saved, start)
     plan.moves = {of_table.table.weight: of_table.move for of_table in tables if of_table.move is not None}
     of_tables = {key for table in tables_of(model) for key in (table.weight, *table.index_keys.values())}
     state = {name: state[name] for name in names if name not in of_tables}
@@ -77,9 +79,9 @@ def plan_model(model: nn.Module, folder: SavedFolder, extra_state: Mapping[str, 
         check_loadable(name, value)
         check_saved_as(name, saved[name], value.dtype, tuple(value.shape), tuple(value.shape))
     own = {tensor.data_ptr() for tensor in [*model.parameters(), *model.buffers()]}
-    in_place = {MODEL + name: value for name, value in plain.items() if value.data_ptr() in own}
-    aside = folder.read([MODEL + name for name in tensors if MODEL + name not in in_place])
-    state.update(with_prefix(aside, MODEL))
+    in_place = {start + name: value for name, value in plain.items() if value.data_ptr() in own}
+    aside = folder.read([start + name for name in tensors if start + name not in in_place])
+    state.update(with_prefix(aside, start))
     state.update(extra_state)
 
     def load() -> None:
@@ -131,5 +133,35 @@ def _loaded_names(
         raise mismatch(message, module_path=table.prefix.rstrip("."), what_to_do=what_to_do)
     loaded = [name for name in state if name not in optional or name in saved]
     used = [name for name in saved if name not in optional or name in state]
-    check_names("", loaded, [*used, *extra_state], BUILD_AS_SAVED)
+    what_to_do = BUILD_AS_SAVED
+    if places := _places_of(loaded, saved):  # this model may be a part of the one that was saved
+        place = places.most_common(1)[0][0]
+        place = without_wrappers(place) or place
+        what_to_do += f" To export a part of it, pass submodule={place!a} to recfx.export."
+    check_names("", loaded, [*used, *extra_state], what_to_do)
     return loaded
+
+
+def _places_of(names: Collection[str], saved: Collection[str]) -> Counter[str]:
+    """The submodules that have names of a model: how many of ``names`` are among ``saved`` behind each path."""
+    expected = set(names)
+    dots = [(name, place) for name in saved for place, letter in enumerate(name) if letter == "."]
+    return Counter(name[:dot] for name, dot in dots if name[dot + 1 :] in expected)
+
+
+def prefix_of(submodule: str, names: Collection[str], saved: Collection[str]) -> str:
+    """What the names of a submodule, whose state has ``names``, begin with in a checkpoint; wrappers may be left out.
+
+    Raises:
+        CheckpointError: ``checkpoint_mismatch``: there is no such submodule.
+    """
+    places = _places_of(names, saved)
+    alike = [path for path in places if without_wrappers(path) == without_wrappers(submodule)]
+    if not alike and not any(name.startswith(f"{submodule}.") for name in saved):
+        others = few([ascii(without_wrappers(path) or path) for path, _ in places.most_common(3)], 3)
+        raise mismatch(
+            f"the checkpoint has no submodule {submodule!a}.",
+            module_path=submodule,
+            what_to_do=f"pass one that has the parts of this model: {others}." if places else BUILD_AS_SAVED,
+        )
+    return f"{max(alike, key=places.__getitem__, default=submodule)}."

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recfx.checkpoint.contents import MODEL, check_has_elements, check_saved_as
+from recfx.checkpoint.contents import check_has_elements, check_saved_as
 from recfx.checkpoint.storage import Parts, SavedFolder
 from recfx.collections.collection import UnshardedCollection
 from recfx.collections.converted_collection import collections_by_prefix
@@ -161,8 +161,8 @@ class TablePlan:
             module.note_row_moves({self.table.name: self.move}, keep=True)
 
 
-def plan_tables(model: nn.Module, folder: SavedFolder, saved: Mapping[str, Tensor]) -> list[TablePlan]:
-    """Check the saved state of tables against this rank's shards.
+def plan_tables(model: nn.Module, folder: SavedFolder, saved: Mapping[str, Tensor], start: str) -> list[TablePlan]:
+    """Check the saved state of tables, whose names begin with ``start`` in the folder, against this rank's shards.
 
     Raises:
         CheckpointError: ``checkpoint_mismatch``, or what is wrong with an index.
@@ -171,16 +171,16 @@ def plan_tables(model: nn.Module, folder: SavedFolder, saved: Mapping[str, Tenso
     for table in tables_of(model):
         if table.first:
             check_has_elements(table.weight, table.weights)
-            plan = TablePlan(table, MODEL + table.weight)
+            plan = TablePlan(table, start + table.weight)
             if table.spec.has_index:
-                _plan_index(plan, folder, saved)
+                _plan_index(plan, folder, saved, start)
             rows, dim = shape = table.spec.num_embeddings, table.spec.embedding_dim
             check_saved_as(table.weight, saved[table.weight], table.dtype, shape, saved_shape(rows, dim, plan.move))
             plans.append(plan)
     return plans
 
 
-def _plan_index(plan: TablePlan, folder: SavedFolder, saved: Mapping[str, Tensor]) -> None:
+def _plan_index(plan: TablePlan, folder: SavedFolder, saved: Mapping[str, Tensor], start: str) -> None:
     table, module = plan.table, plan.table.module
     spec = table.spec
     assert spec.hashing is not None
@@ -189,8 +189,8 @@ def _plan_index(plan: TablePlan, folder: SavedFolder, saved: Mapping[str, Tensor
     check_weight(spec.name, saved.get(keys.get("row_ids", "")), weight, spec.embedding_dim)
 
     def read(names: Sequence[str]) -> dict[str, Tensor]:
-        tensors = folder.read([MODEL + keys[name] for name in names])
-        return {name: tensors[MODEL + keys[name]] for name in names}
+        tensors = folder.read([start + keys[name] for name in names])
+        return {name: tensors[start + keys[name]] for name in names}
 
     sizes: dict[str, tuple[int, ...]] = {name: (spec.num_embeddings,) for name in keys if name not in NOT_BY_ROW}
     if SLICE_COUNTS in keys:
@@ -207,7 +207,7 @@ def _plan_index(plan: TablePlan, folder: SavedFolder, saved: Mapping[str, Tensor
             for name, size in sizes.items():
                 part = parts_between(spec.hashing, *rows) if name == SLICE_COUNTS else range(*rows)
                 target = torch.empty(len(part), *size[1:], dtype=saved[keys[name]].dtype, device="cpu")
-                targets[MODEL + keys[name]] = Parts(size).put((part.start, *(0 for _ in size[1:])), target)
+                targets[start + keys[name]] = Parts(size).put((part.start, *(0 for _ in size[1:])), target)
                 slices[rows][name] = target
             folder.read_into(targets)
         pieces = fit_slices(module, table.here, slices)

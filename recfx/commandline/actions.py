@@ -77,12 +77,9 @@ def export(given: argparse.Namespace) -> Outcome:
     quantize: Any = dict(text.rpartition("=")[::2] for text in given.quantize)
     if len(quantize) < len(given.quantize) or ("" in quantize and len(quantize) > 1):
         raise UsageError("--quantize takes one format for all tables, or TABLE=FORMAT once for each of some")
-    model = _converted(given, made)
-    if given.checkpoint is not None:
-        recfx.load_checkpoint(model, given.checkpoint, in_backward=False)
     report = recfx.export(
-        model, given.file, _sample(made), quantize=quantize.get("", quantize or None),
-        format=given.format, portable=given.portable,
+        _converted(given, made), given.file, _sample(made), quantize=quantize.get("", quantize or None),
+        format=given.format, portable=given.portable, checkpoint=given.checkpoint, submodule=given.submodule,
     )  # fmt: skip
     more = {
         "format": report.format,

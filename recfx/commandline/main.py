@@ -140,6 +140,7 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     export.add_argument("file", metavar="FILE", type=_path, help="the file to write")
     export.add_argument("--checkpoint", metavar="DIR", type=_path, help="export what save_checkpoint saved there")
+    export.add_argument("--submodule", metavar="PATH", default="", help="where the model is in the one that was saved")
     export.add_argument(
         "--quantize", metavar="[TABLE=]FORMAT", action="append", default=[], help="fp16, int8 or int4; may be repeated"
     )

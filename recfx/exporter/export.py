@@ -34,7 +34,7 @@ from recfx.exporter.compare_outputs import changed_buffer, difference_of, other_
 from recfx.exporter.loaded_program import check_reads_pt2
 from recfx.exporter.manifest import make_manifest
 from recfx.exporter.model_call import VARIED, ModelCall
-from recfx.exporter.model_copies import device_of, on_host, sample_failed, uncounted
+from recfx.exporter.model_copies import device_of, loaded_copy, on_host, sample_failed, uncounted
 from recfx.exporter.model_file import Program, as_path, check_target, destination, disk_errors, write_file
 from recfx.exporter.reads import read_as_a_whole
 from recfx.exporter.report import ExportReport, TableSize
@@ -68,6 +68,8 @@ def export(
     quantize: Quantized | Mapping[str, Quantized] = None,
     format: Literal["torchscript", "pt2"] = "torchscript",
     portable: bool = True,
+    checkpoint: str | os.PathLike[str] | None = None,
+    submodule: str = "",
     device: torch.device | str | None = None,
 ) -> ExportReport:
     """Write a model, as it answers in eval mode, into a file with the hash state inside.
@@ -98,6 +100,11 @@ def export(
             ``recfx.load`` needs recfx instead, and has its own. For CUDA and
             NPUs, int8 and int4 rows are pooled by recfx's kernel in Triton instead; such a file is loaded by
             ``recfx.load`` alone, and the report says so, and which lookups are left to ATen.
+        checkpoint: export what ``save_checkpoint`` saved in this directory, on any number of ranks, instead of what
+            ``model`` holds. The model is built, unsharded, and converted as when saving; it is best on meta, as the
+            checkpoint is loaded into a copy of it, with all its tables.
+        submodule: with ``checkpoint``, the path of ``model`` in the one that was saved, such as ``"ranker"`` if it was
+            wrapped with its loss for training; names of DistributedDataParallel and the like may be left out.
         device: the kind of device that serves the file, such as ``"cpu"`` or ``"npu"``; default: where the tables are.
             On the CPU, FBGEMM looks up; files for others have ATen's operators alone, and run on the CPU as well.
 
@@ -109,7 +116,8 @@ def export(
             ``not_exportable``, ``no_library``, ``no_pt2``, ``sample_failed``, ``cannot_write``, ``traced_graph``,
             ``rows_out_of_range``, ``model_on_meta``, ``changes_state``; of a sharded model, on all ranks, also
             ``ranks_differ``, ``other_rank_failed``, ``several_process_groups``, ``no_process_group``,
-            ``model_is_sharded`` (by TorchRec alone).
+            ``model_is_sharded`` (by TorchRec alone, or with ``checkpoint``).
+        CheckpointError: as ``load_checkpoint``; also ``model_on_meta``: a tensor is on meta that was not saved.
         ConversionError: the model is not converted, and cannot be; ``fully_sharded``.
     """
     refuse_graph(model, ExportError)
@@ -134,7 +142,16 @@ def export(
             raise _invalid(f"portable={portable!r} is not a bool.", "pass True or False.")
         if not isinstance(device, (str, torch.device, type(None))) or str(device).partition(":")[0] in ("", "meta"):
             raise _invalid(f"device={device!r} cannot serve a file.", "pass a kind of device, such as 'cpu' or 'npu'.")
-        _serving_target(format, portable, str(device or place))
+        if submodule and checkpoint is None:
+            message = f"submodule={submodule!r} is a part of a checkpoint."
+            raise _invalid(message, "pass checkpoint=, or the submodule.")
+        if checkpoint is not None and group is not None:
+            raise ExportError(
+                "the model is sharded.",
+                reason="model_is_sharded",
+                what_to_do="with checkpoint=, pass the unsharded model: any number of ranks may have saved it.",
+            )
+        _serving_target(format, portable, str(device or ("cpu" if place == "meta" else place)))
         target = as_path(path)
         if group is None or group.rank() == 0:
             check_target(target)
@@ -160,7 +177,8 @@ def export(
         if group is not None and group.rank() != 0:
             return None
         with _ONE_AT_A_TIME:
-            whole, whole_call = root, call
+            whole = root if checkpoint is None else loaded_copy(root, checkpoint, submodule)
+            whole_call = call
             if group is not None:
                 whole, whole_call = on_host(root, call, gathered)
                 _drop_replicas(whole)
@@ -170,7 +188,7 @@ def export(
                 raise ExportError(
                     "the model's tables are on meta, so there are no rows to write.",
                     reason="model_on_meta",
-                    what_to_do="build the model on the CPU, and load it, for example with recfx.load_checkpoint.",
+                    what_to_do="load the model first, or pass checkpoint=, a directory of save_checkpoint.",
                 )
             file = _File(as_path(path), quantize, _serving_target(format, portable, str(device or kind)))
             return _export(file, *on_host(converted, whole_call))

@@ -7,6 +7,7 @@ values, lengths ``[B]`` and weights.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -100,16 +101,33 @@ def load_traced(file: ModelFile, signature: Signature) -> LoadedProgram:
     """Load a program from a file whose checksums are right.
 
     Raises:
-        ExportError: ``no_pt2``.
+        ExportError: ``no_pt2``; ``damaged_file``: it holds more than ``export`` writes.
         RuntimeError: torch cannot read it.
     """
     read = check_reads_pt2()
+    _refuse_pickles(file)
     file.file.seek(0)
     try:
         exported = read(file.file).exported_programs["model"]  # torch.export.load keeps its errors to itself
         return LoadedProgram(exported, signature)
     except (KeyError, ValueError, AssertionError) as error:  # the program is of another version of torch
         raise RuntimeError(f"{type(error).__name__}: {error}") from error
+
+
+def _refuse_pickles(file: ModelFile) -> None:
+    """``export`` writes tensors as bytes and no sample inputs; torch would unpickle others, which runs their code."""
+    with file.archive() as archive:
+        for info in archive.infolist():
+            if info.filename.endswith("_config.json"):
+                try:
+                    payloads = json.loads(archive.read(info)).get("config", {})
+                    is_pickled = any(payload.get("use_pickle") for payload in payloads.values())
+                except (ValueError, AttributeError) as error:
+                    raise file.damaged(f"its record {info.filename} is not one that recfx writes") from error
+                if is_pickled:
+                    raise file.damaged(f"its record {info.filename} names pickled objects")
+            elif info.filename.endswith(".pt") and info.file_size:
+                raise file.damaged(f"its record {info.filename} is a pickle")
 
 
 class LoadedProgram(nn.Module):

@@ -6,6 +6,7 @@ Files are made on the host: collections that are sharded or on another device ar
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -15,16 +16,18 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
+from recfx.checkpoint.load import load_part
 from recfx.collections.collection import UnshardedCollection
 from recfx.collections.converted_collection import ConvertedCollection, converted_collections
-from recfx.collections.copy_modules import copy_modules, own_modules
+from recfx.collections.copy_modules import copy_modules, copy_with_tensors, own_modules
 from recfx.collections.hash_collections import CONVERTED_CLASSES
 from recfx.collections.kinds import kind_of
 from recfx.collections.sharding.gather import WholeTable
+from recfx.conversion.convert import convert
 from recfx.discovery.discover import set_mode
 from recfx.discovery.nests import change_leaves
 from recfx.discovery.sample import Sample
-from recfx.errors import ExportError, told_by
+from recfx.errors import CheckpointError, ExportError, told_by
 from recfx.exporter.state import storage_of, tensors_of_modules
 from recfx.runtime.base import FORWARD_HOOKS, MODULE_HOOKS
 
@@ -206,3 +209,37 @@ def _with_tables(path: str, collection: ConvertedCollection, tables: Mapping[str
     for hooks in FORWARD_HOOKS:
         made.__dict__[hooks] = collection.__dict__[hooks].copy()
     return made.eval()
+
+
+def loaded_copy(model: nn.Module, directory: str | os.PathLike[str], submodule: str) -> nn.Module:
+    """A converted copy of a model, with what ``save_checkpoint`` has saved.
+
+    Args:
+        model: built and converted as when saving, in one process, and possibly on meta; it does not change. One that is
+            not converted stands for tables without an index.
+        directory: the checkpoint, saved by any number of ranks.
+        submodule: the path of the model in the one that was saved; empty if it is the whole one.
+
+    Raises:
+        CheckpointError: as ``load_checkpoint``; ``model_on_meta``: a buffer is on meta and was not saved.
+    """
+    copy = copy_with_tensors(convert(model, verify=False, on_unsupported="keep"))
+    saved = copy.state_dict()
+    unsaved = [name for name, buffer in own_buffers(copy).items() if buffer.is_meta and name not in saved]
+    allocated: dict[int, torch.Tensor] = {}  # modules may share tensors
+
+    def allocate(tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.is_meta:
+            return tensor
+        return allocated.setdefault(id(tensor), torch.empty_like(tensor, device="cpu"))
+
+    copy._apply(allocate)
+    load_part(copy, directory, submodule)
+    if unsaved:
+        raise CheckpointError(
+            "the tensor is on meta, and is not saved.",
+            reason="model_on_meta",
+            module_path=unsaved[0],
+            what_to_do="build the model with only its tables on meta.",
+        )
+    return copy

@@ -27,6 +27,7 @@ MANIFEST_RECORD = "/extra/recfx.json"
 _ARCHIVE_BYTES = 2**22
 """More than an archive takes beyond what is in it: names, and the space up to the next multiple of 64 bytes."""
 
+_END_BYTES, _END_MARK = 22, b"PK\5\6"
 _NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EISDIR, errno.ENXIO)
 """The numbers of the errors of opening a path where there is no file, or something else."""
 
@@ -168,14 +169,20 @@ class ModelFile:
 
     @contextlib.contextmanager
     def archive(self) -> Iterator[zipfile.ZipFile]:
-        """The archive that the file is.
+        """The archive that the file is, from its first byte to its last one.
 
         Raises:
             ExportError: ``damaged_file``, ``changed_file``, also where the block reads what is not as it has to be.
         """
         try:
-            self.file.seek(0)
+            self.file.seek(-_END_BYTES, os.SEEK_END)
+            is_whole = self.file.read().startswith(_END_MARK)
             with zipfile.ZipFile(self.file) as archive:
+                infos = archive.infolist()
+                names = {info.filename for info in infos}
+                is_whole = is_whole and bool(infos) and not archive.comment and len(names) == len(infos)
+                if not is_whole or min(info.header_offset for info in infos) != 0:
+                    raise zipfile.BadZipFile("there is something besides an archive in it, or a record is there twice")
                 yield archive
         except ExportError:
             raise

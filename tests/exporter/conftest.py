@@ -80,3 +80,10 @@ def program() -> Path:
     """The C++ server."""
     cpp_server.require()
     return cpp_server.build()
+
+
+@pytest.fixture(scope="package")
+def formats(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What reads files and requests in the C++ server, with sanitizers."""
+    cpp_server.require()
+    return cpp_server.build_formats(tmp_path_factory.mktemp("formats"))

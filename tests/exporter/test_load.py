@@ -188,5 +188,26 @@ def test_a_whole_file_that_torch_does_not_understand(exported: dict[str, Path], 
     assert recfx.load(exported["cpu"]).manifest["torch_version"] in error.what_to_do
 
 
+@pytest.mark.parametrize(
+    ("end", "change", "message"),
+    [
+        ("sample_inputs/model.pt", lambda _: b"cos\nsystem\n(S'touch opened'\ntR.", "is a pickle"),
+        ("weights_config.json", lambda was: was.replace(b'"use_pickle": false', b'"use_pickle": true'), "pickled"),
+        ("weights_config.json", lambda _: b"[]", "is not one that recfx writes"),
+        ("weights_config.json", lambda _: b'{"config": {"a": 3}}', "is not one that recfx writes"),
+        ("weights_config.json", lambda _: b"{", "is not one that recfx writes"),
+    ],
+)  # fmt: skip
+def test_pickles_in_a_file_whose_checksum_is_right(
+    end: str, change: Any, message: str, exported: dict[str, Path], tmp_path: Path
+) -> None:
+    forge(
+        exported["pt2"],
+        tmp_path / "forged",
+        lambda records: {name: change(was) if name.endswith(end) else was for name, was in records.items()},
+    )
+    assert message in refused(tmp_path / "forged", "damaged_file").message
+
+
 def test_a_file_of_format_1_is_refused(tmp_path: Path) -> None:
     refused(unpack("format_1_torch_2.13/torchscript", tmp_path), "older_format")

@@ -193,6 +193,8 @@ def fails(rank: int, world_size: int, case: Case, before: State, path: Path, fau
             options = {"quantize": "int8"}
         elif fault == "format" and rank == 1:
             options = {"format": "onnx"}
+        elif fault == "checkpoint" and rank == 1:
+            options = {"checkpoint": path.parent}
         elif fault == "sample" and rank == 0:
             sample = torch.zeros(2)
         elif fault == "directory":
@@ -220,6 +222,7 @@ def _full(*_: Any) -> Any:
         ("quantize", "invalid_argument"),
         ("other quantize", "ranks_differ"),
         ("format", "invalid_argument"),
+        ("checkpoint", "model_is_sharded"),
         ("sample", "sample_failed"),
         ("directory", "cannot_write"),
         ("disk", "cannot_write"),
