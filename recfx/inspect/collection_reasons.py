@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from functools import partial
 
 from recfx.collections.converted_collection import ConvertedCollection
@@ -33,17 +32,8 @@ def never_called(path: str) -> Diagnostic:
     return Diagnostic("never_called", path, message, advice, Severity.WARNING)
 
 
-def sharding_reasons(
-    table: ShardedTable, path: str, optimizer: FusedOptimizer | None, taken: Iterable[Diagnostic] = ()
-) -> tuple[Diagnostic, ...]:
-    """What is worth saying about one table, whose module is at ``path``.
-
-    ``taken``: what was said when the settings of its optimizer were chosen.
-    """
-    return tuple(replace(reason, path=path) for reason in (*_cuts(table, optimizer), *taken))
-
-
-def _cuts(table: ShardedTable, optimizer: FusedOptimizer | None) -> Iterator[Diagnostic]:
+def cut_reasons(table: ShardedTable, optimizer: FusedOptimizer | None) -> Iterator[Diagnostic]:
+    """What is worth saying about how one table is cut."""
     pieces, config, blocks = table.row_pieces, table.table.hashing, len(table.column_blocks)
     sizes, empty = [shard.num_rows for shard in pieces], [shard.rank for shard in pieces if shard.is_empty]
     if empty and config is not None and table.table.has_index:

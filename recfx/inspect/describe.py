@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,9 +20,9 @@ from recfx.collections.sharding.plan import plan_of_collection, read_plan
 from recfx.collections.sharding.settings import check_optimizers, optimizer_settings
 from recfx.errors import Diagnostic
 from recfx.inspect.collection_reasons import (
+    cut_reasons,
     dense_gradient_reasons,
     sharded_reasons,
-    sharding_reasons,
     transfer_reasons,
 )
 from recfx.inspect.report_data import (
@@ -35,6 +35,7 @@ from recfx.inspect.report_data import (
 from recfx.inspect.tables import declared_table, parts_here, table_reports
 from recfx.ir.meta import node_meta
 from recfx.ir.shards import CollectionSharding
+from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.passes import Rewriting
 from recfx.planner.pricing.planned_collection import planned_with
 from recfx.planner.topology import AnyTopology, device_of, device_of_tables
@@ -78,7 +79,10 @@ def describe(
     metas = {node.name: meta for node in collection.graph_module.graph.nodes if (meta := node_meta(node)) is not None}
     records, reasons = tuple(collection.pass_records), list(transfer_reasons(collection, path))
     if isinstance(collection, ShardedCollection):
-        tables = _sharded_tables(collection, path, tables)
+        parts, optimizers = parts_here(collection), collection.store.optimizers
+        fused = {name: optimizers[part] for name, part in parts.items() if part in optimizers}
+        every = {spec.name: declared_table(spec, collection.dtypes[spec.name]) for spec in collection.tables} | tables
+        tables = _sharded(every, collection, path, collection.sharding, fused, collection.taken)
         device = next((table.device for table in tables.values() if table.device), "")
         reasons += sharded_reasons(collection, path)
     else:
@@ -108,49 +112,51 @@ def _as_planned(
     plan, path = plan_of_collection(planned.plan, paths), paths[0]
     sharding = read_plan(collection.tables, plan, planned.rank, planned.world_size, path)
     check_optimizers(collection)
-    settings, here = (
-        optimizer_settings(collection, sharding, None, dense_as_torchrec=False),
-        device_of_tables(collection),
-    )
+    settings = optimizer_settings(collection, sharding, None, dense_as_torchrec=False)
+    here = device_of_tables(collection)
     device = here if planned.topology is None else device_of(planned.topology)
     made = planned_with(collection, path, sharding, device).rewriting(planned.rank)
     kernels = {name: meta.kernel for meta in made.metas.values() if meta.kernel for name in meta.tables}
-    sharded = {}
-    for table in sharding.tables:
-        name = table.table.name
-        report, optimizer = tables[name], settings.fused.get(name)
-        if optimizer is not None:  # a fused kernel has an optimizer in backward, by default TorchRec's
-            report = replace(report, optimizer=f"fused {optimizer.rule.name}")
+    for name, report in tables.items():
+        if name in settings.fused:  # a fused kernel has an optimizer in backward, by default TorchRec's
+            report = replace(report, optimizer=f"fused {settings.fused[name].rule.name}")
         if device != here:  # what serves it now is for where it is now
             report = replace(report, kernel=kernels.get(name, ""), kernels_passed_over=())
-        reasons = sharding_reasons(
-            table, kind_of(collection).table_path(path, name), optimizer, settings.taken.get(name, ())
+        tables[name] = report
+    return _sharded(tables, collection, path, sharding, settings.fused, settings.taken), made
+
+
+def _sharded(
+    tables: Mapping[str, TableReport],
+    collection: ConvertedCollection,
+    path: str,
+    sharding: CollectionSharding,
+    optimizers: Mapping[str, FusedOptimizer],
+    taken: Mapping[str, Sequence[Diagnostic]],
+) -> dict[str, TableReport]:
+    """The tables with where their parts are, and what is worth saying about that.
+
+    Args:
+        tables: all tables of the collection, by name.
+        collection: the collection.
+        path: where it is.
+        sharding: how it is sharded.
+        optimizers: the fused optimizers of this rank's parts, by name of the table.
+        taken: what was said when the settings of optimizers were chosen, by name of the table.
+    """
+    sharded = {}
+    for table in sharding.tables:
+        name, report = table.table.name, tables[table.table.name]
+        dtype: torch.dtype = getattr(torch, report.dtype)
+        module_path = kind_of(collection).table_path(path, name)
+        reasons = [*cut_reasons(table, optimizers.get(name)), *taken.get(name, ())]
+        sharded[name] = replace(
+            report,
+            bytes=report.rows * report.dim * dtype.itemsize,
+            sharding=ShardingReport.of(table, sharding, dtype.itemsize),
+            reasons=(*report.reasons, *(replace(reason, path=module_path) for reason in reasons)),
         )
-        sharded[name] = _with_sharding(report, sharding, reasons)
-    return sharded, made
-
-
-def _with_sharding(report: TableReport, sharding: CollectionSharding, reasons: tuple[Diagnostic, ...]) -> TableReport:
-    dtype: torch.dtype = getattr(torch, report.dtype)
-    return replace(
-        report,
-        bytes=report.rows * report.dim * dtype.itemsize,
-        sharding=ShardingReport.of(sharding.named(report.name), sharding, dtype.itemsize),
-        reasons=report.reasons + reasons,
-    )
-
-
-def _sharded_tables(sharded: ShardedCollection, path: str, here: dict[str, TableReport]) -> dict[str, TableReport]:
-    """All tables of a collection at ``path``, also those of which this rank has no part."""
-    parts, kind, tables = parts_here(sharded), kind_of(sharded), {}
-    for spec in sharded.tables:
-        name = spec.name
-        optimizer = sharded.store.optimizers.get(parts.get(name, ""))
-        taken = sharded.taken.get(name, ())
-        reasons = sharding_reasons(sharded.sharding.named(name), kind.table_path(path, name), optimizer, taken)
-        report = here[name] if name in here else declared_table(spec, sharded.dtypes[name])
-        tables[name] = _with_sharding(report, sharded.sharding, reasons)
-    return tables
+    return sharded
 
 
 def declared_tables(module: nn.Module) -> tuple[TableReport, ...]:

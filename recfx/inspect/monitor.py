@@ -7,7 +7,7 @@ few numbers per table, and one window of the slots of one table.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch.distributed as dist
 from torch import nn
@@ -22,14 +22,6 @@ from recfx.collections.wrappers import users_path
 from recfx.errors import ConversionError, RecfxError, plural, type_of
 from recfx.hashing import HashIndex
 from recfx.inspect.index_health import IndexHealth, Numbers, joined, scalars_of
-
-
-class ScalarWriter(Protocol):
-    """Anything that takes scalars as TensorBoard's ``SummaryWriter`` does."""
-
-    def add_scalar(self, tag: str, scalar_value: float, global_step: int, /) -> Any:
-        """Record one number."""
-        ...
 
 
 @typed(ConversionError)
@@ -165,9 +157,7 @@ class Monitor:
         }
         return dict(self._last)
 
-    def log(
-        self, writer: ScalarWriter | None, step: int, group: dist.ProcessGroup | None = None, *, probe_all: bool = False
-    ) -> None:
+    def log(self, writer: Any, step: int, group: dist.ProcessGroup | None = None, *, probe_all: bool = False) -> None:
         """Write the scalars to TensorBoard, or to anything with ``add_scalar(tag, value, step)``.
 
         Example:
@@ -180,7 +170,7 @@ class Monitor:
             ebc.embedding_bags.users/occupancy 0.0 100
 
         Args:
-            writer: None on ranks that take part in the sum but write nothing.
+            writer: a ``SummaryWriter``, say; None on ranks that take part in the sum but write nothing.
             step: the number of the step.
             group, probe_all: as for ``scalars``.
         """

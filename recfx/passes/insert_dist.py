@@ -56,21 +56,18 @@ class _Distribution:
     def refuse_others(self) -> None:
         """Refuse operators beside or after the lookups of whole tables, which are replaced: no operator may be lost."""
         for node in self.output.all_input_nodes if self.is_pooled else self.output.all_input_nodes[:-1]:
+            problem = ""
             if self.graph.kind(node) != "lookup":
-                raise GraphVerificationError(
-                    f"after pass insert_dist: node {node.name}: the lookup before this {self.graph.kind(node)} becomes "
-                    "those of shards, so the pass that makes it must run after insert_dist"
+                problem = (
+                    f"the lookup before this {self.graph.kind(node)} becomes those of shards, so its pass "
+                    "must run after insert_dist"
                 )
-            if self.is_pooled and node.kwargs["combine"] == NOT_COMBINED:
-                raise GraphVerificationError(
-                    f"after pass insert_dist: node {node.name}: rows with combine={NOT_COMBINED} cannot be sent back "
-                    "in a collection that is pooled"
-                )
-            if tuple(node.all_input_nodes) != (self.ids,):
-                raise GraphVerificationError(
-                    f"after pass insert_dist: node {node.name}: all ids are sent at once, so all lookups must read "
-                    f"{self.ids.name}"
-                )
+            elif self.is_pooled and node.kwargs["combine"] == NOT_COMBINED:
+                problem = f"rows with combine={NOT_COMBINED} cannot be sent back in a collection that is pooled"
+            elif tuple(node.all_input_nodes) != (self.ids,):
+                problem = f"all ids are sent at once, so all lookups must read {self.ids.name}"
+            if problem:
+                raise GraphVerificationError(f"after pass insert_dist: node {node.name}: {problem}")
 
     def distribute_ids(self) -> tuple[fx.Node, fx.Node]:
         """The ids of this rank's shards, and the dist context."""
