@@ -82,17 +82,16 @@ def test_the_slider_steps_through_the_passes(page: Page, tmp_path: Path) -> None
     assert page.complaints == []
 
 
-@pytest.mark.parametrize("name", [*STRANGE, "\\N", "a\\", "&amp;", "#x", "%s", "x;y"])
-def test_any_name_of_a_collection(name: str, page: Page, tmp_path: Path) -> None:
-    named = nn.ModuleDict({name.replace(".", ""): collection(), "other": collection()})
-    opened(page, recfx.convert(named, hashing=RAW), tmp_path)
+def test_any_name_of_a_collection(page: Page, tmp_path: Path) -> None:
+    names = [name.replace(".", "") for name in (*STRANGE, "\\N", "a\\", "&amp;", "#x", "%s", "x;y")]
+    opened(page, recfx.convert(nn.ModuleDict({name: collection() for name in names}), hashing=RAW), tmp_path)
     page.click("#collapse-all")
-    shown = texts(page, "#after g.node text:first-of-type")
-    readable = printable(name)
-    assert shown[1] == "other"
-    assert shown[0] == readable or (shown[0][:50] == readable[:50] and len(shown[0]) == 60)
-    page.click("#after g.node")
-    assert texts(page, "#details-title") == [readable]
+    readable, shown = list(map(printable, names)), texts(page, "#after g.node text:first-of-type")
+    assert len(shown) == len(names)
+    for number, label in enumerate(shown):
+        (name,) = (one for one in readable if one == label or (one[:50] == label[:50] and len(label) == 60))
+        page.run(f"document.querySelectorAll('#after g.node')[{number}].dispatchEvent(new MouseEvent('click'))")
+        assert texts(page, "#details-title") == [name]
     assert page.complaints == []
 
 
@@ -370,7 +369,7 @@ def test_names_are_never_markup(page: Page, tmp_path: Path) -> None:
     assert len(page.requests) == 1
 
 
-@pytest.mark.parametrize("collections", [1, 50, 250])
+@pytest.mark.parametrize("collections", [1, 50])
 def test_a_page_of_1000_tables_is_small(collections: int, tmp_path: Path) -> None:
     count = 1000 // collections
     model = nn.ModuleDict({f"c{number}": tables(count * number, count) for number in range(collections)})
