@@ -16,7 +16,7 @@ from torchrec import KeyedJaggedTensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 import recfx
-from recfx.inspect import index_health
+from recfx.inspect import monitor
 from tests.builders.optimizers import attach
 from tests.inspect.models import Towers, Wrapped, collection, config, dlrm
 from tests.support.fake_group import fake_group
@@ -106,7 +106,7 @@ def test_the_longest_probe_is_found_window_by_window(monkeypatch: pytest.MonkeyP
     feed(model, list(range(0, 4000 * 7919, 7919)), list(range(50)))
     exact = {name: model.inner.index(name).longest_probe() for name in ("t0", "t1")}
     assert exact["t0"] > exact["t1"] > 0
-    monkeypatch.setattr(index_health, "_WINDOW", -(-model.inner.index("t0").slot_groups.size(0) // 4))
+    monkeypatch.setattr(monitor, "_WINDOW", -(-model.inner.index("t0").slot_groups.size(0) // 4))
     watched = recfx.monitor(model)
     seen = [watched.scalars() for _ in range(8)]
     assert all(one.keys() == seen[0].keys() for one in seen)

@@ -14,7 +14,7 @@ from recfx import HashConfig, convert
 from recfx.errors import few
 from recfx.inspect import Report
 from recfx.inspect.explain import explain
-from recfx.inspect.sections import sections
+from recfx.inspect.report import sections
 from tests.builders.optimizers import attach
 from tests.inspect.models import Wrapped, collection, config, towers
 
