@@ -17,8 +17,7 @@ from recfx.collections.sharding.collection import ShardedCollection
 from recfx.collections.sharding.ranks_agree import on_all_ranks
 from recfx.collections.wrappers import users_path
 from recfx.errors import RecfxWarning, Severity
-from recfx.inspect.collection_reasons import never_called
-from recfx.inspect.describe import describe
+from recfx.inspect.describe import describe, never_called
 from recfx.inspect.report_data import CollectionReport
 from recfx.replacement.conversion_record import conversion_of
 
@@ -31,7 +30,7 @@ def warn(converted: nn.Module, collections: Mapping[str, ConvertedCollection]) -
     reasons = [*conversion.notes]
     reasons += [never_called(one.paths[0]) for one in conversion.found if one.found == "never called"]
     for path, collection in collections.items():
-        reasons += describe(CollectionReport((path,), "", ""), collection, existed=False, with_indexes=False).reasons
+        reasons += describe(CollectionReport((path,), "", ""), collection, existed=False, for_warnings=True).reasons
     sharded = next((one for one in collections.values() if isinstance(one, ShardedCollection)), None)
     reasons = [reason for reason in reasons if reason.severity == Severity.WARNING]
     warned = [replace(reason, path=users_path(converted, reason.path)) for reason in reasons]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from importlib.metadata import version
 from typing import Any, Literal
 
@@ -16,11 +17,12 @@ from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 from recfx.argument_types import typed
 from recfx.collections.collection import UnshardedCollection
+from recfx.collections.converted_collection import converted_collections
 from recfx.collections.hash_collections import CONVERTED_CLASSES
 from recfx.collections.sharding.collection import sharded_collections
 from recfx.collections.sharding.plan import MOST_RANKS, refuse_unknown_collections
 from recfx.collections.whole_graph import WholeGraph
-from recfx.collections.wrappers import unwrap, users_path
+from recfx.collections.wrappers import unwrap, users_path, without_wrappers
 from recfx.conversion.convert import as_whole_graph
 from recfx.conversion.decide import Decision, decide
 from recfx.conversion.request import DEFAULT_HASHING, Request, named_passes
@@ -28,10 +30,8 @@ from recfx.discovery.classify import CONVERTED, CONVERTIBLE, REFUSED, Finding, c
 from recfx.discovery.sample import Sample
 from recfx.errors import ConversionError, Diagnostic, Severity
 from recfx.hashing import HashConfig
-from recfx.inspect.collection_reasons import never_called
 from recfx.inspect.cost import refuse_ranks_without_plan
-from recfx.inspect.describe import AsPlanned, describe
-from recfx.inspect.records import Records
+from recfx.inspect.describe import AsPlanned, describe, never_called
 from recfx.inspect.report import REPORT_VERSION, Report
 from recfx.inspect.report_data import CollectionReport, Verification
 from recfx.passes import Pass
@@ -39,7 +39,7 @@ from recfx.planner.plan import plan_of_collections as make_plan
 from recfx.planner.priced_plan import price_of, topology_of, world_size_of
 from recfx.planner.pricing.node_facts import whole_number
 from recfx.planner.topology import NpuTopology, device_of_tables, plain_topology
-from recfx.replacement.conversion_record import Found, conversion_of
+from recfx.replacement.conversion_record import Conversion, Found, conversion_of
 from recfx.replacement.replace_collections import unchanged
 from recfx.replacement.resize_tables import TableResizing
 from recfx.versions import __version__
@@ -113,7 +113,7 @@ def explain(
     ranks = _ranks(asked, world_size) if asked.shards else None
     root, as_asked = model, asked
     model = _holder(model)
-    records = Records.of(model)
+    records = _Records.of(model)
     if not _is_to_be_traced(model, records):
         asked = replace(asked, call=None)
     with unchanged(model), TableResizing(model) as resizing:
@@ -208,7 +208,7 @@ def _holder(model: nn.Module) -> nn.Module:
     return model
 
 
-def _is_to_be_traced(model: nn.Module, records: Records) -> bool:
+def _is_to_be_traced(model: nn.Module, records: _Records) -> bool:
     """Whether a sample tells anything: not if the model was converted with one, unless there is more to convert."""
     if not records.traced() and not isinstance(unwrap(model), WholeGraph):
         return True
@@ -289,3 +289,64 @@ def _planned(
     if plan is None:
         return None, problems
     return AsPlanned(plan, rank, world_size, asked.topology or topology_of(plan)), price_of(plan) + problems
+
+
+@dataclass(frozen=True)
+class _Records:
+    """The conversion records of a model; there are several if modules were converted separately and then put together.
+
+    Args:
+        conversions: (fully qualified name of the module that holds it, record); outermost first.
+    """
+
+    conversions: tuple[tuple[str, Conversion], ...]
+
+    @classmethod
+    def of(cls, model: nn.Module) -> _Records:
+        """Every record in ``model``."""
+        inside = [(path, conversion_of(one)) for path, one in model.named_modules() if unwrap(one) is one]
+        return cls(tuple((path, record) for path, record in inside if record.found or record.notes))
+
+    def of_collection(self, finding: Finding) -> Found | None:
+        """What was recorded when ``finding`` was converted or kept."""
+        # The module may have been wrapped, or taken out of its wrapper, since then.
+        names = [*finding.paths, without_wrappers(finding.path)]
+        return next((self._by_path[name] for name in names if name in self._by_path), None)
+
+    def kept(self, finding: Finding) -> Diagnostic | None:
+        """Why it was kept although it can be converted, if it was."""
+        record = self.of_collection(finding)
+        return record.why if record is not None and record.status == REFUSED else None
+
+    @cached_property
+    def _by_path(self) -> dict[str, Found]:
+        """The collections by path in the model, and by that path without wrappers, the outermost record first."""
+        exact: dict[str, Found] = {}
+        inside: dict[str, Found] = {}
+        for prefix, record in self.conversions:
+            for entry in record.found:
+                for path in (f"{prefix}.{path}" if prefix and path else prefix or path for path in entry.paths):
+                    exact.setdefault(path, entry)
+                    inside.setdefault(without_wrappers(path), entry)
+        return inside | exact
+
+    def traced(self) -> bool:
+        """Whether a conversion has traced where collections are called."""
+        records = [record for _, record in self.conversions]
+        return any(record.rollbacks or any(one.found != "walked" for one in record.found) for record in records)
+
+    def verification(self, model: nn.Module, has_sample: bool = False) -> Verification:
+        """The verification of the outermost conversion; if there is none, it says why.
+
+        ``has_sample``: whether there is one now, which comes too late for a model that was converted without.
+        """
+        record = next((record for _, record in self.conversions if record.found), None)
+        if record is None:
+            built = bool(converted_collections(model))
+            return Verification(None, "not run: built directly" if built else "not run: not converted yet")
+        if record.verification is not None:
+            return Verification.of(record)
+        if self.traced() or isinstance(unwrap(model), WholeGraph):
+            return Verification(None, "not run: verify=False")
+        before = "the model was converted before, without a sample (recfx.verify compares it with the original)"
+        return Verification(None, f"not run: {before if has_sample else 'no sample'}")
