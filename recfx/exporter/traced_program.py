@@ -112,10 +112,15 @@ def _exported(root: nn.Module, run: Run, call: ModelCall, examples: Examples) ->
         for node in module.graph.nodes if isinstance(module, fx.GraphModule) else ():
             node.meta.pop("stack_trace", None)
     narrow = next(_narrow(exported), None)
-    if narrow is None:
-        yield _program(exported, call.signature)
-    else:
+    if narrow is not None:
         call.failures.append(Diagnostic("not_exportable", "", f"the program does not take every batch: {narrow[2]}"))
+        return
+    try:
+        program = _program(exported, call.signature)
+    except SyntaxError as error:  # torch makes Python of the program, with the names of modules, which may be keywords
+        call.failures.append(_why_not(error, root))
+        return
+    yield program
 
 
 def _program(exported: ExportedProgram, signature: Signature) -> Program:
