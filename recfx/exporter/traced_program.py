@@ -192,14 +192,30 @@ def _examples(call: ModelCall) -> Examples:
 
 
 def _narrow(exported: ExportedProgram) -> Iterator[tuple[int, int, str]]:
-    """The sizes for which the program has limits: argument, dimension, and words. torch takes 2 and more for each."""
+    """The sizes for which the program has limits: argument, dimension, and words. torch takes 2 and more for each.
+
+    Besides bounds, these are the conditions that the trace found true of the sample, such as that two sizes differ: a
+    saved program would forget them.
+    """
     user_inputs = list(exported.graph_signature.user_inputs)
     for node in exported.graph.find_nodes(op="placeholder"):
         for dim, size in enumerate(node.meta["val"].shape if node.name in user_inputs else ()):
-            bounds = None if isinstance(size, int) else exported.range_constraints.get(size.node.expr)
+            if isinstance(size, int):
+                continue
+            where, expr = user_inputs.index(node.name), size.node.expr
+            bounds = exported.range_constraints.get(expr)
             if bounds is not None and (bounds.lower > 2 or bounds.upper < sys.maxsize - 1):
                 text = f"size {dim} of {node.name} would have to be from {bounds.lower} to {bounds.upper}"
-                yield user_inputs.index(node.name), dim, text
+                yield where, dim, text
+            for guard in size.node.shape_env.guards:
+                condition = size.node.shape_env.simplify(guard.expr)
+                if expr.free_symbols & condition.free_symbols and not _is_implied(condition, size.node.shape_env):
+                    yield where, dim, f"with size {dim} of {node.name} as {expr}, {condition} would have to be true"
+
+
+def _is_implied(condition: Any, shape_env: Any) -> bool:
+    """Whether a condition on sizes follows from their bounds."""
+    return shape_env._maybe_evaluate_static(condition, axioms=()) is not None
 
 
 def _fixed(exported: ExportedProgram, symbols: list[dict[int, Any]]) -> tuple[dict[int, Any], ...] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,29 @@ def test_sizes_that_no_batch_changes_are_constants_where_the_model_wants_it(tmp_
         assert torch.allclose(loaded(*sample), model(*sample), rtol=1e-5, atol=1e-6)
     with refused("wrong_size", error=recfx.InputError):
         loaded(torch.rand(6, 5), *batch_of(6)[1:])
+
+
+@pytest.mark.parametrize(
+    ("is_true", "reason"),
+    [
+        (lambda wide, narrow, padded: wide.shape[0] == 9, "not_exportable"),
+        (lambda wide, narrow, padded: narrow.shape[1] == padded.shape[1], "wrong_size"),
+        (lambda wide, narrow, padded: padded.shape[1] % 2 == 0, "wrong_size"),
+    ],
+)
+def test_a_program_takes_no_sizes_for_which_the_model_takes_another_branch(
+    is_true: Callable[..., bool], reason: str, tmp_path: Path
+) -> None:
+    class Branches(Concatenated):
+        def forward(self, wide: Tensor, narrow: Tensor, padded: Tensor, features: KeyedJaggedTensor) -> Tensor:
+            y = super().forward(wide, narrow, padded, features)
+            return y * 2 if is_true(wide, narrow, padded) else y
+
+    model = recfx.convert(Branches().eval())
+    with refused(reason, error=recfx.RecfxError):
+        sample = torch.rand(6, 6), torch.rand(6, 4), torch.rand(6, 5), batch(6)
+        recfx.export(model, tmp_path / "model", sample, format="pt2")
+        recfx.load(tmp_path / "model")(torch.rand(9, 6), torch.rand(9, 4), torch.rand(9, 4), batch(9))
 
 
 def test_what_torch_cannot_trace_is_refused_without_its_graph(
