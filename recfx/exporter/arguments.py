@@ -37,7 +37,7 @@ class Signature:
         defaults: the defaults of parameters, as far as they are constants.
         sizes: by name, the sizes of each tensor of the sample, of which those that change with the batch size are -1;
             of no tensor if the batch size is not known.
-        exact: the names of the KJTs that must have the sample's features, in its order, and weights as it had.
+        exact: the names of the batches that must have the sample's features, in its order, and weights only as it had.
         ordered: the paths of the dicts whose keys must come in the sample's order.
         keywords: what the model takes as ``**kwargs``, in the sample's order, which matters then; () if that is less
             than two.
@@ -82,10 +82,14 @@ class Signature:
             values.append(with_values(value, where))
         elif pattern.kind == "kjt":
             values.append(_keyed_jagged(value, where))
+            if pattern.name in self.exact:
+                _check_features(values[-1], pattern, where)
         elif pattern.kind == "jagged":
             if not isinstance(value, JaggedTensor):
                 raise _wrong(f"{where} is {type_of(value)}, not a JaggedTensor.")
             values.append(_of_tensors(value, where))
+            if pattern.name in self.exact:
+                _check_features(value, pattern, where)
         elif pattern.kind == "constant":
             if not is_constant(value, pattern.value):
                 shown = repr(value) if is_plain(value) else type_of(value)
@@ -241,6 +245,19 @@ def _check_order(names: Sequence[str], expected: tuple[str, ...], where: str) ->
             f"{where} has {shown} in this order, which the model reads; the sample had {of_sample}.",
             "pass them in the order that they had in the sample of the export.",
         )
+
+
+def _check_features(value: KeyedJaggedTensor | JaggedTensor, pattern: Pattern, where: str) -> None:
+    """Refuse other features than the sample's, or weights where it had none."""
+    if value.weights_or_none() is not None and not pattern.is_weighted:
+        raise InputError(
+            f"{where} has weights; the sample had none.",
+            reason="bad_weights",
+            what_to_do=f"pass it without weights; {SECOND_FILE}",
+        )
+    if isinstance(value, KeyedJaggedTensor) and tuple(value.keys()) != pattern.keys:
+        message = f"{where} has {', '.join(value.keys())}; the model reads {', '.join(pattern.keys)}, in this order."
+        raise InputError(message, reason="other_features", what_to_do="pass the features of the sample of the export.")
 
 
 def _check_nest(value: Any, pattern: Pattern, where: str) -> None:

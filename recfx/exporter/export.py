@@ -249,8 +249,11 @@ def _export(file: _File, converted: nn.Module, sample: Sample) -> ExportReport:
         collections = unsharded_collections(converted)
         varied = other_calls.get(VARIED, sample)  # equal values would hide their order
         exact, ordered = read_as_a_whole(converted, collections.values(), varied, signature)
-        # A program of torch.export takes the features of the sample alone.
-        signature = replace(signature, exact=exact if file.serving.format == "pt2" else (), ordered=ordered)
+        # A program of torch.export takes the features of the sample alone, and what is returned has their names.
+        is_exact = file.serving.format == "pt2" or any(leaf.kind == "kjt" for leaf in returns.leaves())
+        jagged = {leaf.name for leaf in signature.leaves() if leaf.kind == "jagged"}
+        exact = tuple(name for name in exact if is_exact or name in jagged)
+        signature = replace(signature, exact=exact, ordered=ordered)
         tables = {name: tables_of(collection) for name, collection in collections.items()}
         specs = {name: tuple(source.spec for source in by_name.values()) for name, by_name in tables.items()}
         dtypes = stored_dtypes(specs, file.quantize)

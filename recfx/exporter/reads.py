@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-from recfx.discovery.nests import nest_of
+from recfx.discovery.nests import leaves_of, nest_of
 from recfx.discovery.sample import Sample
 from recfx.exporter.arguments import Signature
 from recfx.exporter.compare_outputs import first_difference, run_as_is, run_model
@@ -26,10 +26,12 @@ _BY_NAME = frozenset({"__class__", "device", "inverse_indices_or_none", "stride"
 def read_as_a_whole(
     model: nn.Module, collections: Iterable[nn.Module], sample: Sample, signature: Signature
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The names of the KJTs of which the model reads more than features by name, and the paths of the dicts over which
-    it iterates. If the model does not take the arguments that record this, all of them.
+    """The names of the KJTs of which the model reads more than features by name, of the batches that it returns as they
+    are, and the paths of the dicts over which it iterates. If the model does not take the arguments that record this,
+    all of them.
     """
     reads: set[str] = set()
+    returned_too: tuple[str, ...] = ()
     copy, copies = fresh_copy(model)
     sample = sample.clone()
     leaves = signature.flatten(sample.args, sample.kwargs)
@@ -44,12 +46,16 @@ def read_as_a_whole(
     keywords = zip(call.kwargs, values[len(call.args) :], strict=True)
     try:
         with watched:
-            run_as_is(copy, Sample(*values[: len(call.args)], **dict(keywords)))
+            returned = run_as_is(copy, Sample(*values[: len(call.args)], **dict(keywords)))
+        of_arguments = {id(leaf): leaf_of.name for leaf, leaf_of in zip(leaves, signature.leaves(), strict=True)}
+        whole = {id(value) for value in leaves_of(returned) if isinstance(value, (JaggedTensor, KeyedJaggedTensor))}
+        returned_too = tuple(name for of, name in of_arguments.items() if of in whole)
     except Exception:  # whatever the user's code raises
         reads |= {*names, *dicts}
     if dicts and not _is_same_for_other_orders(model, sample):
         reads |= {*dicts}
-    return tuple(name for name in names if name in reads and name), tuple(path for path in dicts if path in reads)
+    exact = dict.fromkeys([*(name for name in names if name in reads and name), *returned_too])
+    return tuple(exact), tuple(path for path in dicts if path in reads)
 
 
 def _is_same_for_other_orders(model: nn.Module, sample: Sample) -> bool:

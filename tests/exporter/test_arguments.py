@@ -300,3 +300,22 @@ def test_half_rows_need_not_be_contiguous(dtype: torch.dtype, tmp_path: Path) ->
     _, loaded = exported(model, recfx.Sample(ids), tmp_path, "torchscript")
     of_bags = (rows.double()[:7], rows.double()[[7, 8, 9, *range(10), *range(10)]])
     assert torch.allclose(loaded(ids).double(), torch.stack([bag.sum(0) for bag in of_bags]) * 2, atol=1e-5)
+
+
+class ReturnsItsBatches(TwoTensors):
+    def forward(self, features: KeyedJaggedTensor, rows: JaggedTensor) -> dict[str, Any]:  # type: ignore[override]
+        return {"pooled": self.ebc(features).values(), "features": features, "rows": rows}
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_batches_that_the_model_returns_are_like_the_samples(format: str, tmp_path: Path) -> None:
+    def call(keys: list[str], weights: torch.Tensor | None = None) -> recfx.Sample:
+        batch = KeyedJaggedTensor(keys, torch.arange(6), lengths=torch.ones(6, dtype=torch.int64))
+        return recfx.Sample(batch, JaggedTensor(torch.rand(3, 2), weights, torch.tensor([1, 2, 0])))
+
+    _, loaded = exported(ReturnsItsBatches(), call(["f", "g"]), tmp_path, format)
+    assert loaded(*call(["f", "g"]).args)["features"].keys() == ["f", "g"]
+    with refused("other_features", error=recfx.InputError):
+        loaded(*call(["g", "f"]).args)
+    with refused("bad_weights", error=recfx.InputError):
+        loaded(*call(["f", "g"], torch.rand(3)).args)
