@@ -24,11 +24,10 @@ from recfx.collections.hash_collections import CONVERTED_CLASSES
 from recfx.collections.kinds import kind_of
 from recfx.collections.sharding.gather import WholeTable
 from recfx.conversion.convert import convert
-from recfx.discovery.discover import set_mode
 from recfx.discovery.nests import change_leaves
 from recfx.discovery.sample import Sample
 from recfx.errors import CheckpointError, ExportError, told_by
-from recfx.exporter.state import storage_of, tensors_of_modules
+from recfx.exporter.state import Unchanged, storage_of, tensors_of_modules
 from recfx.runtime.base import FORWARD_HOOKS, MODULE_HOOKS
 
 
@@ -41,7 +40,11 @@ def fresh_copy(
     ``replacements`` take the place of some modules, by ``id``. Returns also the copy of each module by ``id``.
     """
     copy, copies = copy_modules(model, replacements)
-    set_mode(copy, False)
+    modes = [(module, module.training) for module in set(copy.modules()) - set(own_modules(copy))]
+    with Unchanged(copy):  # parameters are the user's
+        copy.eval()  # with what the user's modules make of it
+    for module, training in modes:  # shared with the user's model
+        module.training = training
     shared = {id(part) for module in _collections(copy) for part in module.modules()}
     shared |= {id(part) for module in replacements.values() for part in module.modules()}
     sharing: dict[int | None, set[int]] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from pathlib import Path
 from typing import Any
@@ -263,3 +264,35 @@ def test_a_file_may_be_packed_again(model: nn.Module, loaded: recfx.LoadedModel,
     rewrite(file, tmp_path / "packed", change)
     sample = call(5, seed=9)
     assert torch.equal(recfx.load(tmp_path / "packed")(*sample.args), loaded(*sample.args))
+
+
+class _Switched(nn.Module):
+    """A layer that does something else in training, which only its own ``train`` says."""
+
+    def train(self, mode: bool = True) -> nn.Module:
+        self.scale = 3.0 if mode else 1.0
+        return super().train(mode)
+
+    def forward(self, pooled: torch.Tensor) -> torch.Tensor:
+        return pooled * self.scale
+
+
+class _HasSwitched(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self.switched = model, _Switched()
+
+    def forward(self, dense: torch.Tensor, features: KeyedJaggedTensor) -> torch.Tensor:
+        return self.switched(self.model(dense, features))
+
+
+@pytest.mark.parametrize("options", FORMATS.values(), ids=FORMATS)
+def test_eval_mode_is_what_the_users_train_makes_of_it(
+    model_of: dict[bool, nn.Module], options: dict[str, Any], tmp_path: Path
+) -> None:
+    model = _HasSwitched(copy.deepcopy(model_of[False])).train()
+    recfx.export(model, tmp_path / "model", call(6), **options)
+    assert model.switched.scale == 3.0
+    torch.testing.assert_close(
+        recfx.load(tmp_path / "model")(*call(5, seed=9).args), model.eval()(*call(5, seed=9).args)
+    )
