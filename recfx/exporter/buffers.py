@@ -181,7 +181,7 @@ def stored_rows(rows: torch.Tensor, form: RowFormat) -> torch.Tensor:
             torch.nn.functional.pad(rows, (0, padded), mode="replicate") if padded else rows, form.bits
         )
     dtype = torch.float16 if form.bits == 16 else torch.float32
-    return rows.to(dtype).contiguous().view(torch.uint8)
+    return rows.to(dtype).contiguous().resolve_neg().view(torch.uint8)
 
 
 def values_of(stored: torch.Tensor, form: RowFormat, dim: int) -> torch.Tensor:

@@ -108,6 +108,12 @@ def _exported(root: nn.Module, run: Run, call: ModelCall, examples: Examples) ->
     if EMPTY in call.other_calls:
         _without_checks_for_ids(exported.graph)
     exported.example_inputs = None  # not part of the file
+    for tensors_by_name in (exported.state_dict, exported.constants):  # files have no sign or conjugation of a view
+        for name, tensor in tensors_by_name.items():
+            if isinstance(tensor, torch.Tensor) and (tensor.is_neg() or tensor.is_conj()):
+                plain = tensor.detach().resolve_neg().resolve_conj()
+                is_parameter = isinstance(tensor, nn.Parameter)
+                tensors_by_name[name] = nn.Parameter(plain, requires_grad=False) if is_parameter else plain
     for module in exported.graph_module.modules():  # torch 2.11 and older record stacks in spite of `_quiet`
         for node in module.graph.nodes if isinstance(module, fx.GraphModule) else ():
             node.meta.pop("stack_trace", None)

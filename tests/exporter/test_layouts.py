@@ -104,6 +104,16 @@ def test_plain_tensors_of_any_layout(options: dict[str, Any], models: dict[str, 
         assert torch.equal(loaded.serve(given)["output"], expected["output"]), name
 
 
+@pytest.mark.parametrize("options", FORMATS.values(), ids=FORMATS)
+def test_negated_views_in_the_model(options: dict[str, Any], tmp_path: Path) -> None:
+    """A table that is one, and a parameter, as of rotations: a pt2 file has no sign of a view."""
+    model, sample = Layouts("pooled").eval(), _batch(6)
+    for part in (model.collection.embedding_bags["adopted"], model.linear):
+        part.weight = nn.Parameter(torch._neg_view(-part.weight.detach()))
+    recfx.export(model, tmp_path / "model", sample, **options)
+    torch.testing.assert_close(recfx.load(tmp_path / "model")(*sample), model(*sample), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("quantize", [None, "int8"])
 def test_an_export_finds_that_a_program_takes_tensors_for_contiguous(
     quantize: Any, models: dict[str, nn.Module], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
