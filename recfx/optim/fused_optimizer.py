@@ -245,9 +245,11 @@ class AttachedOptimizer(FusedOptimizer):
         return self._states.ours
 
     def _own_state(self) -> None:
-        # torch.optim keeps state in the table's dtype, and has to find it so.
+        # torch.optim keeps state in the table's dtype, and has to find it so: when it is asked for it, and to step.
         if self.state is self._states.theirs:
             self._states.ours = dict(self._states.theirs)
+            if _write_back not in self._optimizer._optimizer_state_dict_pre_hooks.values():
+                self._optimizer.register_state_dict_pre_hook(_write_back)
 
     def forget_own_state(self) -> None:
         """Record that the optimizer itself has the state now, and steps the table until it is fused again."""
@@ -255,6 +257,15 @@ class AttachedOptimizer(FusedOptimizer):
 
     def is_form_of(self, optimizer: object) -> bool:
         return optimizer is self._optimizer
+
+
+def _write_back(optimizer: torch.optim.Optimizer) -> None:
+    """Give an optimizer, whose ``state_dict`` was called, what the kernels have made of its state."""
+    states = _states.get(optimizer)
+    weight = optimizer.param_groups[0]["params"][0]
+    if states is not None and optimizer.state[weight] is states.theirs is not states.ours:
+        for name, value in states.ours.items():
+            states.theirs[name] = value.to(weight.device, weight.dtype) if value.dim() else value.clone()
 
 
 def changed_settings(tables: Sequence[str], optimizers: Mapping[str, FusedOptimizer]) -> list[tuple[str, str]]:

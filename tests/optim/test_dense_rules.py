@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.utils.checkpoint
+from torch.distributed.optim import _apply_optimizer_in_backward as apply_optimizer_in_backward
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -17,8 +18,8 @@ from recfx.optim.rules.lamb import LAMB, PARTIAL_ROWWISE_LAMB
 from recfx.optim.rules.lars_sgd import LARS_SGD
 from recfx.optim.rules.rowwise_adagrad import ROWWISE_ADAGRAD_DECOUPLED
 from recfx.optim.rules.rule import Rule
-from tests.builders.batches import batch
-from tests.builders.collections import collection, table
+from tests.builders.batches import batch, one_bag
+from tests.builders.collections import collection, table, tables_named
 from tests.builders.optimizers import attach
 from tests.models.handwritten import Tower
 from tests.optim.fused_pairs import assert_alike, fused_kinds, fused_pair, train
@@ -237,3 +238,19 @@ def test_a_dense_form_steps_rows_whose_gradient_is_partly_zero(rule: Rule) -> No
     for name, value in state.items():
         torch.testing.assert_close(optimizer.state[weight][name][touched], value, rtol=1e-6, atol=1e-7)
         assert not optimizer.state[weight][name][1].any()
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adagrad, torch.optim.Adam])
+def test_what_an_optimizer_of_a_half_precision_table_saves(kind: type[torch.optim.Optimizer]) -> None:
+    """Kernels keep its state in float32; ``state_dict`` has it in the table's dtype, as without recfx."""
+    saved = []
+    for is_converted in (False, True):
+        torch.manual_seed(0)
+        model: Any = tables_named("t").half()
+        apply_optimizer_in_backward(kind, model.parameters(), {"lr": 0.1})
+        model = convert(model) if is_converted else model
+        for _ in range(3):
+            model(one_bag(0, 1, feature="t")).values().float().sum().backward()
+        saved.append(model.embedding_bags["t"].weight._in_backward_optimizers[0].state_dict()["state"][0])
+    assert saved[0]["step"] == 3
+    torch.testing.assert_close(saved[1], saved[0], rtol=1e-2, atol=1e-3)
