@@ -92,7 +92,9 @@ class TrainPipeline:
     results, looked up in the indexes; the batch after that is copied to the device. A collection that is not sharded
     has no ids to send; if its tables are not on the host, the next batch's ids are copied to the host and looked up in
     the same way. Results are bit for bit those of running the steps one by one: indexes insert, count and evict in the
-    order of the batches, each in its own step, and a lookup comes after the update of the previous step.
+    order of the batches, each in its own step, and a lookup comes after the update of the previous step. A batch must
+    not be changed in place once the iterator has returned it: neither by a model, before it calls the collections, nor
+    by a loader that fills the same memory again. This is not noticed.
 
     The model is called with one batch and returns ``(losses, output)``. A collection that it calls with a part of the
     batch (the batch itself, an attribute or an item, up to a depth of 4) is pipelined; ``report()`` says which are not,
