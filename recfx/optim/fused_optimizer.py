@@ -264,8 +264,10 @@ def _write_back(optimizer: torch.optim.Optimizer) -> None:
     states = _states.get(optimizer)
     weight = optimizer.param_groups[0]["params"][0]
     if states is not None and optimizer.state[weight] is states.theirs is not states.ours:
-        for name, value in states.ours.items():
-            states.theirs[name] = value.to(weight.device, weight.dtype) if value.dim() else value.clone()
+        states.theirs.update(
+            (name, value if name == STEP else value.to(weight.device, weight.dtype))
+            for name, value in states.ours.items()
+        )
 
 
 def changed_settings(tables: Sequence[str], optimizers: Mapping[str, FusedOptimizer]) -> list[tuple[str, str]]:

@@ -112,7 +112,7 @@ def test_refusals(arguments: dict[str, Any], reason: str, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("arguments", [{"topology": npu_topology(8)}, {}])
 def test_ranks_for_which_there_is_no_plan(arguments: dict[str, Any], tmp_path: Path) -> None:
-    """That of ``recfx.plan`` is for the ranks of the topology."""
+    """A plan of ``recfx.plan`` is for the ranks of the topology."""
     for ask in (recfx.cost, lambda model, **ranks: recfx.draw(model, tmp_path / "model.html", **ranks)):
         with pytest.raises(recfx.RecfxError, match=r"^\[invalid_argument\] world_size is given, but no plan"):
             ask(Model(), **arguments, world_size=4)

@@ -198,7 +198,7 @@ def forecasts(model: nn.Module) -> list[Any]:
 
 
 def go_on(rank: int, world_size: int, case: Case, how: str, folder: str, is_crossed: bool) -> list[list[int]]:
-    """The same training without a stop, and carried over to a model that had trained something else; its counts."""
+    """Train without a stop, and carried over to a model that had trained something else; return the counts as well."""
     model, again = (crossed(case, world_size, seed) if is_crossed else make(case, world_size, seed) for seed in (0, 9))
     train(model, case, rank, world_size, 0, STEPS)
     train_on_nothing(model, case)

@@ -14,7 +14,7 @@ from tests.sharding.ranks import ranks
 from tests.sharding.stateful import case_of, make, train, whole_state
 
 STATE = {"rowwise_adagrad_decoupled": "momentum1", "partial_rowwise_adam": "exp_avg_sq", "lamb": "", "lars_sgd": ""}
-"""Of each rule, the state that has a number per row."""
+"""The state of each rule that has a number per row."""
 
 
 def trained(rank: int, world_size: int, case: Case) -> tuple[dict[str, torch.Tensor], set[str]]:
