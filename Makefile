@@ -32,7 +32,7 @@ XDIST := -n $(JOBS) --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
 QUICK := $(addprefix tests/,test_structure.py test_reason_codes.py ir passes hashing optim discovery inspect verification) \
          $(addprefix --ignore=tests/,hashing/test_index_properties.py hashing/test_slices.py commandline/test_process.py)
 
-CPP_SOURCES   := $(addsuffix /*.cpp,kernels/csrc/* examples/serve_cpp tests/exporter tests/kernels) $(addsuffix /*.h,kernels/csrc/* examples/serve_cpp)
+CPP_SOURCES   := $(addsuffix /*.cpp,kernels/csrc/* examples/serve_cpp tests/kernels) $(addsuffix /*.h,kernels/csrc/* examples/serve_cpp)
 STAND_IN      := .packaging/fbgemm-gpu
 INSTALL_cpu   := ./$(STAND_IN) -e '.[dev]'
 INSTALL_npu   := $(INSTALL_cpu) torch_npu==2.13.0
