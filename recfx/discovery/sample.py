@@ -141,6 +141,36 @@ class Sample:
 
         return self._changed(varied)
 
+    def filled(self, *values: float) -> Sample | None:
+        """This call with these values in turn in all its floats, or, if they are integers, in all its dense integers;
+        None if it has none.
+
+        Example:
+            >>> recfx.Sample(torch.ones(3)).filled(0.0, 2.0).args[0]
+            tensor([0., 2., 0.])
+        """
+        content = torch.tensor(values)
+
+        def is_meant(tensor: torch.Tensor | None) -> bool:
+            return tensor is not None and tensor.is_floating_point() == content.is_floating_point()
+
+        def change(tensor: torch.Tensor) -> torch.Tensor:
+            numbers = torch.arange(tensor.numel()) % len(values)
+            return content[numbers].to(tensor).view(tensor.shape)
+
+        def filled(leaf: Any) -> Any:
+            if isinstance(leaf, torch.Tensor) and is_meant(leaf):
+                changes.append(leaf)
+                return _copied(leaf, change)
+            if not isinstance(leaf, KeyedJaggedTensor) or not is_meant(leaf.weights_or_none()):
+                return leaf
+            changes.append(leaf)
+            return _keyed_jagged(leaf, _clone(leaf.values()), _copied(leaf.weights(), change), _clone)
+
+        changes: list[Any] = []
+        call = self._changed(filled)
+        return call if changes else None
+
     def sizes(self) -> tuple[int | None, dict[str, Fraction]]:
         """The batch size, None if it is not known, and the mean number of ids per bag of each feature of its KJTs.
 

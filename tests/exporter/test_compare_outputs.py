@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,13 +32,24 @@ class AddsOnesOfFourSamples(nn.Module):
 def test_a_batch_of_one_is_not_compared_where_a_bigger_one_is_refused() -> None:
     """What is added is not of the batch: the answer to one sample has four."""
     model, sample = AddsOnesOfFourSamples(), recfx.Sample(torch.zeros(4, 2))
-    assert [name for name, _, _ in other_batches(model, sample)] == ["tensors that are not contiguous", "other values"]
+    names = [name for name, _, _ in other_batches(model, sample)]
+    assert names[:2] == ["tensors that are not contiguous", "other values"]
 
 
 def test_the_batches_that_a_model_takes_are_compared() -> None:
     model, sample = nn.Linear(2, 1), recfx.Sample(torch.zeros(4, 2))
     sizes = {name: len(answer) for name, _, answer in other_batches(model, sample)}
-    assert sizes == {"a bigger batch": 5, "a batch of one": 1, "tensors that are not contiguous": 4, "other values": 4}
+    assert sizes == {
+        "a bigger batch": 5,
+        "a batch of one": 1,
+        "tensors that are not contiguous": 4,
+        "other values": 4,
+        "NaN": 4,
+        "infinite values": 4,
+        "values of 0": 4,
+        "great values": 4,
+        "great negative values": 4,
+    }
 
 
 class ReadsMemory(nn.Module):
@@ -49,7 +61,40 @@ class ReadsMemory(nn.Module):
 
 def test_a_model_that_reads_memory_itself_is_not_asked_for_strided_tensors() -> None:
     names = [name for name, _, _ in other_batches(ReadsMemory(), recfx.Sample(torch.ones(4, 2)))]
-    assert names == ["a bigger batch", "a batch of one", "other values"]
+    assert names[:3] == ["a bigger batch", "a batch of one", "other values"]
+
+
+class LimitsValues(nn.Module):
+    """Asks for the class itself, which no trace can answer."""
+
+    def __init__(self, limit: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.ebc, self.limit = collection(4), limit
+
+    def forward(self, features: KeyedJaggedTensor, values: torch.Tensor) -> torch.Tensor:
+        if type(values) is torch.Tensor:
+            values = self.limit(values)
+        pooled: torch.Tensor = self.ebc(features).values()
+        return pooled + values.sum()
+
+
+@pytest.mark.parametrize(
+    ("limit", "values"),
+    [
+        (torch.nan_to_num, torch.ones(2, 1)),
+        (lambda values: values.clamp(max=10), torch.ones(2, 1)),
+        (lambda values: values.clamp(min=-10), torch.ones(2, 1)),
+        (lambda values: torch.where(values == 0, 5, values), torch.ones(2, 1)),
+        (lambda values: values.clamp(min=0), torch.ones(2, 1, dtype=torch.int64)),
+    ],
+)
+@pytest.mark.parametrize("format", ["torchscript", "pt2"])
+def test_values_that_the_sample_lacks_are_compared(
+    limit: Any, values: torch.Tensor, format: Any, tmp_path: Path
+) -> None:
+    with refused({"torchscript": "not_scriptable", "pt2": "not_exportable"}[format], error=recfx.ExportError) as raised:
+        recfx.export(LimitsValues(limit), tmp_path / "model", (batch(2), values), format=format)
+    assert "export_differs" in str(raised.value)
 
 
 class AsksForTheClass(nn.Module):
