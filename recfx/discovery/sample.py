@@ -131,13 +131,8 @@ class Sample:
             return tensor + random.to(tensor.dtype) if tensor.is_floating_point() else tensor ^ (random < 0.5)
 
         def varied(leaf: Any) -> Any:
-            if isinstance(leaf, torch.Tensor) and leaf.is_floating_point():
-                return _copied(leaf, change)
-            if not isinstance(leaf, KeyedJaggedTensor):
-                return leaf
-            weights = leaf.weights_or_none()
-            values = change(leaf.values()) if ids else leaf.values()
-            return _keyed_jagged(leaf, values, None if weights is None else _copied(weights, change), _clone)
+            is_number = isinstance(leaf, torch.Tensor) and not leaf.is_floating_point()
+            return leaf if is_number else _with_values(leaf, change, ids)
 
         return self._changed(varied)
 
@@ -149,27 +144,16 @@ class Sample:
             >>> recfx.Sample(torch.ones(3)).filled(0.0, 2.0).args[0]
             tensor([0., 2., 0.])
         """
-        content = torch.tensor(values)
-
-        def is_meant(tensor: torch.Tensor | None) -> bool:
-            return tensor is not None and tensor.is_floating_point() == content.is_floating_point()
+        content, changed = torch.tensor(values), list[torch.Tensor]()
 
         def change(tensor: torch.Tensor) -> torch.Tensor:
-            numbers = torch.arange(tensor.numel()) % len(values)
-            return content[numbers].to(tensor).view(tensor.shape)
+            if tensor.is_floating_point() != content.is_floating_point():
+                return _clone(tensor)
+            changed.append(tensor)
+            return content[torch.arange(tensor.numel()) % len(values)].to(tensor).view(tensor.shape)
 
-        def filled(leaf: Any) -> Any:
-            if isinstance(leaf, torch.Tensor) and is_meant(leaf):
-                changes.append(leaf)
-                return _copied(leaf, change)
-            if not isinstance(leaf, KeyedJaggedTensor) or not is_meant(leaf.weights_or_none()):
-                return leaf
-            changes.append(leaf)
-            return _keyed_jagged(leaf, _clone(leaf.values()), _copied(leaf.weights(), change), _clone)
-
-        changes: list[Any] = []
-        call = self._changed(filled)
-        return call if changes else None
+        call = self._changed(lambda leaf: _with_values(leaf, change))
+        return call if changed else None
 
     def sizes(self) -> tuple[int | None, dict[str, Fraction]]:
         """The batch size, None if it is not known, and the mean number of ids per bag of each feature of its KJTs.
@@ -223,6 +207,15 @@ def _copied(leaf: Any, of_tensor: Callable[[torch.Tensor], torch.Tensor]) -> Any
         weights = leaf.weights_or_none()
         return _keyed_jagged(leaf, copied(leaf.values()), None if weights is None else copied(weights), copied)
     return copy.deepcopy(leaf)
+
+
+def _with_values(leaf: Any, change: Callable[[torch.Tensor], torch.Tensor], ids: bool = False) -> Any:
+    """A tensor, or a KJT's weights and, if asked, ids, with other values."""
+    if not isinstance(leaf, KeyedJaggedTensor):
+        return _copied(leaf, change) if isinstance(leaf, torch.Tensor) else leaf
+    weights = leaf.weights_or_none()
+    values = change(leaf.values()) if ids else leaf.values()
+    return _keyed_jagged(leaf, values, None if weights is None else _copied(weights, change), _clone)
 
 
 def _clone(tensor: torch.Tensor) -> torch.Tensor:

@@ -119,8 +119,10 @@ class _Tracer(ShallowTracer):
         return CopiedProxy(node, self) if features is None else BatchProxy(node, self, features, self.reads)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """True for collections, and for modules that hold none; but hooks are part of the graph."""
-        if has_forward_hooks(m) or module_qualified_name in self.ways.inside:
+        """True for collections, and for modules that hold none; but hooks are part of the graph, and TorchScript would
+        take what is passed to ``nn.Identity`` for a tensor.
+        """
+        if has_forward_hooks(m) or module_qualified_name in self.ways.inside or type(m) is nn.Identity:
             return False
         if self.ways.deep and not isinstance(m, ConvertedCollection):
             return super(ShallowTracer, self).is_leaf_module(m, module_qualified_name)
@@ -177,7 +179,6 @@ def _around_served(call: ModelCall, entry: nn.Module, graph: fx.Graph) -> fx.Gra
         node.type = _TYPES[leaf.kind]
     graph_module = flat_graph_module(root, graph)
     _inline(graph_module, call.graphs)
-    _drop_identities(graph_module)
     return flat_graph_module(graph_module, graph_module.graph)
 
 
@@ -196,14 +197,6 @@ def _has(root: nn.Module, path: str) -> bool:
         return attrgetter(path)(root) is not None
     except AttributeError:
         return False
-
-
-def _drop_identities(graph_module: fx.GraphModule) -> None:
-    """TorchScript takes the argument of ``nn.Identity`` for a tensor, which it need not be."""
-    for node in list(graph_module.graph.find_nodes(op="call_module")):
-        if type(graph_module.get_submodule(str(node.target))) is nn.Identity:
-            node.replace_all_uses_with(node.all_input_nodes[0])
-            graph_module.graph.erase_node(node)
 
 
 def _inline(graph_module: fx.GraphModule, served: Mapping[int, nn.Module]) -> None:
