@@ -23,7 +23,7 @@ from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.passes import Pass
 from recfx.passes.base import PassRecord
 from recfx.runtime import TableStore
-from recfx.runtime.base import FxLeaf, opaque, tracer_of_call
+from recfx.runtime.base import FxLeaf, opaque
 from recfx.runtime.dist_groups import DistGroups
 from recfx.runtime.lower_graph import Runtime
 
@@ -200,10 +200,8 @@ class ConvertedCollection(FxLeaf):
         """Call ``run``; a torch.fx tracer gets one leaf node, torch.compile ``compiled`` in one graph break."""
         if torch.compiler.is_dynamo_compiling():
             return opaque(compiled, *args, **kwargs)
-        tracer = tracer_of_call(self, args, kwargs)
-        if tracer is not None:  # the collection is the root of the trace, or the user's code calls `forward` itself
-            return self.leaf_call(tracer, args, kwargs)
-        return run(*args, **kwargs)
+        proxy = self.leaf_call(args, kwargs, in_forward=True)
+        return run(*args, **kwargs) if proxy is None else proxy
 
     # State
 

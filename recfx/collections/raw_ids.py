@@ -13,7 +13,7 @@ from recfx.collections.converted_collection import index_of
 from recfx.collections.kinds import kind_of
 from recfx.errors import CheckpointError, ConversionError
 from recfx.hashing import HashIndex
-from recfx.runtime.base import FxLeaf
+from recfx.runtime.base import NodeModule
 
 
 class RawIdCollection(nn.Module):
@@ -85,7 +85,7 @@ class RawIdCollection(nn.Module):
         return embeddings, self._remapped(features)
 
 
-class RemappedRows(FxLeaf):
+class RemappedRows(NodeModule):
     """The rows that a collection has read for a batch.
 
     Args:

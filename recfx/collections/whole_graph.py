@@ -104,9 +104,8 @@ class WholeGraph(nn.Module):
         check_modes(self, self.training, self.__dict__["_entered"][self.training])
         graph_module = self.graph_module
         run = type(graph_module).forward
-        if tracer_of_call(self, args, kwargs) is not None:
-            return run(self, *args, **kwargs)
-        if torch.compiler.is_dynamo_compiling():  # it cannot follow what is thread-local
+        # torch.compile cannot follow what is thread-local.
+        if torch.compiler.is_dynamo_compiling() or tracer_of_call(self, args, kwargs) is not None:
             return run(self, *args, **kwargs)
         check_constants(self.python_model, self.__dict__["_constants"][self.training])
         for collection in self.__dict__["_collections"]:

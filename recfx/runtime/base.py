@@ -76,23 +76,6 @@ def without_load_hooks(module: nn.Module) -> Iterator[None]:
 class FxLeaf(nn.Module):
     """Base of the modules that become one ``call_module`` node: converted collections and the nodes of their graphs."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the module as usual; if a torch.fx tracer calls it, it becomes one node of the graph."""
-        if torch.compiler.is_dynamo_compiling() or not is_fx_symbolic_tracing():
-            return super().__call__(*args, **kwargs)
-        tracer = tracer_of_call(self, args, kwargs)
-        if tracer is None:
-            return super().__call__(*args, **kwargs)
-
-        def entered(*args: Any, **kwargs: Any) -> Any:
-            if has_forward_hooks(self):  # hooks then become part of the graph, as for every module that a tracer enters
-                return self._call_impl(*args, **kwargs)
-            return self.leaf_call(tracer, args, kwargs)
-
-        # Via the tracer, which records the call, and calls `entered` if the module is not a leaf by the tracer's own
-        # rules.
-        return tracer.call_module(self, entered, *_as_nodes(tracer, args, kwargs))
-
     def __prepare_scriptable__(self) -> NoReturn:
         """Called by ``torch.jit.script`` for a node outside of its collection; models are compiled as copies.
 
@@ -107,11 +90,17 @@ class FxLeaf(nn.Module):
             "recfx.unconvert(model), which has TorchRec's own collections.",
         )
 
-    def leaf_call(self, tracer: fx.Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Proxy:
-        """The node that runs this module's ``forward`` in the tracer's graph."""
+    def leaf_call(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, in_forward: bool = False) -> fx.Proxy | None:
+        """The node for this call if a torch.fx tracer makes it; otherwise None.
+
+        ``in_forward``: the tracer has entered the module, and so its hooks are part of the graph already.
+        """
+        tracer = tracer_of_call(self, args, kwargs)
+        if tracer is None:
+            return None
         path = tracer.path_of_module(self) or self.path_of_root()
         args, kwargs = _as_nodes(tracer, args, kwargs)
-        if has_forward_hooks(self):  # calling the module would run them too
+        if in_forward and has_forward_hooks(self):  # calling the module would run them too
             module = tracer.create_proxy("get_attr", path, (), {})
             return tracer.create_proxy("call_method", "forward", (module, *args), kwargs)
         return tracer.create_proxy("call_module", path, args, kwargs)
@@ -123,11 +112,11 @@ class FxLeaf(nn.Module):
 
 def tracer_of_call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Tracer | None:
     """The torch.fx tracer that makes this call of ``module``; None outside tracing."""
+    if not is_fx_symbolic_tracing():
+        return None
     for value in (*args, *kwargs.values()):
         if isinstance(value, fx.Proxy) and isinstance(value.tracer, fx.Tracer):
             return value.tracer
-    if not is_fx_symbolic_tracing():
-        return None
     # A batch of buffers or constants is not a proxy, but a tracer returns parameters as proxies.
     for owner in module.modules():
         for name in owner._parameters:
@@ -165,10 +154,11 @@ class NodeModule(FxLeaf):
         self.label = type(self).__name__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module as usual; if a torch.fx tracer calls it, it becomes one node of the graph."""
         if torch.compiler.is_dynamo_compiling():
             return opaque(self._call_impl, *args, **kwargs)
-        if tracer_of_call(self, args, kwargs) is not None:
-            return super().__call__(*args, **kwargs)
+        if (proxy := self.leaf_call(args, kwargs)) is not None:
+            return proxy
         if not is_profiling():
             return self._call_impl(*args, **kwargs)
         with forward_range(self.label):
