@@ -105,18 +105,18 @@ def describe_in_backward(model: nn.Module, is_first: bool) -> Described:
     for table, fused in fused_tables(model):
         names = list(fused.rule.tensor_names)
         if not table.module.is_sharded:  # it has no state before its first step
-            names = [name for name in names if name in table.fused_of(table.shards[0]).state]
+            names = [name for name in names if name in table.fused_of(table.here[0]).state]
         settings = settings_in(fused.group)
         entry: dict[str, Any] = {"kind": fused.rule.name, "settings": settings, "values": {}, "tensors": names}
-        if fused.rule.has_row_state and len(table.column_blocks) > 1:
-            entry["blocks"] = list(table.column_blocks)
+        if fused.rule.has_row_state and len(table.placed.column_blocks) > 1:
+            entry["blocks"] = list(table.placed.column_blocks)
         described.settings[table.weight] = entry
         per_row = {state.name for state in fused.rule.states if state.per_row}
         for shard in table.saved_here if table.module.is_sharded or is_first else ():
             for name in names:
                 value = torch.as_tensor(table.fused_of(shard).state[name]).detach()
                 value = value.reshape(() if name == STEP else (value.shape[0], math.prod(value.shape[1:])))
-                blocks = table.column_blocks if name in per_row else ()
+                blocks = table.placed.column_blocks if name in per_row else ()
                 _add_part(described, f"{OPTIMIZER}{table.weight}.{name}", value, table, shard, blocks)
     for name, parameter, optimizer in attached_to(model):
         described.settings[name] = {
@@ -186,7 +186,7 @@ def _add_part(
     if shape == (shard.num_rows, 1) and shard.num_columns == dim:
         blocks = blocks or (shard.columns,)
     if shape == ():
-        described.parts.update({name: value} if shard == table.saved[0] else {})
+        described.parts.update({name: value} if shard == table.placed.saved[0] else {})
     elif not blocks and shape != (shard.num_rows, shard.num_columns):
         raise not_supported(
             f"the state {name} of a sharded table is {shape}, its shard {(shard.num_rows, shard.num_columns)}.",

@@ -17,17 +17,15 @@ from torch import Tensor, nn
 
 from recfx.checkpoint.contents import check_has_elements, check_saved_as
 from recfx.checkpoint.storage import Parts, SavedFolder
-from recfx.collections.collection import UnshardedCollection
-from recfx.collections.converted_collection import collections_by_prefix
-from recfx.collections.fit_table import check_weight, saved_shape
+from recfx.collections.converted_collection import ConvertedCollection, collections_by_prefix
 from recfx.collections.kinds import kind_of
-from recfx.collections.sharding.collection import ShardedCollection
-from recfx.collections.sharding.state import fit_slices, fit_whole_index
+from recfx.collections.load_state import check_weight, fit_slices, fit_whole_index, saved_shape
 from recfx.hashing.identity import IDENTITY, check_identity
 from recfx.hashing.index import HashIndex
 from recfx.hashing.row_move import RowMove
 from recfx.hashing.slices import COUNTS, SLICE_COUNTS, STATISTICS, part_count, parts_between, slice_state
 from recfx.hashing.state import NOT_BY_ROW, state_names
+from recfx.ir.shards import ShardedTable
 from recfx.ir.tables import Shard, TableSpec
 from recfx.optim.fused_optimizer import FusedOptimizer
 
@@ -39,20 +37,18 @@ class Table:
     Args:
         prefix: the prefix of its collection.
         module: its collection.
-        spec: the whole table.
-        shards: its shards on all ranks.
-        saved: those that are saved: one copy of each number.
-        rank: this rank, as shards count ranks.
+        placed: the whole table and its shards; what is saved of them is one copy of each number.
         first: whether this is the first name of the collection.
     """
 
     prefix: str
-    module: ShardedCollection | UnshardedCollection
-    spec: TableSpec
-    shards: tuple[Shard, ...]
-    saved: tuple[Shard, ...]
-    rank: int
+    module: ConvertedCollection
+    placed: ShardedTable
     first: bool
+
+    @property
+    def spec(self) -> TableSpec:
+        return self.placed.table
 
     @property
     def name(self) -> str:
@@ -66,16 +62,12 @@ class Table:
     @property
     def here(self) -> list[Shard]:
         """The shards of this rank."""
-        return [shard for shard in self.shards if shard.rank == self.rank]
+        return self.module.sharding.local_of(self.name)
 
     @property
     def saved_here(self) -> list[Shard]:
         """The shards of this rank that are saved."""
-        return [shard for shard in self.saved if shard.rank == self.rank]
-
-    @cached_property
-    def column_blocks(self) -> tuple[tuple[int, int], ...]:
-        return tuple(sorted({shard.columns for shard in self.shards}))
+        return [shard for shard in self.placed.saved if shard.rank == self.module.sharding.rank]
 
     @cached_property
     def index_keys(self) -> dict[str, str]:
@@ -90,8 +82,7 @@ class Table:
 
     @property
     def dtype(self) -> torch.dtype:
-        module = self.module
-        return module.dtypes[self.name] if isinstance(module, ShardedCollection) else module.weight(self.name).dtype
+        return self.module.dtypes[self.name] if self.module.is_sharded else self.module.weight(self.name).dtype
 
     @property
     def indexes(self) -> list[HashIndex]:
@@ -113,19 +104,9 @@ def tables_of(model: nn.Module) -> list[Table]:
     """Every table of a converted collection under every name: a state has the keys of a shared module once per name."""
     tables: list[Table] = []
     seen: set[int] = set()
-    kinds: tuple[type[Any], ...] = (UnshardedCollection, ShardedCollection)
-    for kind in kinds:
-        for prefix, module in collections_by_prefix(model, kind):
-            for spec in module.tables:
-                if isinstance(module, ShardedCollection):
-                    sharded, rank = module.sharding.named(spec.name), module.sharding.rank
-                    shards, saved = sharded.filled, sharded.saved
-                else:
-                    rows, dim = module.weight(spec.name).shape
-                    shards, rank = (Shard(spec, 0, (0, rows), (0, dim), name=spec.name),), 0
-                    saved = shards
-                tables.append(Table(prefix, module, spec, shards, saved, rank, id(module) not in seen))
-            seen.add(id(module))
+    for prefix, module in collections_by_prefix(model, ConvertedCollection):
+        tables += [Table(prefix, module, placed, id(module) not in seen) for placed in module.sharding.tables]
+        seen.add(id(module))
     return tables
 
 

@@ -23,14 +23,15 @@ from recfx.collections.compile_graph import (
     refuse_raw_ids,
 )
 from recfx.collections.converted_collection import ConvertedCollection, collections_of, new_instance
-from recfx.collections.fit_table import fit_state, fit_weights, say_what_is_lost_together
 from recfx.collections.kinds import kind_of
+from recfx.collections.load_state import LocalState
 from recfx.collections.table_holder import all_held, hold
 from recfx.collections.table_specs import allocate_tables, check_config, describe_tables, physical_configs
 from recfx.errors import ConversionError, Diagnostic
 from recfx.hashing import HashConfig, HashIndex
 from recfx.ir.meta import SourceLocation
 from recfx.ir.operator_graph import OperatorGraph
+from recfx.ir.shards import unsharded
 from recfx.ir.tables import TableSpec
 from recfx.lowering.registry import WeightFacts
 from recfx.lowering.targets import TargetsHere
@@ -41,7 +42,6 @@ from recfx.optim.keyed_optimizer import FusedKeyedOptimizer
 from recfx.passes import Pass
 from recfx.passes.base import PASSES_KEY, Rewriting
 from recfx.runtime import TableStore
-from recfx.runtime.base import load_hooks, without_load_hooks
 from recfx.runtime.in_flight import BATCHES_IN_FLIGHT, refuse_fused_replicas
 from recfx.runtime.lower_graph import Runtime
 
@@ -102,6 +102,7 @@ class UnshardedCollection(ConvertedCollection):
     """
 
     is_sharded = False
+    _state = LocalState
 
     _device: torch.device | str
     _replacement: ClassVar[type[UnshardedCollection]]  # of the classes that stand for subclasses of the user's
@@ -179,7 +180,7 @@ class UnshardedCollection(ConvertedCollection):
         self._is_weighted, self.tables, self.graph_is_inlined = is_weighted, specs, False
         setattr(self, kind.tables, bags)
         hold(bags)
-        self._row_moves = {}
+        self._row_moves, self.sharding = {}, unsharded(specs)
         self.hash_indexes = nn.ModuleDict()
         for table in specs:
             if table.hashing is not None and table.has_index:
@@ -319,11 +320,6 @@ class UnshardedCollection(ConvertedCollection):
         return self._store.optimizers
 
     @property
-    def process_group(self) -> None:
-        """None, because every rank has the tables as a whole."""
-        return None
-
-    @property
     def fused_optimizer(self) -> KeyedOptimizer:
         """State and settings of the fused optimizers, under TorchRec's names (``<table>.momentum1``).
 
@@ -382,28 +378,6 @@ class UnshardedCollection(ConvertedCollection):
             self.follow_optimizers()
         return self
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Load a state, which may have fewer rows: ids then move to their bucket's rows, and their weights with them.
-
-        Raises:
-            CheckpointError: an index is damaged or belongs to something else. Nothing of this collection has changed.
-        """
-        for hook in load_hooks(self).values():  # before the keys are read, because they may rename them
-            hook(state_dict, prefix, *args)
-        fitted, moves = fit_state(self, state_dict, prefix)
-        fitted.update(fit_weights(self, state_dict, prefix, moves))
-        indexes = {f"{prefix}hash_indexes.{table}.": self.index(table) for table in self.hash_indexes}
-        say_what_is_lost_together(fitted, indexes)
-        state_dict.update(fitted)
-        for table in self.hash_indexes:
-            self.index(table).expect_load()
-        with without_load_hooks(self):
-            super()._load_from_state_dict(state_dict, prefix, *args)
-        self.note_row_moves(moves)
-
-    def check_state(self, saved: Mapping[str, Any], prefix: str) -> None:
-        fit_state(self, saved, prefix)
-
     def __reduce_ex__(self, protocol: Any) -> Any:
         standard = getattr(type(self), "_standard", None)
         if standard is None:
@@ -440,6 +414,6 @@ def unsharded_collections(model: nn.Module) -> dict[str, UnshardedCollection]:
 OWN_NAMES = (
     "_compared", "_device", "_follower", "_graph_trains", "_is_weighted", "_row_moves", "_runtime", "_store", "backend",
     "calls", "collection", "graph_is_inlined", "graph_module", "hash_indexes", "not_fused", "other_graph",
-    "pass_records", "passes", "requested", "source", "tables",
+    "pass_records", "passes", "requested", "sharding", "source", "tables",
 )  # fmt: skip
 """The attributes of an instance, besides those that its kind names."""

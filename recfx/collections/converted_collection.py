@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
-from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from recfx.collections.first_use import first_use
 from recfx.collections.kinds import CollectionKind
@@ -23,7 +22,7 @@ from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.passes import Pass
 from recfx.passes.base import PassRecord
 from recfx.runtime import TableStore
-from recfx.runtime.base import FxLeaf, opaque
+from recfx.runtime.base import FxLeaf, load_hooks, opaque, without_load_hooks
 from recfx.runtime.dist_groups import DistGroups
 from recfx.runtime.lower_graph import Runtime
 
@@ -46,7 +45,7 @@ class ConvertedCollection(FxLeaf):
         hash_indexes: the indexes of the tables that have one.
         graph_module: the graph that ``forward`` runs in the mode that the collection is in.
         pass_records: what each pass did to the graph.
-        sharding: of a sharded one, which shards are where.
+        sharding: which shards are where; if it is not sharded, each table is one shard on the only rank.
         groups: of a sharded one, the process groups of ids and of pooled rows.
         fused: of a sharded one, kind and settings of each table's fused optimizer, by table name.
         dtypes: of a sharded one, dtypes of the tables' weights, by table name.
@@ -71,6 +70,7 @@ class ConvertedCollection(FxLeaf):
     fused: dict[str, FusedOptimizer]
     dtypes: dict[str, torch.dtype]
 
+    _state: ClassVar[type[Any]]  # what this rank takes of a saved state: a LocalState
     _is_weighted: bool
     _need_indices: bool = False  # whether the output has the ids as well, if it has a row for each id
     _store: TableStore
@@ -181,9 +181,9 @@ class ConvertedCollection(FxLeaf):
     # Ranks
 
     @property
-    @abstractmethod
     def process_group(self) -> dist.ProcessGroup | None:
         """The ranks that have the collection's shards; None if it is not sharded."""
+        return None
 
     # Calls
 
@@ -205,9 +205,38 @@ class ConvertedCollection(FxLeaf):
 
     # State
 
-    @abstractmethod
     def check_state(self, saved: Mapping[str, Any], prefix: str) -> None:
         """Raise a ``CheckpointError`` if the collection could not load its part, below ``prefix``, of a saved state."""
+        self._state(self, saved, prefix)
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, metadata: Any, strict: bool, missing_keys: list[str], *rest: Any
+    ) -> None:
+        """Load a state, which may have fewer rows: ids then move to their bucket's rows, and their weights with them.
+
+        Raises:
+            CheckpointError: an index is damaged or belongs to something else. Nothing of this collection has changed.
+        """
+        for hook in load_hooks(self).values():  # before the keys are read, because they may rename them
+            hook(state_dict, prefix, metadata, strict, missing_keys, *rest)
+        planned, shards = self._state(self, state_dict, prefix), self.sharding.local()
+        names = [shard.name for shard in shards if shard.table.has_index]
+        indexes = {f"{prefix}hash_indexes.{name}.": self.index(name) for name in names}
+        planned.say_what_is_lost(indexes)
+        for index in indexes.values():
+            index.expect_load()
+        for key in planned.taken:
+            del state_dict[key]
+        if metadata.get("assign_to_params_buffers"):  # lest they be views of the state
+            for key, value in planned.local.items():
+                if isinstance(value, Tensor):
+                    planned.local[key] = value.clone(memory_format=torch.contiguous_format)
+        state_dict.update(planned.local)
+        here = {shard.table.name for shard in shards}
+        missing_keys.extend(key for key, table in planned.missing.items() if table not in here)
+        with without_load_hooks(self):
+            super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing_keys, *rest)
+        self.note_row_moves(planned.moves)
 
     def note_row_moves(self, moves: Mapping[str, RowMove], *, keep: bool = False) -> None:
         """Record where a load has put the rows of resized tables: the state of their optimizers follows later.
@@ -225,9 +254,9 @@ class ConvertedCollection(FxLeaf):
         if self.training:
             self._row_moves = {}
 
-    @abstractmethod
     def own_names(self) -> frozenset[str]:
         """The attributes that belong to the class, not to the user, who may have put others on the original."""
+        return frozenset(self.__dict__)
 
 
 def converted_collections(model: nn.Module) -> dict[str, ConvertedCollection]:

@@ -12,8 +12,9 @@ from typing import ClassVar, NamedTuple
 
 from torchrec.distributed.types import ParameterSharding
 
+from recfx.ir.meta import Frozen
 from recfx.ir.tables import Shard, TableSpec
-from recfx.ir.ways_back import Travelling, WayBack, Wires, World
+from recfx.ir.ways_back import STAY, Travelling, WayBack, Wires, World
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,18 @@ class ShardingType(ABC):
 
 
 @dataclass(frozen=True)
-class ShardedTable:
+class Unsharded(ShardingType):
+    """All of the table is one shard, on the only rank."""
+
+    name = "unsharded"
+
+    def cut(self, plan: TablePlan) -> Cut:
+        table = plan.table
+        return Cut([Shard(table, 0, (0, table.num_embeddings), (0, table.embedding_dim), name=table.name)], STAY)
+
+
+@dataclass(frozen=True)
+class ShardedTable(Frozen):
     """One table and its shards.
 
     Args:
@@ -152,7 +164,7 @@ class ShardedTable:
 
 
 @dataclass(frozen=True)
-class CollectionSharding:
+class CollectionSharding(Frozen):
     """All tables of one collection, seen from one rank; ``wires`` say in which precision rows are sent."""
 
     tables: tuple[ShardedTable, ...]
@@ -237,3 +249,14 @@ class CollectionSharding:
     @cached_property
     def _by_name(self) -> dict[str, ShardedTable]:
         return {sharded.table.name: sharded for sharded in self.tables}
+
+
+def unsharded(tables: Sequence[TableSpec]) -> CollectionSharding:
+    """Tables that are not sharded: each is one shard, on the only rank."""
+    everything, parameter = Unsharded(), ParameterSharding(Unsharded.name, "fused")
+    cuts = [everything.cut(TablePlan(table, parameter, 1)) for table in tables]
+    placed = [
+        ShardedTable(table, everything, "fused", cut.way_back, tuple(cut.shards))
+        for table, cut in zip(tables, cuts, strict=True)
+    ]
+    return CollectionSharding(tuple(placed), rank=0, world_size=1)

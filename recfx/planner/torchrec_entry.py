@@ -31,9 +31,9 @@ from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCo
 from recfx.collections.collection import UnshardedCollection, unsharded_collections
 from recfx.collections.converted_collection import converted_collections
 from recfx.collections.first_use import wrap_once
-from recfx.collections.fit_table import STRICT
 from recfx.collections.hash_collections import all_converted_classes
 from recfx.collections.kinds import KINDS, kind_of
+from recfx.collections.load_state import STRICT
 from recfx.collections.raw_ids import refuse_returned_rows
 from recfx.collections.sharding.collection import hook_refused
 from recfx.collections.sharding.plan import on_all_ranks_with_plan

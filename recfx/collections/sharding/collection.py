@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -26,9 +26,8 @@ from recfx.collections.sharding.optimizer import ShardedFusedOptimizer
 from recfx.collections.sharding.pipeline_stages import BatchContext, Guarded, Result, Stage, StagedGraph
 from recfx.collections.sharding.settings import OptimizerSettings
 from recfx.collections.sharding.state import (
-    LocalState,
+    ShardedState,
     drop_shard_names,
-    load_local_state,
     save_sharded_state,
 )
 from recfx.errors import CheckpointError, ConversionError, OutOfStepError
@@ -77,7 +76,7 @@ class ShardedCollection(
     """
 
     is_sharded = True
-
+    _state = ShardedState
     _checked: Any = None  # what ``TableStore.look`` returned when the tables were last found to be as they must be
     _computed: Any = None  # and when all lookups last ran
 
@@ -128,7 +127,6 @@ class ShardedCollection(
         self._has_uninitialized_input_dist = False
         self._take_depth()
         self._register_state_dict_hook(save_sharded_state)
-        self.register_load_state_dict_pre_hook(load_local_state)
         self.register_load_state_dict_post_hook(drop_shard_names)
         self.train(unsharded.training)
 
@@ -150,9 +148,6 @@ class ShardedCollection(
     def fused_optimizer(self) -> KeyedOptimizer:
         """State and settings of the fused optimizers, under TorchRec's names and as ``ShardedTensor``s."""
         return ShardedFusedOptimizer(self)
-
-    def check_state(self, saved: Mapping[str, Any], prefix: str) -> None:
-        LocalState(self, saved, prefix)
 
     def prepare_to_save(self) -> None:
         """Check this rank's indexes, and make the optimizer state that is missing."""
@@ -357,10 +352,6 @@ class ShardedCollection(
         return lambda arrived: self._arrive(ctx, arrived)
 
     # Copies
-
-    def own_names(self) -> frozenset[str]:
-        """All attributes: what users put on a collection stays with the unsharded one."""
-        return frozenset(self.__dict__)
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         """Refuse to be pickled: process groups cannot be, and a rank has no more than its shards.

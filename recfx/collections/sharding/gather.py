@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torchrec.distributed.model_parallel import DistributedModelParallel, get_unwrapped_module
 
 from recfx.collections.kinds import kind_of
+from recfx.collections.load_state import whole_index
 from recfx.collections.sharding.collection import ShardedCollection, sharded_collections
 from recfx.collections.sharding.ranks_agree import begin_on_all_ranks, on_all_ranks
-from recfx.collections.sharding.state import whole_index
 from recfx.errors import RecfxError
 from recfx.hashing.row_move import saved_names
 from recfx.hashing.slices import SLICE_COUNTS, STATISTICS, join_states, parts_between
