@@ -112,7 +112,10 @@ class RemappedRows(NodeModule):
         if order != list(range(len(features.keys()))):
             features = features.permute(order)
         pieces = features.values().split(features.length_per_key())
-        rows = [_rows(index_of(collection, table), ids.long()) for table, ids in zip(tables, pieces, strict=True)]
+        rows = [
+            _rows(index_of(collection, table), ids.long(), collection.training)
+            for table, ids in zip(tables, pieces, strict=True)
+        ]
         return KeyedJaggedTensor(
             keys=features.keys(),
             values=torch.cat(rows).to(features.values().dtype),
@@ -124,11 +127,20 @@ class RemappedRows(NodeModule):
         )
 
 
-def _rows(index: HashIndex | None, ids: torch.Tensor) -> torch.Tensor:
+def _rows(index: HashIndex | None, ids: torch.Tensor, training: bool) -> torch.Tensor:
+    """The rows that a forward has just read for ``ids``: in training, ids whose bucket is full share rows as well."""
     if index is None:
         return ids
     rows = index.find(ids)
-    return rows if index.config.unseen == "zeros" else torch.where(rows < 0, index.shared_rows(ids), rows)
+    if index.config.unseen == "zeros" and not (training and index.config.on_full == "share"):
+        return rows
+    if index.config.unseen == "zeros" and index.config.admit_after > 1:
+        raise ConversionError(
+            "return_remapped_features cannot tell ids that share a row from ids that are not admitted yet.",
+            reason="id_without_row",
+            what_to_do="convert with HashConfig(unseen='share'), admit_after=1 or another on_full.",
+        )
+    return torch.where(rows < 0, index.shared_rows(ids), rows)
 
 
 def refuse_returned_rows(model: nn.Module) -> None:

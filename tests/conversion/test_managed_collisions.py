@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import re
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from torchrec.modules.mc_modules import (
 from torchrec.quant.embedding_modules import QuantManagedCollisionEmbeddingCollection
 
 import recfx
-from tests.builders.managed_collisions import FEATURES, LEARNED, ROWS, Model, batch, hash_zch, learn, managed, mch
+from tests.builders.managed_collisions import DIM, FEATURES, LEARNED, ROWS, Model, batch, hash_zch, learn, managed, mch
 from tests.builders.optimizers import attach
 from tests.support.needs import needed
 from tests.support.refusals import refused
@@ -317,6 +318,25 @@ def test_unconverted_models_return_the_rows_that_they_are_given(is_pooled: bool)
     plain, mapping = recfx.unconvert(ours, with_mapping=True)
     for left, right in zip(ours(ASKED), plain(mapping.to_rows(ASKED)), strict=True):
         assert torch.equal(left, right)
+
+
+def test_returned_rows_are_those_that_training_read() -> None:
+    """Ids of a full table train the row that they share, but in eval mode they read zeros."""
+    shares = recfx.HashConfig(rows=ROWS, on_full="share", unseen="zeros", buckets=1)
+    ours = converted(managed(False, return_remapped_features=True), hashing={"a": shares})
+    torch.manual_seed(0)
+    shared = 0
+    for step in range(16):
+        ours.train(step % 4 < 3)
+        ids = torch.randint(0, 30, (6,)).tolist()
+        embeddings, rows = ours(batch(ids, [], []))
+        weight = torch.cat([ours.weight("a"), torch.zeros(1, DIM)])  # -1 reads zeros
+        torch.testing.assert_close(embeddings["f"].values(), weight[rows["f"].values()], rtol=0, atol=0)
+        shared += int((ours.index("a").find(torch.tensor(ids)) != rows["f"].values()).sum())
+    assert shared
+    late = dataclasses.replace(shares, admit_after=2)
+    with refused("id_without_row"):
+        converted(managed(False, return_remapped_features=True), hashing={"a": late})(batch([1], [], []))
 
 
 @pytest.mark.parametrize("make", [mch, hash_zch])
