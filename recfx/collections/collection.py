@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -18,7 +17,6 @@ from recfx.collections.compile_graph import (
     COPIES_RUN_THE_SAME,
     REWRITING_KEY,
     compile_graph,
-    context_of,
     make_eval_graph,
     refuse_raw_ids,
 )
@@ -30,11 +28,8 @@ from recfx.collections.table_specs import allocate_tables, check_config, describ
 from recfx.errors import ConversionError, Diagnostic
 from recfx.hashing import HashConfig, HashIndex
 from recfx.ir.meta import SourceLocation
-from recfx.ir.operator_graph import OperatorGraph
 from recfx.ir.shards import unsharded
 from recfx.ir.tables import TableSpec
-from recfx.lowering.registry import WeightFacts
-from recfx.lowering.targets import TargetsHere
 from recfx.optim.attached import attached_optimizers
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.in_backward import attach_unfused, fused_optimizers, hooks_on_step
@@ -44,53 +39,6 @@ from recfx.passes.base import PASSES_KEY, Rewriting
 from recfx.runtime import TableStore
 from recfx.runtime.in_flight import BATCHES_IN_FLIGHT, refuse_fused_replicas
 from recfx.runtime.lower_graph import Runtime
-
-
-class OptimizerFollower:
-    """Keeps the fused optimizers of a :class:`TableStore` in line with what is attached to its weights.
-
-    ``not_fused`` has the optimizers in backward that no kernel can carry out, and why not, by table name.
-    """
-
-    def __init__(self, store: TableStore, collection: str, tables: str) -> None:
-        self._store, self._collection, self._tables = store, collection, tables
-        self._aside: dict[str, tuple[weakref.ref[nn.Parameter], FusedOptimizer]] = {}
-        self.not_fused: dict[str, Diagnostic] = {}
-        self.take_over()
-
-    def take_over(self) -> None:
-        """Take over the optimizers in backward that are attached to the tables; copies and pickles keep theirs."""
-        self._set_aside()
-        for table, optimizer in self._store.optimizers.items():
-            weight = self._store.weight(table)
-            if hooks_on_step(weight) or len(attached_optimizers(weight)) > 1:  # it goes on with the fused one's state
-                attach_unfused(weight, optimizer)
-        optimizers, self.not_fused = fused_optimizers(self._store.bags, self._collection, self._tables)
-        self._store.optimizers.update(optimizers)
-        for table in self.not_fused:  # such as a second optimizer beside one that was fused
-            self._store.optimizers.pop(table, None)
-        self._store.own_weights()
-
-    def _set_aside(self) -> None:
-        """Set aside optimizers whose parameter was replaced by another one, and bring them back when it returns."""
-        for table, (owner, optimizer) in list(self._aside.items()):
-            if owner() is self._store.weight(table) or owner() is None:
-                del self._aside[table]
-            if owner() is self._store.weight(table):
-                self._store.optimizers.setdefault(table, optimizer)
-        for table in list(self._store.optimizers):
-            before = self._store.owner(table)
-            if before is not None and before() is not self._store.weight(table):
-                self._aside[table] = before, self._store.optimizers.pop(table)
-
-    def look(self) -> tuple[list[Any], list[WeightFacts]]:
-        """See ``TableStore.look``. Each collection keeps its own last value: copies of its modules share the follower,
-        but have their own graph to make anew.
-        """
-        return self._store.look(watched=bool(self._aside))
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_aside": {}}
 
 
 class UnshardedCollection(ConvertedCollection):
@@ -191,8 +139,8 @@ class UnshardedCollection(ConvertedCollection):
         self._store = TableStore(bags, self.hash_indexes, {}, init_fns)
         # A step of the model is as many forwards of the collection as it has calls.
         self._store.in_flight.depth = (1 + BATCHES_IN_FLIGHT) * max(self.calls, 1) - 1
-        self._follower = OptimizerFollower(self._store, self.collection, kind.tables)
-        self.not_fused, self._compared = self._follower.not_fused, self._follower.look()
+        self.not_fused = self._take_over()
+        self._compared = self._store.look()
         self._compile()
 
     def _compile(self, of_original: Rewriting | None = None) -> None:
@@ -229,18 +177,6 @@ class UnshardedCollection(ConvertedCollection):
 
     def graph_of(self, training: bool) -> fx.GraphModule:
         return self.graph_module if self.other_graph is None or training == self._graph_trains else self.other_graph
-
-    def unexpanded_graph(self) -> OperatorGraph:
-        """The graph before the first pass, as data: input, the collection as one leaf, output."""
-        context = context_of(
-            self.collection,
-            self.tables,
-            self._is_weighted,
-            Runtime(self._store),
-            self.source,
-            need_indices=self._need_indices,
-        )
-        return OperatorGraph.of(context, TargetsHere(self.backend))
 
     def _run(self, features: KeyedJaggedTensor) -> Any:
         self.begin_forward()
@@ -298,16 +234,48 @@ class UnshardedCollection(ConvertedCollection):
         with self._store.new_rows_lock:  # threads that serve one model come here together
             if self._graph_is_current():
                 return
-            self._follower.take_over()
-            followed = self._follower.look()
+            not_fused = self._take_over()
+            followed = self._store.look()
             self._compile()
             # Last, so that the next forward tries again if this fails: because of a pass of the user's, say.
-            self.not_fused, self._compared = self._follower.not_fused, followed
+            self.not_fused, self._compared = not_fused, followed
 
     def _graph_is_current(self) -> bool:
-        attached, tables = self._follower.look()
+        attached, tables = self._store.look()
         # The graph of a whole model names the modules of this one, whose lookups follow their tables by themselves.
         return attached == self._compared[0] and (self.graph_is_inlined or tables == self._compared[1])
+
+    def _take_over(self) -> dict[str, Diagnostic]:
+        """Take over the optimizers in backward that are attached to the tables; copies and pickles keep theirs.
+
+        Returns:
+            those that no kernel can carry out, and why not, by table name.
+        """
+        store, kind = self._store, kind_of(self)
+        self._set_aside()
+        for table, optimizer in store.optimizers.items():
+            weight = store.weight(table)
+            if hooks_on_step(weight) or len(attached_optimizers(weight)) > 1:  # it goes on with the fused one's state
+                attach_unfused(weight, optimizer)
+        optimizers, not_fused = fused_optimizers(store.bags, self.collection, kind.tables)
+        store.optimizers.update(optimizers)
+        for table in not_fused:  # such as a second optimizer beside one that was fused
+            store.optimizers.pop(table, None)
+        store.own_weights()
+        return not_fused
+
+    def _set_aside(self) -> None:
+        """Set aside optimizers whose parameter was replaced by another one, and bring them back when it returns."""
+        store = self._store
+        for table, (owner, optimizer) in list(store.aside.items()):
+            if owner() is store.weight(table) or owner() is None:
+                del store.aside[table]
+            if owner() is store.weight(table):
+                store.optimizers.setdefault(table, optimizer)
+        for table in list(store.optimizers):
+            before = store.owner(table)
+            if before is not None and before() is not store.weight(table):
+                store.aside[table] = before, store.optimizers.pop(table)
 
     @property
     def device(self) -> torch.device | str:
@@ -347,8 +315,7 @@ class UnshardedCollection(ConvertedCollection):
         """``fused_optimizers`` without the graph that is made for them: sharding makes another one."""
         if not self._graph_is_current():
             with self._store.new_rows_lock:
-                self._follower.take_over()
-                self.not_fused = self._follower.not_fused
+                self.not_fused = self._take_over()
         return self._store.optimizers
 
     def own_names(self) -> frozenset[str]:
@@ -402,7 +369,7 @@ class UnshardedCollection(ConvertedCollection):
         # In a copy that replaces modules, the trained weights may no longer be those of the store.
         self._store.bags, self._store.indexes = kind_of(self).tables_of(self), self.hash_indexes
         self._store.own_weights()
-        self._compared = self._follower.look()
+        self._compared = self._store.look()
         self._compile(of_original)
 
 
@@ -412,7 +379,7 @@ def unsharded_collections(model: nn.Module) -> dict[str, UnshardedCollection]:
 
 
 OWN_NAMES = (
-    "_compared", "_device", "_follower", "_graph_trains", "_is_weighted", "_row_moves", "_runtime", "_store", "backend",
+    "_compared", "_device", "_graph_trains", "_is_weighted", "_row_moves", "_runtime", "_store", "backend",
     "calls", "collection", "graph_is_inlined", "graph_module", "hash_indexes", "not_fused", "other_graph",
     "pass_records", "passes", "requested", "sharding", "source", "tables",
 )  # fmt: skip

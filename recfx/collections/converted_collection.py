@@ -10,14 +10,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, fx, nn
 
+from recfx.collections.compile_graph import context_of
 from recfx.collections.first_use import first_use
 from recfx.collections.kinds import CollectionKind
 from recfx.errors import ConversionError, Diagnostic, few, plural
 from recfx.hashing import HashConfig, HashIndex, as_integer
 from recfx.hashing.row_move import RowMove
 from recfx.ir.meta import SourceLocation
+from recfx.ir.operator_graph import OperatorGraph
 from recfx.ir.shards import CollectionSharding
 from recfx.ir.tables import TableSpec
+from recfx.lowering.targets import TargetsHere
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.passes import Pass
 from recfx.passes.base import PassRecord
@@ -136,6 +139,19 @@ class ConvertedCollection(FxLeaf):
     def graph_of(self, training: bool) -> fx.GraphModule:
         """The graph of one mode. Its modules have the same names below ``graph_module`` in either mode."""
         return self.graph_module
+
+    def unexpanded_graph(self) -> OperatorGraph:
+        """The graph before the first pass, as data: input, the collection as one leaf, output."""
+        context = context_of(
+            self.collection,
+            self.tables,
+            self._is_weighted,
+            self._runtime,
+            self.source,
+            self.sharding if self.is_sharded else None,
+            need_indices=self._need_indices,
+        )
+        return OperatorGraph.of(context, TargetsHere(self.backend))
 
     def weight(self, name: str) -> nn.Parameter:
         """The ``[rows, dim]`` parameter of a table, or of one of this rank's shards.

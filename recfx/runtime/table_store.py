@@ -25,6 +25,8 @@ from recfx.optim.in_backward import positions_with_hooks
 from recfx.runtime.in_flight import BatchesInFlight
 from recfx.runtime.ordinary_optimizers import OrdinaryOptimizers
 
+_OF_PARAMETERS = ("_lock", "_owners", "_ordinary", "aside")  # what copies do not have
+
 
 class TableStore:
     """Weights, indexes and fused optimizers of one collection, by table name.
@@ -39,6 +41,7 @@ class TableStore:
     Attributes:
         in_flight: the batches whose rows must keep their ids.
         shared_weights: for every table whose weight other tables or modules have as well, the names of these.
+        aside: fused optimizers whose parameter was replaced by another one, with that parameter.
         graph_fits: whether the forward under way has compared the tables with what its graph was made for. Then no
             weight with a fused optimizer has a hook or was replaced, and the kernels of all lookups still serve their
             tables.
@@ -62,6 +65,7 @@ class TableStore:
         self._given: dict[str, tuple[torch.Tensor | None, int, bool]] = {}  # in a copy: what it copies of ``_ordinary``
         self._lock, self._process = threading.RLock(), os.getpid()
         self.shared_weights: dict[str, list[str]] = {}
+        self.aside: dict[str, tuple[weakref.ref[nn.Parameter], FusedOptimizer]] = {}
         self.graph_fits = False
         self._without_tables = device or torch.device("cpu")
 
@@ -73,12 +77,12 @@ class TableStore:
         return self._lock
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {key: value for key, value in self.__dict__.items() if key not in ("_lock", "_owners", "_ordinary")}
+        state = {key: value for key, value in self.__dict__.items() if key not in _OF_PARAMETERS}
         return {**state, "_given": {table: own.since_last_step() for table, own in self._ordinary.items()}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update({"_given": {}, **state})
-        self._owners, self._ordinary, self.graph_fits = {}, {}, False  # a copy has its own parameters
+        self._owners, self._ordinary, self.aside, self.graph_fits = {}, {}, {}, False  # a copy has its own parameters
         self._lock, self._process = threading.RLock(), os.getpid()
 
     @property
@@ -115,14 +119,11 @@ class TableStore:
         weights = [bags[table]._parameters.get("weight") for table in tables]
         return [self.weight(table) if weight is None else weight for table, weight in zip(tables, weights, strict=True)]
 
-    def look(self, *, watched: bool = False) -> tuple[list[Any], list[WeightFacts]]:
+    def look(self) -> tuple[list[Any], list[WeightFacts]]:
         """The optimizers in backward on the tables, with which tables have gradient hooks; and what kernels are chosen
         for. Every forward asks, in some models for thousands of tables.
 
         The value stays equal as long as nothing is attached or removed, and no table changes.
-
-        Args:
-            watched: whether parameters and hooks matter although no table has an optimizer.
         """
         try:
             weights: list[Any] = [bag._parameters["weight"] for bag in self.bags._modules.values() if bag is not None]
@@ -132,7 +133,7 @@ class TableStore:
             attached = attached_to_each(weights)
         # Not their ids: another one may get the id of one that is gone.
         seen: list[Any] = list(chain.from_iterable(attached))
-        if seen or self.optimizers or watched:
+        if seen or self.optimizers or self.aside:
             seen += map(id, weights)
             seen += [-1 - position for position in positions_with_hooks(weights, attached)]
         return seen, facts_of_weights(weights)

@@ -18,7 +18,7 @@ from torchrec.optim.keyed import KeyedOptimizer
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recfx.collections.collection import UnshardedCollection
-from recfx.collections.compile_graph import compile_graph, context_of, refuse_raw_ids
+from recfx.collections.compile_graph import compile_graph, refuse_raw_ids
 from recfx.collections.converted_collection import ConvertedCollection, collections_of
 from recfx.collections.hash_collections import CONVERTED_CLASSES, PooledCollection, SequenceCollection
 from recfx.collections.kinds import POOLED, SEQUENCE, CollectionKind, kind_of
@@ -31,9 +31,7 @@ from recfx.collections.sharding.state import (
     save_sharded_state,
 )
 from recfx.errors import CheckpointError, ConversionError, OutOfStepError
-from recfx.ir.operator_graph import OperatorGraph
 from recfx.ir.shards import CollectionSharding
-from recfx.lowering.targets import TargetsHere
 from recfx.optim.in_backward import positions_with_hooks
 from recfx.passes.base import PASSES_KEY
 from recfx.runtime import InputDistStart, Lookup, OutputDistStart, TableStore, marks
@@ -104,17 +102,7 @@ class ShardedCollection(
         self.dtypes = {table.name: unsharded.weight(table.name).dtype for table in unsharded.tables}
         self._row_moves = {}
         self._runtime = Runtime(store, groups)
-        context = context_of(
-            self.collection,
-            self.tables,
-            self._is_weighted,
-            self._runtime,
-            self.source,
-            sharding,
-            need_indices=self._need_indices,
-        )
-        graph = OperatorGraph.of(context, TargetsHere(self.backend))
-        self.graph_module = compile_graph(graph, self._runtime, self.backend, self.passes)
+        self.graph_module = compile_graph(self.unexpanded_graph(), self._runtime, self.backend, self.passes)
         refuse_raw_ids(self.graph_module)
         self.pass_records = list(self.graph_module.meta[PASSES_KEY])
         self.in_step = InStep(groups.pooled, self.collection)
