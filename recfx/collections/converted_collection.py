@@ -28,6 +28,7 @@ from recfx.runtime import TableStore
 from recfx.runtime.base import FxLeaf, load_hooks, opaque, without_load_hooks
 from recfx.runtime.dist_groups import DistGroups
 from recfx.runtime.lower_graph import Runtime
+from recfx.versions.differences import is_fx_symbolic_tracing
 
 _Collection = TypeVar("_Collection", bound="ConvertedCollection")
 
@@ -216,8 +217,9 @@ class ConvertedCollection(FxLeaf):
         """Call ``run``; a torch.fx tracer gets one leaf node, torch.compile ``compiled`` in one graph break."""
         if torch.compiler.is_dynamo_compiling():
             return opaque(compiled, *args, **kwargs)
-        proxy = self.leaf_call(args, kwargs, in_forward=True)
-        return run(*args, **kwargs) if proxy is None else proxy
+        if is_fx_symbolic_tracing() and (proxy := self.leaf_call(args, kwargs, in_forward=True)) is not None:
+            return proxy
+        return run(*args, **kwargs)
 
     # State
 

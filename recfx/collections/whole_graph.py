@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import inspect
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,9 +13,28 @@ from recfx.collections.collection import unsharded_collections
 from recfx.collections.converted_collection import ConvertedCollection
 from recfx.collections.copy_modules import carry_hooks
 from recfx.collections.wrappers import unwrap
-from recfx.errors import ConversionError, RecfxError, short
+from recfx.errors import ConversionError, Diagnostic, RecfxError, short
 from recfx.passes.base import PASSES_KEY
 from recfx.runtime.base import tracer_of_call
+
+
+@dataclass(frozen=True)
+class Traced:
+    """The whole-model graph of one mode, over the modules of the model.
+
+    Args:
+        graph_module: the graph.
+        rollbacks: what the trace could not enter, and why.
+        entered: paths of the modules whose code is part of the graph.
+        constants: attributes of modules that are constants of the graph, by path and name.
+        not_compared: the error of the Python model on the sample, if it could not be run.
+    """
+
+    graph_module: fx.GraphModule
+    rollbacks: list[Diagnostic]
+    entered: tuple[str, ...]
+    constants: dict[tuple[str, str], Any]
+    not_compared: Exception | None = None
 
 
 class WholeGraph(nn.Module):
@@ -26,25 +45,15 @@ class WholeGraph(nn.Module):
     graphs.
 
     Args:
-        graphs: of training (True) and of eval mode (False), over the modules of ``model``.
-        entered: paths of the modules whose code is part of the graph of each mode.
-        constants: attributes of modules that are constants of the graph of each mode, by path and name.
+        traced: the graphs of training (True) and of eval mode (False), over the modules of ``model``.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        graphs: dict[bool, fx.GraphModule],
-        entered: dict[bool, tuple[str, ...]],
-        constants: dict[bool, dict[tuple[str, str], Any]],
-    ) -> None:
+    def __init__(self, model: nn.Module, traced: dict[bool, Traced]) -> None:
         super().__init__()
         for registry in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             self.__dict__[registry] = model.__dict__[registry]
         # Not registered: the graphs call the modules that are registered here already.
-        self.__dict__["_graphs"] = graphs
-        self.__dict__["_entered"] = entered
-        self.__dict__["_constants"] = constants
+        self.__dict__["_traced"] = {mode: replace(graph, not_compared=None) for mode, graph in traced.items()}
         self.__dict__["_python_model"] = model
         self.__dict__["_collections"] = list(unsharded_collections(model).values())
         for collection in self.__dict__["_collections"]:
@@ -59,13 +68,15 @@ class WholeGraph(nn.Module):
 
     @property
     def train_graph(self) -> fx.GraphModule:
-        graph: fx.GraphModule = self.__dict__["_graphs"][True]
-        return graph
+        return self._of_mode(True).graph_module
 
     @property
     def eval_graph(self) -> fx.GraphModule:
-        graph: fx.GraphModule = self.__dict__["_graphs"][False]
-        return graph
+        return self._of_mode(False).graph_module
+
+    def _of_mode(self, training: bool) -> Traced:
+        traced: Traced = self.__dict__["_traced"][training]
+        return traced
 
     @property
     def python_model(self) -> nn.Module:
@@ -76,7 +87,7 @@ class WholeGraph(nn.Module):
     @property
     def graph_module(self) -> fx.GraphModule:
         """The graph of the current mode."""
-        return self.train_graph if self.training else self.eval_graph
+        return self._of_mode(self.training).graph_module
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -101,13 +112,13 @@ class WholeGraph(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The original model's forward (``mixed_modes``, ``outdated_graph``)."""
-        check_modes(self, self.training, self.__dict__["_entered"][self.training])
-        graph_module = self.graph_module
-        run = type(graph_module).forward
+        traced = self._of_mode(self.training)
+        check_modes(self, self.training, traced.entered)
+        run = type(traced.graph_module).forward
         # torch.compile cannot follow what is thread-local.
         if torch.compiler.is_dynamo_compiling() or tracer_of_call(self, args, kwargs) is not None:
             return run(self, *args, **kwargs)
-        check_constants(self.python_model, self.__dict__["_constants"][self.training])
+        check_constants(self.python_model, traced.constants)
         for collection in self.__dict__["_collections"]:
             collection.follow_optimizers()
         return run(self, *args, **kwargs)
@@ -117,27 +128,19 @@ class WholeGraph(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        for graph_module in self.__dict__["_graphs"].values():
-            graph_module.recompile()
+        for traced in self.__dict__["_traced"].values():
+            traced.graph_module.recompile()
         self._take_signature()
 
 
 def _with_signature_of(graph_module: fx.GraphModule) -> type[WholeGraph]:
-    """``WholeGraph`` with a ``forward`` that has the same arguments as that of ``graph_module``."""
-    _, *parameters = inspect.signature(type(graph_module).forward).parameters.values()
-    scope: dict[str, Any] = {"run": WholeGraph.forward}
-    declared = []
-    for parameter in parameters:
-        if parameter.default is inspect.Parameter.empty:
-            declared.append(parameter.name)
-        else:
-            scope[f"default_of_{parameter.name}"] = parameter.default
-            declared.append(f"{parameter.name}=default_of_{parameter.name}")
-    names = ", ".join(parameter.name for parameter in parameters)
-    exec(f"def forward(self, {', '.join(declared)}):\n    return run(self, {names})", scope)
-    forward = scope["forward"]
+    """``WholeGraph`` with a ``forward`` that has the same arguments as that of ``graph_module``, also for tracers."""
+
+    @functools.wraps(type(graph_module).forward)
+    def forward(self: WholeGraph, *args: Any, **kwargs: Any) -> Any:
+        return WholeGraph.forward(self, *args, **kwargs)
+
     forward.__doc__ = WholeGraph.forward.__doc__
-    forward.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return type("WholeGraph", (WholeGraph,), {"forward": forward, "__module__": __name__})
 
 

@@ -7,7 +7,7 @@ import copy
 import inspect
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from recfx.collections.copy_modules import (
     refuse_fully_sharded,
 )
 from recfx.collections.sharding.collection import sharded_collections
-from recfx.collections.whole_graph import WholeGraph, share_children
+from recfx.collections.whole_graph import Traced, WholeGraph, share_children
 from recfx.discovery.attribute_reads import AttributeReads, plain_attribute
 from recfx.discovery.discover import set_mode
 from recfx.discovery.sample import Sample, fixed_randomness
@@ -87,19 +87,6 @@ def inline_graph(call: fx.Node, collection: fx.Graph, prefix: str) -> None:
     call.graph.erase_node(call)
 
 
-@dataclass(frozen=True)
-class Traced:
-    """The whole-model graph of one mode, over the model's own modules: what the trace entered, what it could not enter,
-    and the error of the Python model on the sample, if it could not be run.
-    """
-
-    graph_module: fx.GraphModule
-    rollbacks: list[Diagnostic]
-    entered: tuple[str, ...]
-    constants: dict[tuple[str, str], Any]
-    not_compared: Exception | None = None
-
-
 def make_whole_graph(model: nn.Module, sample: Sample) -> WholeGraph:
     """Trace ``model`` in both modes, and make a module of the two graphs that keeps the model's names and record."""
     traced = {training: build_whole_graph(model, sample, training) for training in (True, False)}
@@ -112,12 +99,7 @@ def make_whole_graph(model: nn.Module, sample: Sample) -> WholeGraph:
             message, what_to_do = told_by(graph.not_compared, "")
             where = f"the graph of {_name(training)} mode was not compared: {message}"
             rollbacks.append(Diagnostic("not_compared", "", where, what_to_do))
-    whole = WholeGraph(
-        model,
-        {training: graph.graph_module for training, graph in traced.items()},
-        {training: graph.entered for training, graph in traced.items()},
-        {training: graph.constants for training, graph in traced.items()},
-    )
+    whole = WholeGraph(model, traced)
     conversion = copy.copy(conversion_of(model))
     conversion.rollbacks = rollbacks
     attach_conversion(whole, conversion)

@@ -157,7 +157,7 @@ class NodeModule(FxLeaf):
         """Call the module as usual; if a torch.fx tracer calls it, it becomes one node of the graph."""
         if torch.compiler.is_dynamo_compiling():
             return opaque(self._call_impl, *args, **kwargs)
-        if (proxy := self.leaf_call(args, kwargs)) is not None:
+        if is_fx_symbolic_tracing() and (proxy := self.leaf_call(args, kwargs)) is not None:
             return proxy
         if not is_profiling():
             return self._call_impl(*args, **kwargs)
