@@ -92,9 +92,7 @@ class Table:
     @property
     def fused(self) -> FusedOptimizer | None:
         """Rule and settings of its fused optimizer, if it has one; the state is that of ``fused_of``."""
-        module: Any = self.module
-        fused: dict[str, FusedOptimizer] = module.fused if module.is_sharded else module.fused_optimizers()
-        return fused.get(self.name)
+        return self.module.fused_optimizers().get(self.name)
 
     def fused_of(self, shard: Shard) -> FusedOptimizer:
         return self.module.store.optimizers[shard.name]

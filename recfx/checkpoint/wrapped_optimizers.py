@@ -13,11 +13,10 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimiz
 from torchrec.optim.warmup import WarmupOptimizer
 
 from recfx.checkpoint.contents import mismatch, refused_as
-from recfx.collections.sharding.optimizer import ShardedFusedOptimizer
+from recfx.collections.optimizer import FusedKeyedOptimizer
 from recfx.errors import CheckpointError, type_of
-from recfx.optim.keyed_optimizer import FusedKeyedOptimizer
 
-_FUSED = (ShardedFusedOptimizer, FusedKeyedOptimizer, EmptyFusedOptimizer)
+_FUSED = (FusedKeyedOptimizer, EmptyFusedOptimizer)
 _AROUND_ONE = (KeyedOptimizerWrapper, WarmupOptimizer, GradientClippingOptimizer)
 _ONE = (
     "pass one torch.optim optimizer, with a group of parameters for each that there was: "

@@ -23,6 +23,7 @@ from recfx.collections.compile_graph import (
 from recfx.collections.converted_collection import ConvertedCollection, collections_of, new_instance
 from recfx.collections.kinds import kind_of
 from recfx.collections.load_state import LocalState
+from recfx.collections.optimizer import FusedKeyedOptimizer
 from recfx.collections.table_holder import all_held, hold
 from recfx.collections.table_specs import allocate_tables, check_config, describe_tables, physical_configs
 from recfx.errors import ConversionError, Diagnostic
@@ -33,7 +34,6 @@ from recfx.ir.tables import TableSpec
 from recfx.optim.attached import attached_optimizers
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.in_backward import attach_unfused, fused_optimizers, hooks_on_step
-from recfx.optim.keyed_optimizer import FusedKeyedOptimizer
 from recfx.passes import Pass
 from recfx.passes.base import PASSES_KEY, Rewriting
 from recfx.runtime import TableStore
@@ -298,18 +298,7 @@ class UnshardedCollection(ConvertedCollection):
             >>> list(model.ebc.fused_optimizer.state_dict()["state"])
             ['embedding_bags.users.weight']
         """
-        parameters, optimizers, groups, starts = {}, {}, [], {}
-        kind = kind_of(self)
-        for name, optimizer in self.fused_optimizers().items():
-            weight, key = self._store.weight(name), kind.weight_name("", name)
-            optimizer.prepare(weight)
-            parameters[key] = weight
-            starts[key] = {f"{name}.{saved_as}": value for saved_as, value in optimizer.starts().items()}
-            optimizers[key] = name, optimizer
-            optimizer.group["params"] = [weight]  # pickles lack it, and emptied copies have others
-            groups.append(optimizer.group)
-        moves = {kind.weight_name("", table): move for table, move in self._row_moves.items()}
-        return FusedKeyedOptimizer(parameters, optimizers, groups, moves, starts)
+        return FusedKeyedOptimizer(self)
 
     def take_over_optimizers(self) -> dict[str, FusedOptimizer]:
         """``fused_optimizers`` without the graph that is made for them: sharding makes another one."""

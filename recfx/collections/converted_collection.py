@@ -195,6 +195,12 @@ class ConvertedCollection(FxLeaf):
         """Whether batches carry a weight for every id."""
         return self._is_weighted
 
+    def fused_optimizers(self) -> dict[str, FusedOptimizer]:
+        """The optimizer of every table that is updated in the lookup's backward, by table name; of a sharded one, its
+        rule and settings.
+        """
+        return self.fused
+
     # Ranks
 
     @property

@@ -136,8 +136,9 @@ def fit_whole_index(
     if move is not None:
         for shard, piece in pieces.items():
             row_state = module.index(shard.name).row_state
-            # Rows without an id keep their weights, and so the index keeps what it knows about them.
-            piece["row_state"][(piece["row_state"] == NEVER_USED) & (row_state != NEVER_USED)] = FREED
+            if not row_state.is_meta:
+                # Rows without an id keep their weights, and so the index keeps what it knows about them.
+                piece["row_state"][(piece["row_state"] == NEVER_USED) & (row_state != NEVER_USED)] = FREED
     return pieces, move
 
 

@@ -29,8 +29,8 @@ from torchrec.distributed.planner.constants import (
 )
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
 
+from recfx.collections.pieces import rank_of
 from recfx.collections.sharding.plan import MOST_RANKS
-from recfx.collections.sharding.types import rank_of
 from recfx.errors import ConversionError
 from recfx.planner.pricing.hardware import ASCEND_910B, CPU_HOST, H100, Constant, Hardware, same_for_all
 from recfx.versions.differences import make_topology

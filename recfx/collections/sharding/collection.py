@@ -22,7 +22,7 @@ from recfx.collections.compile_graph import compile_graph, refuse_raw_ids
 from recfx.collections.converted_collection import ConvertedCollection, collections_of
 from recfx.collections.hash_collections import CONVERTED_CLASSES, PooledCollection, SequenceCollection
 from recfx.collections.kinds import POOLED, SEQUENCE, CollectionKind, kind_of
-from recfx.collections.sharding.optimizer import ShardedFusedOptimizer
+from recfx.collections.optimizer import FusedKeyedOptimizer
 from recfx.collections.sharding.pipeline_stages import BatchContext, Guarded, Result, Stage, StagedGraph
 from recfx.collections.sharding.settings import OptimizerSettings
 from recfx.collections.sharding.state import (
@@ -135,7 +135,7 @@ class ShardedCollection(
     @property
     def fused_optimizer(self) -> KeyedOptimizer:
         """State and settings of the fused optimizers, under TorchRec's names and as ``ShardedTensor``s."""
-        return ShardedFusedOptimizer(self)
+        return FusedKeyedOptimizer(self)
 
     def prepare_to_save(self) -> None:
         """Check this rank's indexes, and make the optimizer state that is missing."""

@@ -20,9 +20,10 @@ from torchrec.distributed.types import (
 )
 from torchrec.modules.embedding_configs import DataType
 
+from recfx.collections.pieces import rank_of
 from recfx.collections.sharding.ranks_agree import on_all_ranks
 from recfx.collections.sharding.settings import Settings, different_settings, digest
-from recfx.collections.sharding.types import plan_error, rank_of, table_error, type_named, type_names
+from recfx.collections.sharding.types import plan_error, table_error, type_named, type_names
 from recfx.errors import ConversionError, RecfxError, type_of
 from recfx.ir.shards import CollectionSharding, ShardedTable, TablePlan
 from recfx.ir.tables import TableSpec, name_shards

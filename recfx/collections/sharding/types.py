@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, NamedTuple
 
-from torch.distributed._shard.metadata import ShardMetadata
 from torchrec.distributed.types import EnumerableShardingSpec
 
+from recfx.collections.pieces import rank_of
 from recfx.errors import ConversionError
 from recfx.hashing import row_cuts
 from recfx.ir.shards import Cut, ShardingType, TablePlan
@@ -39,13 +39,6 @@ def plan_error(reason: str, message: str, path: str) -> ConversionError:
 def table_error(reason: str, table: str, what: str, path: str) -> ConversionError:
     """The error of the plan of one table; ``what`` says what the plan does, as the rest of the sentence."""
     return plan_error(reason, f"the plan of table {table!r} {what}", path)
-
-
-def rank_of(shard: ShardMetadata) -> int | None:
-    """The rank of a shard's placement; None if it names no rank, such as ``cpu``."""
-    rank = getattr(shard.placement, "rank", None)
-    number = rank() if callable(rank) else None
-    return None if number is None else int(number)
 
 
 class PlannedShard(NamedTuple):

@@ -1,4 +1,4 @@
-"""TorchRec's view of the fused optimizers of a sharded collection: the same names on every rank."""
+"""TorchRec's view of the fused optimizers of a collection: the same names on every rank, whatever is sharded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torchrec.optim.keyed import KeyedOptimizer
 
 from recfx.collections.converted_collection import ConvertedCollection
 from recfx.collections.kinds import kind_of
-from recfx.collections.sharding.state import (
+from recfx.collections.pieces import (
     Piece,
     common_pieces,
     make_sharded_tensor,
@@ -24,6 +24,7 @@ from recfx.collections.sharding.state import (
 )
 from recfx.errors import CheckpointError, type_of
 from recfx.ir.shards import ShardedTable
+from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.keyed_optimizer import with_wrappers
 from recfx.optim.rules.rule import STEP
 
@@ -31,12 +32,13 @@ from recfx.optim.rules.rule import STEP
 class SavedState:
     """What TorchRec's ``KeyedOptimizer`` holds for a state (``momentum1`` and so on), to save and to load it."""
 
-    def __init__(self, module: ConvertedCollection, table: ShardedTable, state: str) -> None:
-        self._module, self._table, self._state = module, table, state
-        self._name = f"{table.table.name}.{state}"
-        self._group, self._fused = module.groups.pooled, module.fused[table.table.name]
+    def __init__(self, module: ConvertedCollection, table: ShardedTable, state: str, fused: FusedOptimizer) -> None:
+        self._module, self._table, self._state, self._fused = module, table, state, fused
+        weight = kind_of(module).weight_name("", table.table.name)
+        self._name, self._rank = f"{table.table.name}.{state}" if module.is_sharded else weight, module.sharding.rank
+        self._is_whole = table.is_replicated or not module.is_sharded
         if state == STEP:
-            self._pieces = common_pieces(table, self._group.rank(), 1)
+            self._pieces = common_pieces(table, self._rank, 1)
         else:
             per_row = state in self._fused.rule.one_dimensional
             self._pieces = stacked_pieces(table) if per_row else weight_pieces(table)
@@ -46,11 +48,11 @@ class SavedState:
         return self._module.store.optimizers[piece.shard.name].named_state()[self._state]
 
     def state_dict(self) -> Tensor:
-        """A ``ShardedTensor`` of views; a plain tensor if the table is replicated."""
-        if self._table.is_replicated:
-            (own,) = own_pieces(self._pieces, self._group.rank())
+        """A ``ShardedTensor`` of views; a plain tensor if this rank has all of the table."""
+        if self._is_whole:
+            (own,) = own_pieces(self._pieces, self._rank)
             return self._tensor_of(own).detach()
-        return make_sharded_tensor(self._pieces, self._tensor_of, torch.float32, self._group)
+        return make_sharded_tensor(self._pieces, self._tensor_of, torch.float32, self._module.groups.pooled)
 
     def load_state_dict(self, saved: object) -> None:
         """Copy this rank's part of ``saved`` in place; raises as ``parts`` does."""
@@ -59,8 +61,8 @@ class SavedState:
 
     def parts(self, saved: object) -> dict[Piece, Tensor]:
         """This rank's parts of ``saved``: a whole tensor, or a ``ShardedTensor`` that was cut in the same way."""
-        if isinstance(saved, ShardedTensor) and not self._table.is_replicated:
-            return parts_of(saved, self._pieces, self._group, self._name)
+        if isinstance(saved, ShardedTensor) and not self._is_whole:
+            return parts_of(saved, self._pieces, self._module.groups.pooled, self._name)
         if not isinstance(saved, Tensor) or isinstance(saved, ShardedTensor) or saved.is_meta:
             raise self._error(
                 "other_plan",
@@ -68,7 +70,7 @@ class SavedState:
                 "save and load with torch.distributed.checkpoint, or load plain, whole tensors.",
             )
         whole = self._grown(saved)
-        return {piece: piece.of(whole) for piece in own_pieces(self._pieces, self._group.rank())}
+        return {piece: piece.of(whole) for piece in own_pieces(self._pieces, self._rank)}
 
     def _grown(self, saved: Tensor) -> Tensor:
         """The whole state, with as many rows as the table has."""
@@ -96,29 +98,29 @@ class SavedState:
         return CheckpointError(message, reason=reason, module_path=self._name, what_to_do=what_to_do)
 
 
-class ShardedFusedOptimizer(KeyedOptimizer):
-    """State and settings of the fused optimizers of one sharded collection.
+class FusedKeyedOptimizer(KeyedOptimizer):
+    """State and settings of the fused optimizers of one collection.
 
     ``state_dict()`` has ``<table>.momentum1`` and so on as ``ShardedTensor``s around the tensors that the kernels use
-    (plain tensors for replicated tables), under the names of all tables, on every rank. ``param_groups`` are the dicts
-    that the kernels read, one per table.
+    (plain tensors for tables that a rank has as a whole), under the names of all tables, on every rank.
+    ``param_groups`` are the dicts that the kernels read, one per table.
     """
 
     def __init__(self, module: ConvertedCollection) -> None:
-        self._module, self._kind = module, kind_of(module)
+        self._module, self._kind, self._fused = module, kind_of(module), dict(module.fused_optimizers())
         for shard in module.sharding.local():
             if shard.name in module.store.optimizers:
                 module.store.optimizers[shard.name].prepare(module.weight(shard.name))
         self._saved = {
             table: {
-                f"{table}.{state}": SavedState(module, module.sharding.named(table), state)
+                f"{table}.{state}": SavedState(module, module.sharding.named(table), state, fused)
                 for state in fused.rule.saved_states
             }
-            for table, fused in module.fused.items()
+            for table, fused in self._fused.items()
         }
-        params = {self._kind.weight_name("", table): self._parameter(table) for table in module.fused}
+        params = {self._kind.weight_name("", table): self._parameter(table) for table in self._fused}
         self._all_states: dict[Any, Any] = {}
-        super().__init__(params, {}, [fused.group for fused in module.fused.values()])
+        super().__init__(params, {}, [fused.group for fused in self._fused.values()])
 
     @property
     def state(self) -> dict[Any, Any]:
@@ -158,7 +160,7 @@ class ShardedFusedOptimizer(KeyedOptimizer):
 
     def post_load_state_dict(self) -> None:
         """Let several shards of a table on one rank count the same steps."""
-        for table, fused in self._module.fused.items():
+        for table, fused in self._fused.items():
             if fused.rule.saves_step:
                 local = self._module.sharding.local_of(table)
                 optimizers = [self._module.store.optimizers[shard.name] for shard in local]
@@ -167,7 +169,7 @@ class ShardedFusedOptimizer(KeyedOptimizer):
 
     def _parameter(self, table: str) -> Tensor:
         """What represents the table in TorchRec's dicts: its first shard here, or a tensor without rows."""
-        group = self._module.fused[table].group
+        group = self._fused[table].group
         local = [shard.name for shard in self._module.sharding.local_of(table)]
         known: list[Tensor] = group.get("params", [])
         parameter = self._module.weight(local[0]) if local else known[0] if known else torch.empty(0)
