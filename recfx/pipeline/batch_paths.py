@@ -15,7 +15,8 @@ ATTRIBUTE, ITEM = "attribute", "item"
 Path = tuple[tuple[str, Any], ...]
 """Steps from the batch to the object: (``"attribute"``, name) or (``"item"``, key)."""
 
-_ENTIRE = (torch.Tensor, KeyedJaggedTensor, JaggedTensor, KeyedTensor, nn.Module, str, bytes, int, float, type(None))
+_JAGGED = (KeyedJaggedTensor, JaggedTensor, KeyedTensor)
+_ENTIRE = (torch.Tensor, *_JAGGED, nn.Module, str, bytes, int, float, type(None))
 _DEEPEST = 4
 
 
@@ -60,6 +61,47 @@ def tensors_in(batch: Any) -> Iterator[Any]:
             yield value
         elif not isinstance(value, _ENTIRE):
             waiting.extend(part for _, part in _parts(value))
+
+
+class Versions:
+    """How often torch has changed each tensor of a batch in place, and where the tensors are; other ways to write to
+    their memory (``.data``, NumPy) are not noticed.
+    """
+
+    def __init__(self, batch: Any) -> None:
+        self._before = {id(tensor): (tensor, _version(tensor)) for tensor in _all_tensors(batch)}
+
+    def changed(self, part_of_batch: Any) -> bool:
+        """Whether a tensor of this part was changed since."""
+        before = [(tensor, self._before.get(id(tensor))) for tensor in _all_tensors(part_of_batch)]
+        return any(known is not None and _version(tensor) != known[1] for tensor, known in before)
+
+    def overwritten_by(self, batch: Any) -> bool:
+        """Whether a tensor was changed since, and ``batch`` has one in the same memory: views of one tensor have one
+        version, which says nothing of a single view.
+        """
+        places = {_version(tensor)[1] for tensor in _all_tensors(batch) if tensor.numel()}
+        return any(
+            _version(tensor) != version and version[1] in places for tensor, version in self._before.values()
+        )
+
+
+def _version(tensor: torch.Tensor) -> tuple[int, int]:
+    is_plain = type(tensor) is torch.Tensor and tensor.layout == torch.strided
+    return -1 if tensor.is_inference() else tensor._version, tensor.data_ptr() if is_plain else -1
+
+
+def _all_tensors(batch: Any) -> Iterator[torch.Tensor]:
+    """The tensors of a batch, with those that jagged and keyed tensors consist of."""
+    waiting, seen = [batch], set()
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, _JAGGED) or not isinstance(value, _ENTIRE):
+            if id(value) not in seen:
+                seen.add(id(value))
+                waiting.extend(part for _, part in _parts(value))
 
 
 def move(batch: Any, device: torch.device) -> Any:

@@ -19,10 +19,12 @@ from recfx.collections.sharding.collection import ShardedCollection, sharded_col
 from recfx.collections.wrappers import users_path
 from recfx.errors import Diagnostic
 from recfx.pipeline.background import Streams, Worker
+from recfx.pipeline.batch_paths import Versions
 from recfx.pipeline.prefetched_call import (
     HashedCall,
     KnownCall,
     StartedCall,
+    batch_changed,
     hashed_on_host,
     joint_exchanges,
     sent_together,
@@ -112,12 +114,12 @@ class CallsAhead:
         waiting: dict[str, deque[StartedCall]] = {path: deque() for path in self._modules}
         for call in started or ():
             waiting[call.call.name].append(call)
-        learning = started is None
+        learning, versions = started is None, Versions(batch)
         for path, module in self._modules.items():
             if learning:
-                module.forward = _noting(path, module, originals[path], batch, calls)
+                module.forward = _noting(path, module, originals[path], batch, versions, calls)
             else:
-                module.forward = self._taking(path, originals[path], waiting, next)
+                module.forward = self._taking(path, originals[path], versions, waiting, next)
         try:
             yield
         finally:
@@ -153,7 +155,7 @@ class CallsAhead:
                 self._keep_out(Diagnostic("not_called", path, "the model did not call it with its first batch."))
         for path, call in calls:
             if call is None:
-                why = "the model computes its input, but only unchanged parts of the batch are known in advance."
+                why = "the model computes or changes its input, but only what is in the batch is known in advance."
                 self._keep_out(Diagnostic("input_not_in_batch", path, why))
         self._known = [call for path, call in calls if call is not None and path not in self._not_ahead]
 
@@ -166,6 +168,7 @@ class CallsAhead:
         self,
         path: str,
         original: Callable[..., Any],
+        versions: Versions,
         waiting: dict[str, deque[StartedCall]],
         next: list[StartedCall] | None,
     ) -> Callable[..., Any]:
@@ -173,6 +176,8 @@ class CallsAhead:
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             if mine and (mine[0].is_for(args, kwargs) or mine[0].is_refused):
+                if versions.changed((args, kwargs)) and not mine[0].is_refused:
+                    raise batch_changed("its ids had been sent or hashed ahead when the model changed them", path)
                 call = mine.popleft()
                 return original(*args, **kwargs) if call.is_outdated() else call.finish(self._streams)
             if path not in self._not_ahead:
@@ -207,10 +212,16 @@ class CallsAhead:
 
 
 def _noting(
-    path: str, module: Any, original: Callable[..., Any], batch: Any, calls: list[tuple[str, KnownCall | None]]
+    path: str,
+    module: Any,
+    original: Callable[..., Any],
+    batch: Any,
+    versions: Versions,
+    calls: list[tuple[str, KnownCall | None]],
 ) -> Callable[..., Any]:
     def forward(*args: Any, **kwargs: Any) -> Any:
-        calls.append((path, KnownCall.find(path, module, batch, args, kwargs)))
+        changed = versions.changed((args, kwargs))
+        calls.append((path, None if changed else KnownCall.find(path, module, batch, args, kwargs)))
         return original(*args, **kwargs)
 
     return forward

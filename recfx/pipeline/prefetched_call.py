@@ -219,6 +219,17 @@ def _lacks_part(path: str) -> InputError:
     )
 
 
+def batch_changed(how: str, path: str = "") -> InputError:
+    """The error of a batch that was changed after its ids were sent or hashed ahead, or before it was run."""
+    return InputError(
+        f"a batch was changed in place before the model ran it: {how}.",
+        reason="batch_changed",
+        module_path=path,
+        what_to_do="let the loader give every batch memory of its own, and the model change a copy of it "
+        "(clone() the tensors first). The batch was not run.",
+    )
+
+
 def hashed_on_host(model: nn.Module) -> dict[str, UnshardedCollection]:
     """The unsharded collections that copy ids to the host to hash them, by path."""
     return {

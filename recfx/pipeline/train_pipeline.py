@@ -18,9 +18,9 @@ from recfx.collections.sharding.ranks_agree import tell_counts
 from recfx.collections.wrappers import usable_device
 from recfx.errors import ConversionError, type_of
 from recfx.pipeline.background import Streams
-from recfx.pipeline.batch_paths import move
+from recfx.pipeline.batch_paths import Versions, move
 from recfx.pipeline.prefetch import CallsAhead, PipelinedCollection
-from recfx.pipeline.prefetched_call import StartedCall
+from recfx.pipeline.prefetched_call import StartedCall, batch_changed
 from recfx.runtime import marks
 from recfx.runtime.marks import InStep, LostRanks, has_failed
 
@@ -79,10 +79,13 @@ class Agreement:
 
 @dataclass
 class _Batch:
-    """A batch on the device. ``calls``: those that were started ahead; None if none could be."""
+    """A batch on the device. ``calls``: those that were started ahead; None if none could be. ``is_overwritten``: by the
+    iterator, which has loaded another batch into its memory.
+    """
 
     value: Any
     calls: list[StartedCall] | None = None
+    is_overwritten: bool = False
 
 
 class TrainPipeline:
@@ -92,9 +95,12 @@ class TrainPipeline:
     results, looked up in the indexes; the batch after that is copied to the device. A collection that is not sharded
     has no ids to send; if its tables are not on the host, the next batch's ids are copied to the host and looked up in
     the same way. Results are bit for bit those of running the steps one by one: indexes insert, count and evict in the
-    order of the batches, each in its own step, and a lookup comes after the update of the previous step. A batch must
-    not be changed in place once the iterator has returned it: neither by a model, before it calls the collections, nor
-    by a loader that fills the same memory again. This is not noticed.
+    order of the batches, each in its own step, and a lookup comes after the update of the previous step.
+
+    A batch must not be changed in place once the iterator has returned it: neither by a loader that fills its memory
+    again, which is an error (``batch_changed``), nor by a model before it calls the collections. A collection whose
+    input the model changes so with the first batch is not pipelined; with a later one, it is that error. What torch
+    does not know of, such as writing through ``.numpy()`` or ``.data``, is not noticed.
 
     The model is called with one batch and returns ``(losses, output)``. A collection that it calls with a part of the
     batch (the batch itself, an attribute or an item, up to a depth of 4) is pipelined; ``report()`` says which are not,
@@ -178,7 +184,7 @@ class TrainPipeline:
             OutOfStepError: ``data_ended``: it is exhausted on some ranks, and all batches that every rank has were run;
                 the others are dropped. ``data_failed_on_another_rank``: this rank's batch is kept. ``rank_lost``.
             InputError: ``part_not_in_batch``: only some ranks' batches have the part that a collection is called with;
-                the others raise ``refused_on_another_rank``.
+                the others raise ``refused_on_another_rank``. ``batch_changed``.
             ConversionError: ``no_loss_and_output``.
             Exception: any error of the model, the optimizer or, once the batches before it have run, of ``iterator``.
         """
@@ -223,6 +229,8 @@ class TrainPipeline:
             self._optimizer.zero_grad()
         self._streams.take(current.value, self._streams.copy)
         try:
+            if current.is_overwritten:
+                raise batch_changed("the iterator has loaded a later batch into its memory")
             following = self._batches[1].calls if len(self._batches) > 1 else None
             ahead = self._ahead.given(current.value, current.calls, following)
             with ahead:
@@ -253,8 +261,11 @@ class TrainPipeline:
         """Load ``count`` batches, or all that are left. An error of the iterator is raised once they have run."""
         assert self._iterator is not None
         while len(self._batches) < count and self._ended is None:
+            before = [(batch, Versions(batch.value)) for batch in self._batches]
             try:
                 value = next(self._iterator)
+                for batch, versions in before:
+                    batch.is_overwritten |= versions.overwritten_by(value)
                 if self._streams.copy is not None:
                     with self._streams.on(self._streams.copy):
                         value = move(value, self._streams.device)

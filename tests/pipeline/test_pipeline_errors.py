@@ -285,6 +285,24 @@ class Turning(Model):
         return super().forward(features.permute([0, 1, 2]) if self.calls > 2 else features)
 
 
+class Changing(Model):
+    """It changes its batch in place, from call ``since`` on."""
+
+    calls, since = 0, 0
+
+    def forward(self, features: KeyedJaggedTensor) -> tuple[torch.Tensor, torch.Tensor]:
+        self.calls += 1
+        if self.calls >= self.since:
+            features.values().remainder_(5)
+            lengths = features.lengths()
+            lengths.copy_(lengths.flip(0))
+        return super().forward(features)
+
+
+class ChangingLate(Changing):
+    since = 3
+
+
 class Late(Model):
     """Its collection is called from the second batch on."""
 
@@ -331,6 +349,7 @@ def another_model(rank: int, world_size: int, pipeline: str, kind: type[nn.Modul
         (another_model, (Computed, "input_not_in_batch")),
         (another_model, (Turning, "input_changed")),
         (another_model, (Late, "not_called")),
+        (another_model, (Changing, "input_not_in_batch")),
     ],
 )
 def test_it_is_as_without_a_pipeline(scenario: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
@@ -487,6 +506,29 @@ def test_a_collection_that_one_rank_alone_keeps_out_while_its_next_batch_was_sen
         first = next(answer for answer in answers if answer)
         assert first.startswith(f"OutOfStepError: [{reason}]")
         assert "" not in answers[4:]
+
+
+def changed_batches(rank: int, world_size: int, by: str) -> list[str]:
+    """From the third batch on, by the model; or each, by the loader, which fills one buffer again."""
+    model, driver, mine = made(SENT, rank, world_size, "recfx")
+    if by == "model":
+        model.__class__ = ChangingLate
+        return six_steps(driver, iter(mine))
+    keys = mine[0].keys()
+    buffer = torch.empty(2 * len(keys), dtype=torch.int64)
+
+    def loader() -> Iterator[KeyedJaggedTensor]:
+        for number in range(6):
+            yield KeyedJaggedTensor(keys, buffer.fill_(number), lengths=torch.ones_like(buffer))
+
+    return six_steps(driver, loader())
+
+
+@pytest.mark.parametrize(("by", "right"), [("model", 2), ("loader", 0)])
+def test_a_batch_that_is_changed_in_place_after_it_was_loaded(by: str, right: int) -> None:
+    for answers in ranks(2).run(changed_batches, by):
+        assert answers[:right] == [""] * right
+        assert all(answer.startswith("InputError: [batch_changed]") for answer in answers[right:4])
 
 
 def test_own_code_that_fails_on_one_rank_behind_all_messages_of_a_step_costs_that_batch() -> None:
