@@ -14,7 +14,7 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
 from recfx.argument_types import typed
 from recfx.checkpoint import storage
-from recfx.checkpoint.contents import MODEL, SETTINGS, check_has_elements, check_storable
+from recfx.checkpoint.contents import MODEL, SETTINGS, check_has_elements, check_loadable, check_storable
 from recfx.checkpoint.directory import (
     MANIFEST,
     Manifest,
@@ -153,7 +153,8 @@ def _contents(model: nn.Module, optimizer: Any, peers: Peers) -> dict[str, Any]:
 
     def join() -> None:
         for name, tensor in common.items():
-            check_storable(name, tensor)
+            check = check_loadable if name.startswith(MODEL) else check_storable  # states of optimizers are replaced
+            check(name, tensor)
             written.setdefault(name, tensor)
         described = [values for values in all_ranks if values is not None]
         if described and len(described) < len(all_ranks):

@@ -159,10 +159,7 @@ class FusedOptimizer:
                     reason="optimizer_state_shape",
                     what_to_do="attach the optimizer again after changing the table's rows.",
                 )
-            elif tensor.device != weight.device and tensor.dtype == torch.float32:  # the table has moved, too
-                self.state[name] = tensor.to(weight.device).contiguous().resolve_neg()
             else:
-                self._own_state()
                 self.state[name] = tensor.to(weight.device, torch.float32).contiguous().resolve_neg()
 
     def _own_state(self) -> None:

@@ -41,6 +41,12 @@ def test_expanded(tmp_path: Path, numbers: int) -> None:
     assert not_loaded(With(torch.zeros(1).expand(numbers)), tmp_path) == "value_not_supported"
 
 
+def test_what_could_not_be_loaded_is_not_saved(tmp_path: Path) -> None:
+    with refused("value_not_supported", match="expanded", error=recfx.CheckpointError):
+        recfx.save_checkpoint(With(torch.ones(1).expand(5)), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 def test_lazy_modules(tmp_path: Path) -> None:
     def lazy() -> nn.Module:
         return nn.Sequential(nn.Linear(2, 3), nn.LazyLinear(2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -254,3 +255,27 @@ def test_what_an_optimizer_of_a_half_precision_table_saves(kind: type[torch.opti
         saved.append(model.embedding_bags["t"].weight._in_backward_optimizers[0].state_dict()["state"][0])
     assert saved[0]["step"] == 3
     torch.testing.assert_close(saved[1], saved[0], rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("form", ["transposed", "negated", "float64"])
+def test_a_state_in_another_form_stays_that_of_its_optimizer(form: str) -> None:
+    """Kernels cannot read it so; what they make of it is the optimizer's own state, as without recfx."""
+    as_given: Callable[[torch.Tensor], torch.Tensor] = {
+        "transposed": lambda state: state.t().contiguous().t(),
+        "negated": lambda state: torch._neg_view(-state),
+        "float64": lambda state: state.double(),
+    }[form]
+    states = []
+    for is_converted in (False, True):
+        torch.manual_seed(0)
+        model: Any = tables_named("t")
+        apply_optimizer_in_backward(torch.optim.Adagrad, model.parameters(), {"lr": 0.1})
+        model = convert(model) if is_converted else model
+        weight = model.embedding_bags["t"].weight
+        state = weight._in_backward_optimizers[0].state[weight]
+        for step in range(3):
+            if step == 1:
+                state["sum"] = as_given(state["sum"])
+            model(one_bag(0, 1, feature="t")).values().sum().backward()
+        states.append(state["sum"].float())
+    torch.testing.assert_close(states[1], states[0])
