@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
 import torch
 
-from recfx.errors import IdRangeError
+from recfx.errors import IdRangeError, InputError
 from recfx.ir.node_kinds import NOT_COMBINED
 from recfx.kernels.lookup.per_sample_weights import per_sample_weight_gradients
 from recfx.kernels.step.fused_step import fused_step_
@@ -33,13 +34,10 @@ class CpuBackward(Backward):
         self._nothing = torch.empty(0, dtype=torch.float32, device="cpu")
 
     def scale_gradient(self, batch: TrainedBatch, grad_output: torch.Tensor) -> torch.Tensor:
-        try:
-            with torch.no_grad():
-                return per_sample_weight_gradients(
-                    batch.values, batch.offsets, grad_output, batch.weights, self.table_of_feature
-                )
-        except IndexError as error:
-            raise self._beyond_the_end(batch) from error
+        with self._reading(batch):
+            return per_sample_weight_gradients(
+                batch.values, batch.offsets, grad_output, batch.weights, self.table_of_feature
+            )
 
     def weight_gradients(
         self, batch: TrainedBatch, gradients: Gradients, is_needed: Sequence[bool]
@@ -116,26 +114,43 @@ class CpuBackward(Backward):
         counts: torch.Tensor | None,
     ) -> None:
         first, second = (*states, [], [])[:2]
+        with self._reading(batch):  # a step is not an edit that autograd should see
+            fused_step_(
+                batch.values,
+                batch.offsets,
+                [None if gradient is None else gradient.contiguous() for gradient in gradients],
+                weights,
+                first,
+                second,
+                self.table_of_feature,
+                is_stepped,
+                rule,
+                numbers,
+                self.mean,
+                batch.scale,
+                counts,
+                self.unpooled,
+            )
+
+    @contextlib.contextmanager
+    def _reading(self, batch: TrainedBatch) -> Iterator[None]:
+        """A context for operators that read the tables, which may have been replaced since the forward."""
         try:
-            with torch.no_grad():  # a step is not an edit that autograd should see
-                fused_step_(
-                    batch.values,
-                    batch.offsets,
-                    [None if gradient is None else gradient.contiguous() for gradient in gradients],
-                    weights,
-                    first,
-                    second,
-                    self.table_of_feature,
-                    is_stepped,
-                    rule,
-                    numbers,
-                    self.mean,
-                    batch.scale,
-                    counts,
-                    self.unpooled,
-                )
+            with torch.no_grad():
+                yield
         except IndexError as error:
             raise self._beyond_the_end(batch) from error
+        except RuntimeError as error:
+            for table, weight in zip(self.tables, batch.weights, strict=True):
+                if weight.is_neg() or not weight.is_contiguous():
+                    raise InputError(
+                        f"the weight of table {table.name!r} was replaced between a forward and its backward by a view "
+                        "whose rows are not one after the other in memory.",
+                        reason="changed_before_backward",
+                        module_path=table.name,
+                        what_to_do="replace it before the forward, or by its contiguous().",
+                    ) from error
+            raise
 
     def _beyond_the_end(self, batch: TrainedBatch) -> Exception:
         """The error for a row that the forward looked up and that its table no longer has; the first table with one."""

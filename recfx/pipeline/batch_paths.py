@@ -81,9 +81,7 @@ class Versions:
         version, which says nothing of a single view.
         """
         places = {_version(tensor)[1] for tensor in _all_tensors(batch) if tensor.numel()}
-        return any(
-            _version(tensor) != version and version[1] in places for tensor, version in self._before.values()
-        )
+        return any(_version(tensor) != version and version[1] in places for tensor, version in self._before.values())
 
 
 def _version(tensor: torch.Tensor) -> tuple[int, int]:
@@ -98,10 +96,9 @@ def _all_tensors(batch: Any) -> Iterator[torch.Tensor]:
         value = waiting.pop()
         if isinstance(value, torch.Tensor):
             yield value
-        elif isinstance(value, _JAGGED) or not isinstance(value, _ENTIRE):
-            if id(value) not in seen:
-                seen.add(id(value))
-                waiting.extend(part for _, part in _parts(value))
+        elif (isinstance(value, _JAGGED) or not isinstance(value, _ENTIRE)) and id(value) not in seen:
+            seen.add(id(value))
+            waiting.extend(part for _, part in _parts(value))
 
 
 def move(batch: Any, device: torch.device) -> Any:

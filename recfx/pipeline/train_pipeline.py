@@ -79,8 +79,11 @@ class Agreement:
 
 @dataclass
 class _Batch:
-    """A batch on the device. ``calls``: those that were started ahead; None if none could be. ``is_overwritten``: by the
-    iterator, which has loaded another batch into its memory.
+    """A batch on the device.
+
+    Attributes:
+        calls: those that were started ahead; None if none could be.
+        is_overwritten: whether the iterator has loaded another batch into its memory.
     """
 
     value: Any

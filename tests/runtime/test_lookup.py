@@ -211,6 +211,29 @@ def test_what_a_backward_reads_again_may_not_have_changed(changed: str, backend:
     assert torch.equal(model.weight("t"), before * 2 if changed == "table" else before)
 
 
+@pytest.mark.parametrize("optimizer", ["", "adagrad"])
+@pytest.mark.parametrize("form", ["transposed", "columns", "negated"])
+def test_a_table_whose_backward_meets_another_layout(form: str, optimizer: str) -> None:
+    ebc = EmbeddingBagCollection(tables=[table("t", ["f"])], is_weighted=True)
+    model: Any = recfx.convert(ebc)
+    if optimizer:
+        attach(model, optimizer)
+    weights = torch.ones(2, requires_grad=form != "negated" or not optimizer)
+    output, rows = model(one_bag(1, 2, weights=weights)).values(), model.weight("t").data
+    model.weight("t").data = {
+        "transposed": rows.t().contiguous().t(),
+        "columns": torch.cat([rows, rows], dim=1)[:, : rows.shape[1]],
+        "negated": torch._neg_view(-rows),
+    }[form]
+    if form == "negated" and not optimizer:
+        output.sum().backward()
+        torch.testing.assert_close(weights.grad, rows[1:3].sum(dim=1))
+        return
+    with refused("changed_before_backward", "t", error=InputError):
+        output.sum().backward()
+    assert torch.equal(model.weight("t"), rows)
+
+
 @pytest.mark.parametrize("backend", ["cpu", "fbgemm", "reference"])
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("again", [False, True])
