@@ -302,6 +302,8 @@ class TrainPipeline:
             self._over = StopIteration()
         else:
             self._over = marks.data_ended(without, f" after {self._steps} batches")
+            for collection in sharded_collections(self._model).values():
+                marks.begin_anew(collection.groups.ids)
         raise self._over
 
     def _start(self, position: int) -> None:

@@ -174,7 +174,7 @@ class Exchange:
             )
         self._sizes.work.wait()
         numbers, ids, weights, said, self._strides = self._sizes.numbers.view(self._group.size(), -1).t().tolist()
-        different = marks.other_calls(said, self._collections[0])
+        different = marks.other_calls(said, self._collections[0], self._group)
         if different is not None:
             raise different
         for call in self._calls:

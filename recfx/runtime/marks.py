@@ -16,7 +16,8 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -49,41 +50,56 @@ class Backwards:
     Args:
         collection: its fully qualified name.
         group: in which it is sharded; the backwards of all its collections are counted in their order.
-
-    Attributes:
-        errors: how often ranks have learned that they were not in step, after which all of them begin anew.
     """
 
-    errors: ClassVar[int] = 0
-    _counts: ClassVar[WeakKeyDictionary[Any, tuple[int, int]]] = WeakKeyDictionary()  # errors, and backwards since
-
     def __init__(self, collection: str, group: dist.ProcessGroup | None = None) -> None:
-        self.collection, self._group = collection, group or Backwards
-        self._calls, self._run, self._seen_errors = 0, 0, self.errors
+        self.collection, self._group = collection, group
+        self._calls, self._run, self._errors = 0, 0, _in_group(group).errors
 
     def begin_call(self) -> tuple[int, int]:
         """The number of the call that begins, and what its mark says of the backwards since the call before it."""
-        if self._seen_errors != self.errors:
-            self._calls, self._run, self._seen_errors = 0, 0, self.errors
+        errors = _in_group(self._group).errors
+        if self._errors != errors:
+            self._calls, self._run, self._errors = 0, 0, errors
         self._calls, run, self._run = self._calls + 1, self._run, 0
         return self._calls, run << 1 | bool(run)
 
     def since_call(self) -> int:
         """What its mark would say of the backwards since the last call, with all bits."""
-        return self._run if self._seen_errors == self.errors else 0
+        return self._run if self._errors == _in_group(self._group).errors else 0
 
     def forget(self) -> None:
         """Note that none has run since the last call."""
-        self._run = 0
-        self._counts.pop(self._group, None)
+        self._run = _in_group(self._group).backwards = 0
 
     def run(self, call: int) -> None:
         """Note that ranks exchange the gradients of a call."""
-        errors, before = self._counts.get(self._group, (0, 0))
-        place = before + 1 if errors == self.errors else 1
-        self._counts[self._group] = self.errors, place
+        group = _in_group(self._group)
+        group.backwards += 1
         # A sum tells which calls it is of, and in which order. (Python's own hash of two numbers nearly adds them.)
-        self._run += 1 + int.from_bytes(hashlib.sha256(b"%d %d" % (call, place)).digest()[:3], "big")
+        digest = hashlib.sha256(b"%d %d" % (call, group.backwards)).digest()
+        self._run += 1 + int.from_bytes(digest[:3], "big")
+
+
+@dataclass
+class _InGroup:
+    """How often ranks of a group have learned that they were not in step, and the backwards in it since."""
+
+    errors: int = 0
+    backwards: int = 0
+
+
+_groups: WeakKeyDictionary[Any, _InGroup] = WeakKeyDictionary()
+
+
+def _in_group(group: dist.ProcessGroup | None) -> _InGroup:
+    return _groups.setdefault(_InGroup if group is None else group, _InGroup())
+
+
+def begin_anew(group: dist.ProcessGroup | None) -> None:
+    """Take no call or backward in ``group`` for made: its ranks have learned that they were not in step."""
+    in_group = _in_group(group)
+    in_group.errors, in_group.backwards = in_group.errors + 1, 0
 
 
 _names: dict[int, str] = {}  # names of collections by their part of the mark, for messages
@@ -134,14 +150,20 @@ def ranks_with(marks: Iterable[int], bit: int) -> list[int]:
     return [rank for rank, mark in enumerate(marks) if mark & bit]
 
 
-def other_calls(marks: list[int], collection: str) -> OutOfStepError | None:
-    """The error if ranks make different calls, or have run different backwards; it is the same on all of them."""
+def other_calls(
+    marks: list[int], collection: str, group: dist.ProcessGroup | None = None
+) -> OutOfStepError | None:
+    """The error if ranks of ``group`` make different calls, or have run different backwards: the same on all of them.
+
+    They then begin anew.
+    """
     if len({mark & ~(REFUSED | LAST | LACKS) for mark in marks}) == 1:
         return None
     error = _different_calls(marks, collection) or different_backwards(
         [mark & _RUN for mark in marks], f"the last call of {_name(marks[0] & ~_MODE)}", collection
     )
-    Backwards.errors += error is not None
+    if error is not None:
+        begin_anew(group)
     return error
 
 
@@ -183,11 +205,11 @@ def different_backwards(runs: list[int], since: str, collection: str) -> OutOfSt
     )
 
 
-def verdict(marks: list[int], collection: str) -> RecfxError | None:
+def verdict(marks: list[int], collection: str, group: dist.ProcessGroup | None = None) -> RecfxError | None:
     """The error that all ranks raise for a call with these marks; a rank that refuses has its own error."""
     if len(set(marks)) == 1 and not marks[0] & REFUSED:
         return None
-    different = other_calls(marks, collection)
+    different = other_calls(marks, collection, group)
     if different is not None:
         return different
     if any_of(marks, REFUSED):
@@ -204,7 +226,6 @@ def verdict(marks: list[int], collection: str) -> RecfxError | None:
 
 def data_ended(ranks: list[int], after: str) -> OutOfStepError:
     """The error if some ranks have a batch and others do not."""
-    Backwards.errors += 1
     return OutOfStepError(
         f"the data of {_ranks(ranks)} ended{after}, while other ranks still have batches. All batches that every rank "
         "has were trained.",

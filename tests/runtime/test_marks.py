@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import pytest
 import torch
 
@@ -100,3 +102,13 @@ def test_backwards_of_two_calls_in_another_order_have_another_mark() -> None:
         return USER | marks.says(True, of_rank.begin_call()[1])
 
     assert sum(mark(before, False) == mark(before, True) for before in range(100)) <= 1
+
+
+def test_an_error_in_one_group_says_nothing_of_backwards_in_another() -> None:
+    """Ranks that are not in the first group would otherwise know of other backwards than those that are."""
+    here, elsewhere = (Backwards("user", cast(Any, frozenset({group}))) for group in range(2))
+    for of_group in (here, elsewhere):
+        of_group.run(of_group.begin_call()[0])
+    assert marks.other_calls([USER, ITEM], "user", here._group) is not None
+    assert here.since_call() == 0
+    assert elsewhere.since_call() != 0

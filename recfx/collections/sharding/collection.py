@@ -291,7 +291,7 @@ class ShardedCollection(
         """
         assert ctx.stages is not None  # since its ids were sent
         self.in_step.refuse_if_failed()
-        wrong: Exception | None = marks.verdict(ctx.marks, self.collection)
+        wrong: Exception | None = marks.verdict(ctx.marks, self.collection, self.groups.ids)
         if ctx.refused is not None and not isinstance(wrong, OutOfStepError):
             wrong = ctx.refused
         if wrong is not None:

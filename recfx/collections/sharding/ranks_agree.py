@@ -81,7 +81,7 @@ def tell_counts(group: dist.ProcessGroup, first: int, second: int, mark: int, na
     numbers = [number.expand(group.size()) for number in row]
     with LostRanks():
         firsts, seconds, _, marks_of_ranks, _ = SplitsAllToAllAwaitable(numbers, group).wait()
-    different = marks.other_calls(marks_of_ranks, name)
+    different = marks.other_calls(marks_of_ranks, name, group)
     if different is not None:
         raise different
     return list(zip(firsts, seconds, strict=True))
