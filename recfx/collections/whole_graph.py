@@ -123,6 +123,17 @@ class WholeGraph(nn.Module):
             collection.follow_optimizers()
         return run(self, *args, **kwargs)
 
+    def train(self, mode: bool = True) -> WholeGraph:
+        """Set the mode, as the class of the model does."""
+        self.python_model.train(mode)
+        self.training = mode
+        return self
+
+    def eval(self) -> WholeGraph:
+        self.python_model.eval()
+        self.training = False
+        return self
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         return _without_state, (), self.__getstate__()
 

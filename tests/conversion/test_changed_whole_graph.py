@@ -102,6 +102,25 @@ def test_a_graph_with_another_constant_does_not_run(name: str) -> None:
         assert torch.equal(graph_of(copy.deepcopy(graph.python_model))(BATCH), graph.python_model(BATCH))
 
 
+class Switched(Model):
+    """Its class makes something of the mode."""
+
+    def train(self, mode: bool = True) -> Switched:
+        self.temperature = 2.0 if mode else 4.0
+        return super().train(mode)
+
+
+def test_the_mode_is_set_as_the_class_of_the_model_does() -> None:
+    graph = graph_of(Switched())
+    graph(BATCH)
+    graph.eval()
+    assert graph.python_model.temperature == 4.0
+    with refused("outdated_graph"):
+        graph(BATCH)
+    graph.train()
+    graph(BATCH)
+
+
 def test_an_export_has_what_took_the_place_of_a_part(tmp_path: Path) -> None:
     class Heads(nn.Module):
         def __init__(self) -> None:
