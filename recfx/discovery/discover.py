@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from recfx.collections.copy_modules import copy_modules, own_modules
 from recfx.collections.replaced import refuse_calls
@@ -126,6 +127,25 @@ def _confirm_by_trace(model: nn.Module, sample: Sample, discovery: Discovery) ->
 
 
 def set_mode(root: nn.Module, training: bool) -> None:
-    """Like ``root.train(training)``, but does not touch modules that the copy shares with the user's model."""
-    for module in own_modules(root):
-        module.training = training
+    """Call ``train`` of a copy, which may not change tensors, because they are those of the user's model, nor modules
+    that the copy shares with it. If a class of the user's does, only ``training`` is set.
+    """
+    own = own_modules(root)
+    modes = [(module, module.training) for module in set(root.modules()) - set(own)]
+    try:
+        with _NoWrites():
+            root.train(training)
+    except Exception:
+        for module in own:
+            module.training = training
+    for module, mode in modes:
+        module.training = mode
+
+
+class _NoWrites(TorchDispatchMode):
+    """A context in which no operator may change a tensor."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func._schema.is_mutable:
+            raise RuntimeError(f"{func} changes a tensor")
+        return func(*args, **(kwargs or {}))

@@ -150,9 +150,7 @@ def ranks_with(marks: Iterable[int], bit: int) -> list[int]:
     return [rank for rank, mark in enumerate(marks) if mark & bit]
 
 
-def other_calls(
-    marks: list[int], collection: str, group: dist.ProcessGroup | None = None
-) -> OutOfStepError | None:
+def other_calls(marks: list[int], collection: str, group: dist.ProcessGroup | None = None) -> OutOfStepError | None:
     """The error if ranks of ``group`` make different calls, or have run different backwards: the same on all of them.
 
     They then begin anew.

@@ -14,6 +14,8 @@ from torch.nn.utils import parametrize
 from torchrec import KeyedJaggedTensor
 
 import recfx
+from recfx.collections.copy_modules import copy_modules
+from recfx.discovery.discover import set_mode
 from tests.builders.batches import one_bag, two_bags
 from tests.builders.collections import one_table, tables_named
 from tests.builders.optimizers import attach
@@ -105,20 +107,29 @@ def test_a_graph_with_another_constant_does_not_run(name: str) -> None:
 class Switched(Model):
     """Its class makes something of the mode."""
 
+    merges = False
+
     def train(self, mode: bool = True) -> Switched:
+        if self.merges:
+            self.weight.data.mul_(2.0)
         self.temperature = 2.0 if mode else 4.0
         return super().train(mode)
 
 
 def test_the_mode_is_set_as_the_class_of_the_model_does() -> None:
-    graph = graph_of(Switched())
-    graph(BATCH)
-    graph.eval()
-    assert graph.python_model.temperature == 4.0
-    with refused("outdated_graph"):
-        graph(BATCH)
-    graph.train()
-    graph(BATCH)
+    model = Switched()
+    original, graph = copy.deepcopy(model), graph_of(model)
+    for training in (True, False, True):
+        assert torch.equal(graph.train(training)(BATCH), original.train(training)(BATCH))
+
+
+def test_a_copy_in_another_mode_leaves_the_weights_that_it_shares() -> None:
+    model = Switched()
+    model.merges = True
+    copied, _ = copy_modules(model)
+    set_mode(copied, False)
+    assert copied.part.training is False
+    assert torch.equal(model.weight, torch.ones(4))
 
 
 def test_an_export_has_what_took_the_place_of_a_part(tmp_path: Path) -> None:
