@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -28,32 +29,22 @@ class ColumnOrder:
     """
 
     def __init__(self, parts: list[list[Columns]], order: list[Columns]) -> None:
-        place = {columns: position for position, columns in enumerate(order)}
-        after = {columns: order[position + 1] for columns, position in place.items() if position + 1 < len(order)}
-        self._widths: list[list[int]] = []  # the widths of the ranges of each part
-        where: dict[Columns, tuple[int, int]] = {}  # the first columns of a range: part, number of the range
-        inside: set[Columns] = set()  # columns that are not the first in their range
+        where: dict[Columns, tuple[int, int]] = {}  # part, and the first column there
         for number, part in enumerate(parts):
-            widths: list[int] = []
-            last: Columns | None = None
-            for columns in part:
-                if last is not None and after.get(last) == columns:
-                    widths[-1] += columns.dim
-                    inside.add(columns)
-                else:
-                    where[columns] = (number, len(widths))
-                    widths.append(columns.dim)
-                last = columns
-            self._widths.append(widths)
-        self._dtype = functools.reduce(torch.promote_types, {columns.dtype for columns in order} or {torch.float32})
-        self._pieces: list[tuple[int, int]] = []  # part and number of its range; or _NOBODY and a width
+            begins = accumulate((columns.dim for columns in part), initial=0)
+            where.update({columns: (number, begin) for columns, begin in zip(part, begins, strict=False)})
+        ranges: list[list[int]] = []  # part, first column there, width; in the order of the result
         for columns in order:
-            if columns in inside:
-                continue
-            piece = where.get(columns, (_NOBODY, columns.dim))
-            if piece[0] == _NOBODY and self._pieces and self._pieces[-1][0] == _NOBODY:
-                piece = (_NOBODY, self._pieces.pop()[1] + columns.dim)
-            self._pieces.append(piece)
+            number, begin = where.get(columns, (_NOBODY, 0))
+            if ranges and ranges[-1][0] == number and (number == _NOBODY or begin == sum(ranges[-1][1:])):
+                ranges[-1][2] += columns.dim
+            else:
+                ranges.append([number, begin, columns.dim])
+        of_parts = [sorted(own for own in ranges if own[0] == number) for number in range(len(parts))]
+        self._widths = [[width for *_, width in of_part] for of_part in of_parts]
+        # Part and number of its range; or _NOBODY and a width.
+        self._pieces = [(own[0], own[2] if own[0] == _NOBODY else of_parts[own[0]].index(own)) for own in ranges]
+        self._dtype = functools.reduce(torch.promote_types, {columns.dtype for columns in order} or {torch.float32})
 
     @property
     def ranges(self) -> int:

@@ -15,7 +15,6 @@ from contextvars import ContextVar
 from typing import Any
 
 import torch
-import torch.distributed
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
@@ -62,12 +61,9 @@ def refuse_replay(collection: str) -> None:
 
 def refuse_replicas(collection: str, hashed: tuple[str, ...]) -> None:
     """Raise a ``ConversionError``, ``unsharded_hash_table``, if several ranks train separate indexes."""
-    distributed = torch.distributed
-    if _on_a_copy.get():
-        return
-    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+    if not _on_a_copy.get() and dist.is_initialized() and dist.get_world_size() > 1:
         raise ConversionError(
-            f"tables {list(hashed)} have an index and train unsharded on {distributed.get_world_size()} "
+            f"tables {list(hashed)} have an index and train unsharded on {dist.get_world_size()} "
             "ranks: each rank would give the same id another row, and the replicas would diverge.",
             reason="unsharded_hash_table",
             module_path=collection,

@@ -6,7 +6,6 @@ messages are flat. ``OwnRows`` is for replicas, which have looked up the ids of 
 
 from __future__ import annotations
 
-from abc import ABC
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
@@ -86,7 +85,7 @@ class RowKeys:
         )
 
 
-class _RowsStart(OutputDistStart, ABC):
+class _RowsStart(OutputDistStart):
     """Rows of ids, by the rank that they go to, then by key."""
 
     def __init__(self, hop: Hop, groups: DistGroups, keys: RowKeys, *arguments: Any) -> None:
@@ -97,7 +96,11 @@ class _RowsStart(OutputDistStart, ABC):
         """``[numbers, 1]``: one message after the other. ``parts`` are tuples, of a tensor for each key."""
         if not parts:
             return torch.zeros(0, 1, device=self.device)
-        return _Messages.apply(self.keys, context.ids_arrived, *chain.from_iterable(parts))
+        counts, own = context.ids_arrived, self.keys.own
+        of_keys = zip(chain.from_iterable(self.keys.parts), chain.from_iterable(parts), strict=True)
+        rows = {key: of_key.split(counts[key]) for key, of_key in of_keys}  # by the rank that the ids came from
+        pieces = [rows[key][rank].reshape(-1) for rank in range(self.group.size()) for key, _ in own]
+        return torch.cat(pieces).unsqueeze(1)
 
     def sizes(self, context: DistContext) -> list[int]:
         """How many numbers go to each rank."""
@@ -136,32 +139,6 @@ class OwnRows(_RowsStart):
 
 ROW_STARTS: dict[str, type[_RowsStart]] = {start.operation: start for start in (RowsAllToAll, OwnRows)}
 """The modules of ``output_dist_start`` for rows that are not pooled, by operation."""
-
-
-class _Messages(torch.autograd.Function):
-    """The rows of each key, by the rank that the ids came from, become one message per rank.
-
-    The backward gives each key a gradient, of zeros where no loss depends on it: no rank knows the losses of others.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, keys: RowKeys, counts: list[list[int]], *of_keys: torch.Tensor) -> torch.Tensor:
-        ctx.keys, ctx.counts = keys, counts
-        positions = chain.from_iterable(keys.parts)
-        rows = {key: of_key.split(counts[key]) for key, of_key in zip(positions, of_keys, strict=True)}
-        pieces = [rows[key][rank].reshape(-1) for rank in range(len(counts[0])) for key, _ in keys.own]
-        return torch.cat(pieces).unsqueeze(1)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-        keys, counts = ctx.keys, ctx.counts
-        places = [(key, rank, dim) for rank in range(len(counts[0])) for key, dim in keys.own]
-        pieces = gradient.reshape(-1).split([counts[key][rank] * dim for key, rank, dim in places])
-        rows: dict[int, list[torch.Tensor]] = {key: [] for key, _ in keys.own}  # by key, from each rank
-        for (key, _, dim), piece in zip(places, pieces, strict=True):
-            rows[key].append(piece.view(-1, dim))
-        return None, None, *(torch.cat(rows[key]) for key in chain.from_iterable(keys.parts))
 
 
 class _Block(NamedTuple):
