@@ -38,7 +38,7 @@ from recfx.passes import Pass
 from recfx.passes.base import PASSES_KEY, Rewriting
 from recfx.runtime import TableStore
 from recfx.runtime.in_flight import BATCHES_IN_FLIGHT, refuse_fused_replicas
-from recfx.runtime.lower_graph import Runtime
+from recfx.runtime.lowered import Runtime
 
 
 class UnshardedCollection(ConvertedCollection):

@@ -18,7 +18,8 @@ from recfx.ir.verifier import GraphVerificationError
 from recfx.passes import passes
 from recfx.passes.base import PASSES_KEY, Pass, PassRecord, Rewrite, Rewriting, run_passes
 from recfx.passes.find_on_device import find_on_device
-from recfx.runtime.lower_graph import Runtime, lower_graph, module_of
+from recfx.runtime.lower_graph import lower_graph, module_of
+from recfx.runtime.lowered import Runtime
 from recfx.runtime.table_store import TableStore
 
 COPIES_RUN_THE_SAME: ContextVar[bool] = ContextVar("copies_run_the_same", default=False)

@@ -27,7 +27,7 @@ from recfx.passes.base import PassRecord
 from recfx.runtime import TableStore
 from recfx.runtime.base import FxLeaf, load_hooks, opaque, without_load_hooks
 from recfx.runtime.dist_groups import DistGroups
-from recfx.runtime.lower_graph import Runtime
+from recfx.runtime.lowered import Runtime
 from recfx.versions.differences import is_fx_symbolic_tracing
 
 _Collection = TypeVar("_Collection", bound="ConvertedCollection")

@@ -14,7 +14,8 @@ from recfx.errors import ConversionError
 from recfx.ir import operators
 from recfx.ir.node_kinds import NODE_KINDS, NodeKind, ValueType
 from recfx.planner.pricing.formulas import FORMULAS, Formula
-from recfx.runtime.lower_graph import OWN_MAKERS, Lowered
+from recfx.runtime.lower_graph import OWN_MAKERS
+from recfx.runtime.lowered import Lowered
 
 _OURS = frozenset(NODE_KINDS)
 _PLAIN = (bool, int, float, str, torch.dtype, tuple)

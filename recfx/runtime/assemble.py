@@ -16,8 +16,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
-from recfx.ir.tables import Columns, KeyOrder, TableSpec
+from recfx.ir.tables import Columns, KeyOrder, TableSpec, embedding_dims
 from recfx.runtime.base import NodeModule
+from recfx.runtime.lowered import Lowered
 
 _NOBODY = -1
 
@@ -78,11 +79,10 @@ class ColumnOrder:
 class AssembleKeyedTensor(NodeModule):
     """Concatenate pooled parts and name their columns."""
 
-    def __init__(self, keys: list[str], dims: list[int], parts: list[list[Columns]]) -> None:
+    def __init__(self, of: Lowered) -> None:
         super().__init__()
-        self.keys = keys
-        self.dims = dims
-        self.order = keyed_order(keys, parts)
+        self.keys, self.dims = list(of.collection.keys), embedding_dims(of.collection.tables)
+        self.order = keyed_order(self.keys, [of.graph.columns(node) for node in of.node.all_input_nodes])
 
     def forward(self, *pooled: torch.Tensor) -> KeyedTensor:
         """``pooled``: one ``[B, sum D]`` tensor per input. Returns the ``[B, D]`` keyed tensor."""
@@ -103,17 +103,15 @@ _own_node = torch.ops.aten._unsafe_view.default
 class AssembleJaggedDict(NodeModule):
     """Give each key its rows, with the lengths of its feature.
 
-    Args:
-        keys: the keys of the output.
-        parts: the keys whose rows each input has, in order.
-        need_indices: whether the ids are put into the output as well.
-        all_train: whether all parts get gradients as soon as any key gets one, because ranks wait for each other in
-            the backwards of all of them.
+    If the collection is sharded, all parts get gradients as soon as any key gets one, because ranks wait for each other
+    in the backwards of all of them.
     """
 
-    def __init__(self, keys: list[str], parts: list[list[str]], need_indices: bool, all_train: bool = False) -> None:
+    def __init__(self, of: Lowered) -> None:
         super().__init__()
-        self.keys, self.parts, self.need_indices, self.all_train = keys, parts, need_indices, all_train
+        self.keys, self.need_indices = list(of.collection.keys), of.collection.need_indices
+        self.parts = [[columns.key for columns in part] for part in of.parts]  # whose rows each input has
+        self.all_train = of.collection.sharding is not None
 
     def forward(
         self, *arguments: tuple[torch.Tensor, ...] | torch.Tensor | KeyedJaggedTensor

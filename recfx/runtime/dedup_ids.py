@@ -8,9 +8,11 @@ import torch
 from torch.autograd.function import once_differentiable
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recfx.ir.operator_graph import names_in
 from recfx.kernels.route.different_ids import different_ids, sum_rows
 from recfx.runtime.bags import as_sent, keep_ids, without_weights
 from recfx.runtime.base import NodeModule
+from recfx.runtime.lowered import Lowered
 
 
 class Inverse(NamedTuple):
@@ -30,19 +32,18 @@ class Inverse(NamedTuple):
 class DedupIds(NodeModule):
     """Leave out all but the first of the equal ids of a key.
 
-    Args:
-        deduped: for each key, whether its ids are deduplicated; others leave as they come.
-        on_host: whether ids are copied to the host.
-
     Attributes:
+        deduped: for each key, whether its ids are deduplicated; others leave as they come.
         ids: how many ids of deduplicated keys have come in training, for reports.
         different: how many of them were sent.
     """
 
-    def __init__(self, deduped: list[bool], on_host: bool = False) -> None:
+    def __init__(self, of: Lowered) -> None:
         super().__init__()
-        self.deduped, self.on_host = deduped, on_host
-        self.ids, self.different = [0] * len(deduped), [0] * len(deduped)
+        deduped = names_in(of.node, "deduped")
+        self.deduped = [table.name in deduped for table in of.collection.tables for _ in table.embedding_names]
+        self.on_host = of.collection.ids_on_host
+        self.ids, self.different = [0] * len(self.deduped), [0] * len(self.deduped)
 
     def forward(self, features: KeyedJaggedTensor) -> tuple[KeyedJaggedTensor, Inverse]:
         """``features``: as selected. Returns ids in the same bags, int64, each at its first place; and the inverse."""
@@ -58,15 +59,12 @@ class DedupIds(NodeModule):
 
 
 class ExpandRows(NodeModule):
-    """Give every id its row.
+    """Give every id its row."""
 
-    Args:
-        keys: the positions, among the keys of the collection, of those whose rows it gets.
-    """
-
-    def __init__(self, keys: list[int]) -> None:
+    def __init__(self, of: Lowered) -> None:
         super().__init__()
-        self.keys = keys
+        positions = of.collection.keys.positions
+        self.keys = [positions[columns.key] for columns in of.graph.columns(of.node)]
 
     def forward(self, rows: torch.Tensor, inverse: Inverse) -> torch.Tensor:
         """``rows``: ``[different ids, D]``, key by key. Returns ``[n, D]``, in the order of the ids."""

@@ -25,24 +25,31 @@ from recfx.kernels.route.from_zero import from_zero
 from recfx.runtime import marks
 from recfx.runtime.bags import FBGEMM_PERMUTES_ON, as_sent, permute_features, select_bags, without_weights
 from recfx.runtime.base import NodeModule
+from recfx.runtime.dist_groups import sent_on
+from recfx.runtime.lowered import Lowered
 from recfx.runtime.marks import Backwards
 
 
 class Bucketize(NodeModule):
-    """Copy each feature to the ranks of its shards; if rows are cut, each id goes to only one of them.
-
-    Args:
-        routes: one per output key, rank by rank: see ``recfx.kernels.route.bucketize``.
-        keys: the names of the output keys.
-        says_origins: whether the weights of the result are the positions of its ids among those of ``features``, int64.
-        on_host: whether ids whose origins are said are copied to the host.
+    """Copy each feature to the ranks of its shards; if rows are cut, each id goes to only one of them. If rows
+    are not pooled, the weights of the result are the positions of its ids among those of ``features``, int64.
     """
 
-    def __init__(self, routes: Routes, keys: list[str], says_origins: bool = False, on_host: bool = False) -> None:
+    def __init__(self, of: Lowered) -> None:
         super().__init__()
-        self.routes = routes
-        self.keys = keys
-        self.says_origins, self.on_host = says_origins, on_host
+        cut = [table for table in of.sharding.tables for _ in table.table.embedding_names]
+        indexed = [sharded.table.hashing if sharded.table.has_index else None for sharded in cut]
+        self.routes = Routes(
+            row_borders=[sharded.row_borders() for sharded in cut],
+            rows=[sharded.table.num_embeddings for sharded in cut],
+            dense_rows=[0 if config is None else config.dense_rows for config in indexed],
+            buckets=[0 if config is None else config.buckets for config in indexed],
+            seeds=[0 if config is None else config.seed for config in indexed],
+            sources=of.sources,
+            pieces=[shard.piece for shard in of.sharding.by_rank() for _ in shard.table.embedding_names],
+        )
+        self.keys = list(of.collection.sent_keys)
+        self.says_origins, self.on_host = not of.collection.is_pooled, of.collection.ids_on_host
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         """``features``: as selected. Returns rows of the shard if a table has no index, otherwise raw ids."""
@@ -360,43 +367,25 @@ class Outgoing:
 class InputDistStart(NodeModule):
     """Start the all-to-all.
 
-    Args:
-        group: the group of all ranks.
-        splits: how many keys each rank receives.
-        positions: the positions of these keys in the input, rank by rank; None: the input has them in that order.
-        keys: their names on the receiving rank.
-        collection: fully qualified name of the collection.
-        device: the device that the group sends from; ids on a different device are sent from there.
-        is_weighted: whether weights travel with the ids.
+    Attributes:
+        positions: the positions of the keys that leave in the input, rank by rank; None: the input has them in that
+            order.
         rows_return: whether the rows of ids come back one by one. Then the weights of ids are their origins, which do
             not travel.
-        number: which of the collections sharded in these groups it is.
-
-    Attributes:
         together: what sends the ids instead, along with those of other collections; None outside of ``sent_by``.
     """
 
-    def __init__(
-        self,
-        group: dist.ProcessGroup,
-        splits: list[int],
-        positions: list[int] | None,
-        keys: list[str],
-        collection: str = "",
-        device: torch.device | None = None,
-        is_weighted: bool = False,
-        rows_return: bool = False,
-        number: int = 0,
-    ) -> None:
+    def __init__(self, of: Lowered) -> None:
         super().__init__()
-        self.positions = positions
-        self.rows_return = rows_return
-        self.keys = keys
-        self.collection = collection
-        self._number = number
-        self._backwards = Backwards(collection, group)
-        self._device, self._is_weighted = device or torch.device("cpu"), is_weighted
-        self._group, self._splits = group, splits
+        collection, sharding, groups = of.collection, of.sharding, of.groups
+        by_rank = [sharding.on_rank(rank) for rank in range(sharding.world_size)]
+        self._splits = [sum(len(shard.table.embedding_names) for shard in shards) for shards in by_rank]
+        self.positions = of.sources if of.graph.puts_keys_into_order(of.node) else None
+        self.keys, self.rows_return = list(collection.sent_keys), not collection.is_pooled
+        self.collection, self._group, self._number = collection.name, groups.ids, groups.number
+        self._backwards = Backwards(collection.name, groups.ids)
+        self._device = sent_on(groups.ids)
+        self._is_weighted = collection.is_weighted and sharding.world_size > 1
         self.together: Exchange | None = None
         self.agree_on("")
 
@@ -441,15 +430,11 @@ class InputDistStart(NodeModule):
 
 
 class InputDistWait(NodeModule):
-    """Wait for the ids of all ranks' batches, ordered by feature, rank and sample.
+    """Wait for the ids of all ranks' batches, ordered by feature, rank and sample."""
 
-    Args:
-        rows_return: whether the rows of ids go back one by one.
-    """
-
-    def __init__(self, rows_return: bool = False) -> None:
+    def __init__(self, of: Lowered) -> None:
         super().__init__()
-        self.rows_return = rows_return
+        self.rows_return = not of.collection.is_pooled
 
     def forward(
         self, started: Started | KeyedJaggedTensor, context: DistContext

@@ -26,13 +26,13 @@ from recfx.optim.in_backward import hooks_on_step, positions_with_hooks
 from recfx.runtime.bags import keep_ids, permute_features
 from recfx.runtime.base import NodeModule
 from recfx.runtime.in_flight import BatchInFlight, guard_backward
-from recfx.runtime.table_store import TableStore
+from recfx.runtime.lowered import Lowered
 
 
 class Lookup(NodeModule):
     """Pool the rows of a group of tables.
 
-    Args:
+    Attributes:
         collection: fully qualified name of the collection, for messages.
         tables: the group, in column order.
         combine: ``"SUM"`` or ``"MEAN"``, as the kernel pools (SUM if ``mean_divide`` follows); ``"NONE"``: not at all.
@@ -42,24 +42,12 @@ class Lookup(NodeModule):
         backend: ``"auto"``, or the name of the backend to use.
     """
 
-    def __init__(
-        self,
-        collection: str,
-        tables: tuple[TableSpec, ...],
-        combine: str,
-        features: tuple[str, ...],
-        is_weighted: bool,
-        store: TableStore,
-        backend: str = "auto",
-    ) -> None:
+    def __init__(self, of: Lowered) -> None:
         super().__init__()
-        self.collection = collection
-        self.tables = tables
-        self.combine = combine
+        self.collection, self.is_weighted, self.backend = of.collection.name, of.collection.is_weighted, of.backend
+        self.tables, self.combine = of.graph.tables(of.node), str(of.node.kwargs["combine"])
+        self.store, tables, features = of.runtime.store, self.tables, of.collection.local_keys
         self.features = KeyOrder.of(features)
-        self.is_weighted = is_weighted
-        self.backend = backend
-        self.store = store
         keys = [name for table in tables for name in table.embedding_names]
         self._keys, self._names = keys, [table.name for table in tables]
         positions = self.features.positions

@@ -7,60 +7,26 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from torch import fx, nn
 
 from recfx.errors import ConversionError, type_of
-from recfx.ir.context import CollectionContext
 from recfx.ir.meta import NodeMeta, annotate
-from recfx.ir.operator_graph import OPERATOR_KEY, Operator, OperatorGraph, attributes_in, names_in, node_name
-from recfx.ir.shards import CollectionSharding
-from recfx.ir.tables import embedding_dims
-from recfx.kernels.route.bucketize import Routes
+from recfx.ir.operator_graph import OPERATOR_KEY, Operator, OperatorGraph, names_in, node_name
 from recfx.runtime.assemble import AssembleJaggedDict, AssembleKeyedTensor, MeanDivide
 from recfx.runtime.base import NodeModule
 from recfx.runtime.dedup_ids import DedupIds, ExpandRows
-from recfx.runtime.dist_groups import DistGroups, sent_on
 from recfx.runtime.find_rows import FindRows
 from recfx.runtime.hash_ids import FindIds, HashIds, HashLookup, InsertIds, SnapshotIndexes
 from recfx.runtime.input_dist import Bucketize, InputDistStart, InputDistWait
 from recfx.runtime.lookup import Lookup
+from recfx.runtime.lowered import Lowered, Runtime
 from recfx.runtime.output_dist import POOLED_STARTS, OutputDistStart, OutputDistWait
-from recfx.runtime.rows_dist import ROW_STARTS, RowKeys
+from recfx.runtime.rows_dist import ROW_STARTS
 from recfx.runtime.select_features import SelectFeatures
 from recfx.runtime.table_indexes import TableIndexes
-from recfx.runtime.table_store import TableStore
 from recfx.runtime.transfers import ToDevice, ToHost
-
-
-class Runtime:
-    """What a collection's graphs for training, for evaluation and for prefetching are all lowered from.
-
-    It keeps the modules that were made for the first of them, so that nodes of the others share their state.
-
-    Args:
-        store: weights, indexes, fused optimizers and batches in flight.
-        groups: the process groups of a sharded collection.
-    """
-
-    def __init__(self, store: TableStore, groups: DistGroups | None = None) -> None:
-        self.store = store
-        self.groups = groups
-        self._made: dict[str, tuple[str, nn.Module]] = {}
-
-    def add(self, name: str, kind: str, module: nn.Module) -> None:
-        """Keep what runs for the node of this name, or for a part of it that would be a node of this kind."""
-        self._made[name] = kind, module
-
-    def module(self, name: str) -> nn.Module | None:
-        """What runs for the node of this name; None if nothing was made for it yet."""
-        return self._made[name][1] if name in self._made else None
-
-    def of(self, kind: str) -> list[Any]:
-        """What runs for the nodes of this kind, in the order of the nodes."""
-        return [module for own, module in self._made.values() if own == kind]
 
 
 class OwnNode(NodeModule):
@@ -165,36 +131,6 @@ def make_own(of: Lowered) -> OwnNode:
     return OwnNode(OWN_MAKERS[kind](of), of.collection.name, kind)
 
 
-@dataclass(frozen=True)
-class Lowered:
-    """A node, and everything that its module is made from."""
-
-    graph: OperatorGraph
-    node: fx.Node
-    collection: CollectionContext
-    runtime_or_none: Runtime | None
-    backend: str
-
-    @property
-    def runtime(self) -> Runtime:
-        assert self.runtime_or_none is not None  # see ``lower_graph``
-        return self.runtime_or_none
-
-    @property
-    def attributes(self) -> dict[str, Any]:
-        return attributes_in(self.node)
-
-    @property
-    def sharding(self) -> CollectionSharding:
-        assert self.collection.sharding is not None  # the verifier refuses such nodes elsewhere
-        return self.collection.sharding
-
-    @property
-    def groups(self) -> DistGroups:
-        assert self.runtime.groups is not None
-        return self.runtime.groups
-
-
 def _select_features(of: Lowered) -> SelectFeatures:
     collection = of.collection
     module = SelectFeatures(collection.name, collection.tables, collection.is_weighted)
@@ -202,45 +138,6 @@ def _select_features(of: Lowered) -> SelectFeatures:
         copies = any(of.graph.kind(user) == "to_host" and user.kwargs.get("with_bags") for user in of.node.users)
         module.prepare_to_send(of.sharding.world_size, collection.ids_on_host and not copies)
     return module
-
-
-def _dedup_ids(of: Lowered) -> DedupIds:
-    deduped = names_in(of.node, "deduped")
-    keys = [table.name in deduped for table in of.collection.tables for _ in table.embedding_names]
-    return DedupIds(keys, of.collection.ids_on_host)
-
-
-def _bucketize(of: Lowered) -> Bucketize:
-    cut = [table for table in of.sharding.tables for _ in table.table.embedding_names]
-    indexed = [sharded.table.hashing if sharded.table.has_index else None for sharded in cut]
-    routes = Routes(
-        row_borders=[sharded.row_borders() for sharded in cut],
-        rows=[sharded.table.num_embeddings for sharded in cut],
-        dense_rows=[0 if config is None else config.dense_rows for config in indexed],
-        buckets=[0 if config is None else config.buckets for config in indexed],
-        seeds=[0 if config is None else config.seed for config in indexed],
-        sources=_sources(of),
-        pieces=[shard.piece for shard in of.sharding.by_rank() for _ in shard.table.embedding_names],
-    )
-    says_origins, on_host = not of.collection.is_pooled, of.collection.ids_on_host
-    return Bucketize(routes, list(of.collection.sent_keys), says_origins, on_host)
-
-
-def _input_dist_start(of: Lowered) -> InputDistStart:
-    collection, sharding, group = of.collection, of.sharding, of.groups.ids
-    by_rank = [sharding.on_rank(rank) for rank in range(sharding.world_size)]
-    splits = [sum(len(shard.table.embedding_names) for shard in shards) for shards in by_rank]
-    positions = _sources(of) if of.graph.puts_keys_into_order(of.node) else None
-    is_weighted = collection.is_weighted and sharding.world_size > 1
-    keys, rows_return = list(collection.sent_keys), not collection.is_pooled
-    device, number = sent_on(group), of.groups.number
-    return InputDistStart(group, splits, positions, keys, collection.name, device, is_weighted, rows_return, number)
-
-
-def _sources(of: Lowered) -> list[int]:
-    """The position, among the keys of the selected ids, of each key that arrives somewhere."""
-    positions = of.collection.keys.positions
-    return [positions[name] for shard in of.sharding.by_rank() for name in shard.table.embedding_names]
 
 
 def _indexes_in_use(of: Lowered) -> HashIds:
@@ -275,9 +172,7 @@ def _lookup(of: Lowered) -> Lookup:
     fused = of.runtime.of("hash_lookup")
     if fused and not of.graph.of_kind("hash_lookup"):  # another form of the graph does in one step what two do here
         return fused[0].lookup
-    collection, combine = of.collection, str(of.node.kwargs["combine"])
-    tables, keys = of.graph.tables(of.node), collection.local_keys
-    module = Lookup(collection.name, tables, combine, keys, collection.is_weighted, of.runtime.store, of.backend)
+    module = Lookup(of)
     if "kernel" in of.node.kwargs:
         module.choose_kernel(str(of.node.kwargs["kernel"]))
     return module
@@ -292,18 +187,8 @@ def _hash_lookup(of: Lowered) -> HashLookup:
 
 
 def _output_dist_start(of: Lowered) -> OutputDistStart:
-    hop = of.graph.hop(of.node)
-    parts = [of.graph.columns(node) for node in of.node.all_input_nodes[:-1]]
-    device = of.runtime.store.device
-    if of.collection.is_pooled:
-        return POOLED_STARTS[hop.operation](hop, of.groups, parts, device)
-    keys = RowKeys.of(of.sharding, of.collection.way(str(of.node.kwargs["way"])), parts)
-    return ROW_STARTS[hop.operation](hop, of.groups, keys, device)
-
-
-def _expand_rows(of: Lowered) -> ExpandRows:
-    positions = of.collection.keys.positions
-    return ExpandRows([positions[columns.key] for columns in of.graph.columns(of.node)])
+    starts = POOLED_STARTS if of.collection.is_pooled else ROW_STARTS
+    return starts[of.graph.hop(of.node).operation](of)
 
 
 def _mean_divide(of: Lowered) -> MeanDivide:
@@ -311,38 +196,27 @@ def _mean_divide(of: Lowered) -> MeanDivide:
     return MeanDivide(of.graph.tables(of.node), divided, keys, of.graph.columns(of.node))
 
 
-def _keyed_tensor(of: Lowered) -> AssembleKeyedTensor:
-    parts = [of.graph.columns(node) for node in of.node.all_input_nodes]
-    return AssembleKeyedTensor(list(of.collection.keys), embedding_dims(of.collection.tables), parts)
-
-
-def _jagged_dict(of: Lowered) -> AssembleJaggedDict:
-    parts = [[columns.key for columns in of.graph.columns(node)] for node in of.node.all_input_nodes[:-1]]
-    is_sharded = of.collection.sharding is not None
-    return AssembleJaggedDict(list(of.collection.keys), parts, of.collection.need_indices, all_train=is_sharded)
-
-
 MAKERS: dict[str, Callable[[Lowered], NodeModule]] = {
     "select_features": _select_features,
-    "dedup_ids": _dedup_ids,
-    "bucketize": _bucketize,
-    "input_dist_start": _input_dist_start,
-    "input_dist_wait": lambda of: InputDistWait(rows_return=not of.collection.is_pooled),
-    "to_host": lambda of: ToHost(with_bags=bool(of.node.kwargs.get("with_bags"))),
+    "dedup_ids": DedupIds,
+    "bucketize": Bucketize,
+    "input_dist_start": InputDistStart,
+    "input_dist_wait": InputDistWait,
+    "to_host": ToHost,
     "hash_ids": _hash_ids,
     "snapshot_indexes": lambda of: SnapshotIndexes(_indexes_in_use(of)),
     "find_ids": lambda of: FindIds(_indexes_in_use(of)),
     "insert_ids": lambda of: InsertIds(_indexes_in_use(of)),
     "find_rows": _find_rows,
-    "to_device": lambda of: ToDevice(of.runtime.store),
+    "to_device": ToDevice,
     "lookup": _lookup,
     "hash_lookup": _hash_lookup,
     "output_dist_start": _output_dist_start,
     "output_dist_wait": lambda of: OutputDistWait(),
-    "expand_rows": _expand_rows,
+    "expand_rows": ExpandRows,
     "mean_divide": _mean_divide,
-    "keyed_tensor": _keyed_tensor,
-    "jagged_dict": _jagged_dict,
+    "keyed_tensor": AssembleKeyedTensor,
+    "jagged_dict": AssembleJaggedDict,
 }
 """What makes the module of each kind of node. A new kind is one line."""
 

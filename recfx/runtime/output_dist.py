@@ -22,12 +22,12 @@ from torchrec.distributed.comm_ops import get_gradient_division
 from torchrec.distributed.dist_data import PooledEmbeddingsAllToAll, PooledEmbeddingsReduceScatter
 from torchrec.distributed.types import Awaitable, NoWait, QuantizedCommCodecs
 
-from recfx.ir.tables import Columns, total_dim
-from recfx.ir.ways_back import Hop
+from recfx.ir.tables import total_dim
 from recfx.runtime.assemble import ColumnOrder
 from recfx.runtime.base import NodeModule
-from recfx.runtime.dist_groups import DistGroups, codecs_of
+from recfx.runtime.dist_groups import codecs_of
 from recfx.runtime.input_dist import DistContext
+from recfx.runtime.lowered import Lowered
 from recfx.runtime.marks import Backwards, LostRanks
 
 Exchange: TypeAlias = Callable[[], AbstractContextManager[None]]
@@ -36,24 +36,22 @@ Exchange: TypeAlias = Callable[[], AbstractContextManager[None]]
 class OutputDistStart(NodeModule, ABC):
     """Join the rows of this rank and start sending them.
 
-    Args:
-        hop: what is sent, and in which group.
-        groups: the process groups of the collection.
-        device: where a rank without inputs creates what it sends; the group's backend may support no other device.
-
     Attributes:
         operation: what it does in one word, as in ``Hop.operation``.
+        hop: what is sent, and in which group.
+        device: where a rank without inputs creates what it sends; the group's backend may support no other device.
         group: the ranks that take part.
         codecs: what encodes and decodes what is sent; None if nothing does.
     """
 
     operation: ClassVar[str]
 
-    def __init__(self, hop: Hop, groups: DistGroups, device: torch.device) -> None:
+    def __init__(self, of: Lowered) -> None:
         super().__init__()
-        self.group: dist.ProcessGroup = getattr(groups, hop.group)
-        self._pooled, self._is_last = groups.pooled, hop.group != "intra"
-        self.device = device
+        self.hop = hop = of.graph.hop(of.node)
+        self.group: dist.ProcessGroup = getattr(of.groups, hop.group)
+        self._pooled, self._is_last = of.groups.pooled, hop.group != "intra"
+        self.device = of.runtime.store.device
         self.codecs = None if hop.wire is None else codecs_of(hop.wire)
 
     @abstractmethod
@@ -96,16 +94,11 @@ def _wait(request: Callable[[], Any], exchange: Exchange, *_: Any) -> None:
 
 
 class PooledStart(OutputDistStart):
-    """Pooled columns.
+    """Pooled columns; columns of the hop that no input has are zeros."""
 
-    Args:
-        hop, groups, device: as in the base class.
-        parts: the columns of each input, in order; columns of the hop that no part has are zeros.
-    """
-
-    def __init__(self, hop: Hop, groups: DistGroups, parts: list[list[Columns]], *arguments: Any) -> None:
-        super().__init__(hop, groups, *arguments)
-        self._join = ColumnOrder(parts, list(hop.columns))
+    def __init__(self, of: Lowered) -> None:
+        super().__init__(of)
+        self._join = ColumnOrder(of.parts, list(self.hop.columns))
 
     def sizes(self, context: DistContext) -> list[int]:
         return context.batch_size_per_rank
@@ -120,9 +113,9 @@ class AllToAll(PooledStart):
 
     operation = "all_to_all"
 
-    def __init__(self, hop: Hop, *arguments: Any) -> None:
-        super().__init__(hop, *arguments)
-        self._dist = _all_to_all(self.group, hop.dims, self.codecs)
+    def __init__(self, of: Lowered) -> None:
+        super().__init__(of)
+        self._dist = _all_to_all(self.group, self.hop.dims, self.codecs)
 
     def send(self, joined: torch.Tensor, context: DistContext) -> Awaitable[torch.Tensor]:
         """Returns ``[B, sum of the columns of all ranks]``."""
@@ -139,8 +132,9 @@ class ReduceScatter(PooledStart):
 
     operation = "reduce_scatter"
 
-    def __init__(self, hop: Hop, *arguments: Any) -> None:
-        super().__init__(hop, *arguments)
+    def __init__(self, of: Lowered) -> None:
+        super().__init__(of)
+        hop = self.hop
         self._hosts, self._sends_columns = len(hop.dims), bool(hop.columns)  # one sender: all ranks, or a host
         self._dist = PooledEmbeddingsReduceScatter(self.group, codecs=self.codecs)
         self._uneven = _all_to_all(self.group, [total_dim(hop.columns)] * self.group.size(), self.codecs)
@@ -166,9 +160,9 @@ class CrossHost(AllToAll):
 
     operation = "cross_host"
 
-    def __init__(self, hop: Hop, groups: DistGroups, *arguments: Any) -> None:
-        super().__init__(hop, groups, *arguments)
-        self._counterparts = slice(groups.intra.rank(), None, groups.intra.size())
+    def __init__(self, of: Lowered) -> None:
+        super().__init__(of)
+        self._counterparts = slice(of.groups.intra.rank(), None, of.groups.intra.size())
 
     def sizes(self, context: DistContext) -> list[int]:
         return context.batch_size_per_rank[self._counterparts]

@@ -18,9 +18,9 @@ from torchrec.distributed.types import Awaitable, NoWait
 
 from recfx.ir.shards import CollectionSharding
 from recfx.ir.tables import Columns
-from recfx.ir.ways_back import Hop, WayBack
-from recfx.runtime.dist_groups import DistGroups
+from recfx.ir.ways_back import WayBack
 from recfx.runtime.input_dist import DistContext
+from recfx.runtime.lowered import Lowered
 from recfx.runtime.output_dist import OutputDistStart, TakeOwn
 
 
@@ -88,9 +88,9 @@ class RowKeys:
 class _RowsStart(OutputDistStart):
     """Rows of ids, by the rank that they go to, then by key."""
 
-    def __init__(self, hop: Hop, groups: DistGroups, keys: RowKeys, *arguments: Any) -> None:
-        super().__init__(hop, groups, *arguments)
-        self.keys = keys
+    def __init__(self, of: Lowered) -> None:
+        super().__init__(of)
+        self.keys = RowKeys.of(of.sharding, of.collection.way(str(of.node.kwargs["way"])), of.parts)
 
     def join(self, parts: list[Any], context: DistContext) -> torch.Tensor:
         """``[numbers, 1]``: one message after the other. ``parts`` are tuples, of a tensor for each key."""

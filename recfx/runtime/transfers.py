@@ -15,7 +15,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, Keyed
 
 from recfx.runtime.bags import keep_ids_at, with_values
 from recfx.runtime.base import NodeModule
-from recfx.runtime.table_store import TableStore
+from recfx.runtime.lowered import Lowered
 
 
 def record_stream(value: Any, stream: Any) -> None:
@@ -102,14 +102,14 @@ def copy_to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 class ToHost(NodeModule):
     """Copy ids into pinned memory, and wait until they are there.
 
-    Args:
+    Attributes:
         with_bags: whether the lengths of the bags and the weights of the ids are copied as well, because ranks exchange
             them on the host; otherwise they stay on the device.
     """
 
-    def __init__(self, with_bags: bool = False) -> None:
+    def __init__(self, of: Lowered) -> None:
         super().__init__()
-        self.with_bags = with_bags
+        self.with_bags = bool(of.node.kwargs.get("with_bags"))
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         """``features``: ids, with one batch size. Returns int64 ids in the same bags; a batch that is on the host (or
@@ -158,9 +158,9 @@ def _all_of(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
 class ToDevice(NodeModule):
     """Copy rows from pinned memory, without waiting for the device."""
 
-    def __init__(self, store: TableStore) -> None:
+    def __init__(self, of: Lowered) -> None:
         super().__init__()
-        self.store = store
+        self.store = of.runtime.store
 
     def forward(self, rows: KeyedJaggedTensor) -> KeyedJaggedTensor:
         """``rows``: rows on the host; their bags and weights may be on the host or on the device.

@@ -14,7 +14,7 @@ from recfx.ir.printer import format_graph
 from recfx.lowering.targets import TargetsHere
 from recfx.passes import passes
 from recfx.passes.base import Rewrite, Rewriting, run_passes
-from recfx.runtime.lower_graph import Runtime
+from recfx.runtime.lowered import Runtime
 
 ADOPTED = HashConfig(dense_rows=8)
 INDEXED = HashConfig(dense_rows=0)

@@ -15,7 +15,7 @@ from recfx.ir.operator_graph import OperatorGraph
 from recfx.ir.verifier import GraphVerificationError, verify_graph
 from recfx.lowering.targets import TargetsHere
 from recfx.passes.base import run_passes
-from recfx.runtime.lower_graph import Runtime
+from recfx.runtime.lowered import Runtime
 from tests.passes.small_collection import until
 from tests.sharding.cases import Case, Table, as_sequence, build, plan_of
 

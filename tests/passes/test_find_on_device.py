@@ -13,7 +13,7 @@ from recfx.collections.compile_graph import make_eval_graph
 from recfx.ir import format_graph
 from recfx.ir.context import CollectionContext
 from recfx.kernels.build import launch
-from recfx.runtime.lower_graph import Runtime
+from recfx.runtime.lowered import Runtime
 from tests.passes.small_collection import ADOPTED, INDEXED, collection, lowered, until
 
 

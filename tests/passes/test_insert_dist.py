@@ -30,7 +30,7 @@ from recfx.passes.base import PASSES_KEY, run_passes
 from recfx.passes.insert_dist import insert_dist
 from recfx.runtime import HashIds, Lookup
 from recfx.runtime.dist_groups import DistGroups
-from recfx.runtime.lower_graph import Runtime
+from recfx.runtime.lowered import Runtime
 from tests.passes.small_collection import until
 from tests.sharding.cases import Case, Table, plan_of
 

@@ -12,7 +12,7 @@ from recfx.collections.compile_graph import compile_again
 from recfx.collections.sharding.pipeline_stages import SPLIT_HASH_IDS, cut
 from recfx.ir import format_graph
 from recfx.ir.meta import node_meta
-from recfx.runtime.lower_graph import Runtime
+from recfx.runtime.lowered import Runtime
 from tests.passes.small_collection import INDEXED, collection, lowered, until
 
 

@@ -46,9 +46,11 @@ def exchanged(rank: int, world_size: int, weighted: bool, fbgemm_permutes_on: tu
     """The ids that rank 0 receives of one feature and rank 1 of two."""
     assert dist.group.WORLD is not None
     torch.manual_seed(rank)
-    send = input_dist.InputDistStart(dist.group.WORLD, [1, 2], None, KEYS, is_weighted=weighted)
+    exchange = input_dist.Exchange(dist.group.WORLD, ["ebc"])
+    call = input_dist.Call(batch(2 + rank, KEYS, weighted=weighted), [1, 2], 0, input_dist.DistContext())
     with mock.patch.object(input_dist, "FBGEMM_PERMUTES_ON", fbgemm_permutes_on):
-        started, _ = send(batch(2 + rank, KEYS, weighted=weighted))
+        started = exchange.add(call)
+        exchange.start()
         ids = started.wait().wait()
     tensors = ids.values(), ids.lengths(), ids.weights_or_none()
     return (ids.keys(), ids.stride()), tensors

@@ -128,7 +128,8 @@ def test_a_kernel_is_chosen_again_for_tables_of_another_type() -> None:
 def test_what_a_graph_prints_of_a_table_on_another_rank_is_its_description() -> None:
     lookup, _ = lookup_of("adagrad")
     table = replace(lookup.tables[0], name="elsewhere", dtype=torch.float16)
-    remote = Lookup("ebc", (table,), "SUM", ("f",), False, lookup.store)
+    remote = copy.copy(lookup)
+    remote.tables = (table,)
     assert (remote.dtype, remote.optimizer, remote.kernel) == (torch.float16, "", "")
     assert (lookup.dtype, lookup.optimizer) == (torch.float32, "adagrad")
 

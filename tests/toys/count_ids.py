@@ -8,7 +8,7 @@ from recfx.ir.node_kinds import Input, NodeKind, Stage, ValueType
 from recfx.ir.operator_graph import OperatorGraph
 from recfx.passes.base import PassResult
 from recfx.runtime.base import NodeModule
-from recfx.runtime.lower_graph import Lowered
+from recfx.runtime.lowered import Lowered
 
 COUNT_IDS = NodeKind(
     "count_ids",

@@ -38,7 +38,7 @@ from recfx.runtime import InputDistStart, Lookup, OutputDistStart, TableStore, m
 from recfx.runtime.dist_groups import DistGroups
 from recfx.runtime.in_flight import BATCHES_IN_FLIGHT
 from recfx.runtime.input_dist import DistContext, Exchange, Outgoing
-from recfx.runtime.lower_graph import Runtime
+from recfx.runtime.lowered import Runtime
 from recfx.runtime.marks import InStep
 from recfx.runtime.transfers import crosses
 from recfx.versions.differences import BaseForward

@@ -29,7 +29,7 @@ from recfx.passes.split_hash_ids import split_hash_ids
 from recfx.runtime import SnapshotIndexes, marks
 from recfx.runtime.base import NodeModule
 from recfx.runtime.input_dist import DistContext
-from recfx.runtime.lower_graph import Runtime
+from recfx.runtime.lowered import Runtime
 from recfx.runtime.marks import InStep
 from recfx.runtime.transfers import record_stream
 

@@ -12,7 +12,8 @@ from recfx.ir.context import FrozenIndex
 from recfx.ir.node_kinds import NODE_KINDS, ValueType
 from recfx.ir.tables import embedding_dims
 from recfx.passes.base import Rewriting
-from recfx.runtime.lower_graph import Lowered, lower_graph, make_own
+from recfx.runtime.lower_graph import lower_graph, make_own
+from recfx.runtime.lowered import Lowered
 
 _POOLED = {ValueType.POOLED, ValueType.ARRIVED_POOLED, ValueType.DIVIDED}
 
