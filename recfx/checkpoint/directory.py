@@ -31,8 +31,7 @@ DATA_NAME = re.compile(r"data-[0-9a-f]{16}")
 _TEMPORARY = re.compile(r"checkpoint\.json\.[0-9a-f]{16}")
 _IN_DATA = re.compile(r"\.metadata(\.tmp)?|tensors\.json|__\d+_\d+\.distcp")
 _WAIT_SECONDS = 60.0
-FORMAT_VERSION = 3  # 2 had settings in JSON, and 1 could only be read by unpickling it
-_READ = (2, FORMAT_VERSION)
+FORMAT_VERSION = 3
 _CHUNK = 1 << 22
 _BEGIN, _MARK = b'{"data": "data-', b'"format": "recfx"'  # a damaged manifest still contains one of these
 
@@ -168,10 +167,9 @@ class Manifest:
         try:
             parsed = json.loads(line)
             version = int(parsed["version"])
-            if version not in _READ:
+            if version != FORMAT_VERSION:
                 raise CheckpointError(
-                    f"the checkpoint in {directory} has version {version}, but this recfx reads {_READ[0]} and "
-                    f"{_READ[1]}.",
+                    f"the checkpoint in {directory} has version {version}, but this recfx reads {FORMAT_VERSION}.",
                     reason="checkpoint_version",
                     what_to_do="load it with the recfx that saved it.",
                 )

@@ -325,15 +325,14 @@ class SavedOptimizers:
         optimizer = settings["optimizer"] or {"kind": "", "groups": [], "state": {}}
         entries: dict[str, SavedOptimizer] = {}
 
-        def add(name: str, kind: str, of: Any, state: Mapping[str, Any], prefix: str, **more: Any) -> None:
-            names = {key: f"{prefix}{name}.{key}" for key in state.get("tensors", ())}
+        def add(name: str, kind: str, of: Any, state: Mapping[str, Any], **more: Any) -> None:
+            names = {key: f"{OPTIMIZER}{name}.{key}" for key in state.get("tensors", ())}
             entries[name] = SavedOptimizer(name, kind, settings_in(of), state.get("values", {}), names, folder, **more)
 
         for number, group in enumerate(optimizer["groups"]):
             for name in group["params"]:
                 state = optimizer["state"].get(name, {})
-                add(name, kind_of_class(optimizer["kind"]), group, state, OPTIMIZER, group=number)
-        prefix = settings.get("prefix_in_backward", OPTIMIZER)
+                add(name, kind_of_class(optimizer["kind"]), group, state, group=number)
         for name, entry in settings["in_backward"].items():
-            add(name, entry["kind"], entry["settings"], entry, prefix, blocks=tuple(entry.get("blocks", ())))
+            add(name, entry["kind"], entry["settings"], entry, blocks=tuple(entry.get("blocks", ())))
         return cls(entries, optimizer["kind"], optimizer["groups"])

@@ -9,14 +9,11 @@ of ``torch.save``, to be read with ``weights_only=True``.
 
 from __future__ import annotations
 
-import base64
 import io
-import json
 import pickle
 import re
 import warnings
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -202,26 +199,7 @@ def read_settings(folder: SavedFolder) -> dict[str, Any]:
         raise torn(folder.path, "it has no settings")
     content = folder.read([SETTINGS])[SETTINGS].numpy().tobytes()
     try:
-        if not content.startswith(b"{"):
-            loaded: dict[str, Any] = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
-            return loaded
-        settings: dict[str, Any] = json.loads(content, object_hook=_version_2)
+        settings: dict[str, Any] = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
     except Exception as error:
         raise torn(folder.path, f"its settings cannot be read: {error}") from None
-    return {"warm_ups": {}, "prefix_in_backward": "in_backward.", **settings}
-
-
-_VERSION_2: dict[str, Callable[[Any], Any]] = {
-    "tuple": tuple, "set": set, "dict": dict, "OrderedDict": OrderedDict, "bytes": base64.b64decode, "size": torch.Size,
-    "complex": lambda parts: complex(*parts), "dtype": lambda name: getattr(torch, name), "device": torch.device,
-    "tensor": lambda tensor: tensor,
-}  # fmt: skip
-
-
-def _version_2(entry: dict[str, Any]) -> Any:
-    """What an object in the JSON of version 2 stands for: its one key says what it is."""
-    if "content" in entry:
-        data = bytearray(base64.b64decode(entry["content"]))
-        return torch.tensor(data, dtype=torch.uint8).view(getattr(torch, entry["dtype"])).view(entry["size"])
-    ((kind, content),) = entry.items()
-    return _VERSION_2[kind](content)
+    return settings
