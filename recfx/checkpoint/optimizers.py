@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from recfx.checkpoint.contents import OPTIMIZER, mismatch
+from recfx.checkpoint.contents import OPTIMIZER, check_storable, mismatch
 from recfx.checkpoint.storage import Parts, SavedFolder
 from recfx.checkpoint.tables import Table, read_rows, tables_of
 from recfx.checkpoint.wrapped_optimizers import not_supported
@@ -89,11 +89,10 @@ def stepped_by(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[Stepp
 
 
 class Described(NamedTuple):
-    """What this rank saves of optimizers: all but tensors; tensors that all ranks have; and its parts of others."""
+    """What this rank saves of optimizers: by name, tensors and its parts of others; and all that is no tensor."""
 
     settings: dict[str, Any]
-    whole: dict[str, Tensor]
-    parts: dict[str, Tensor | Parts]
+    tensors: dict[str, Tensor | Parts]
 
 
 def describe_in_backward(model: nn.Module, is_first: bool) -> Described:
@@ -101,34 +100,35 @@ def describe_in_backward(model: nn.Module, is_first: bool) -> Described:
 
     ``blocks``: row-wise Adagrad has one state per block of columns; these are saved one after the other.
     """
-    described = Described({}, {}, {})
+    described = Described({}, {})
     for table, fused in fused_tables(model):
         names = list(fused.rule.tensor_names)
         if not table.module.is_sharded:  # it has no state before its first step
             names = [name for name in names if name in table.fused_of(table.here[0]).state]
-        settings = settings_in(fused.group)
-        entry: dict[str, Any] = {"kind": fused.rule.name, "settings": settings, "values": {}, "tensors": names}
-        if fused.rule.has_row_state and len(table.placed.column_blocks) > 1:
-            entry["blocks"] = list(table.placed.column_blocks)
+        entry: dict[str, Any] = {"kind": fused.rule.name, "settings": settings_in(fused.group)}
+        entry |= {"values": {}, "tensors": names}
+        blocks = table.placed.column_blocks
+        if fused.rule.has_row_state and len(blocks) > 1:
+            entry["blocks"] = list(blocks)
         described.settings[table.weight] = entry
         per_row = {state.name for state in fused.rule.states if state.per_row}
         for shard in table.saved_here if table.module.is_sharded or is_first else ():
             for name in names:
                 value = torch.as_tensor(table.fused_of(shard).state[name]).detach()
                 value = value.reshape(() if name == STEP else (value.shape[0], math.prod(value.shape[1:])))
-                blocks = table.placed.column_blocks if name in per_row else ()
-                _add_part(described, f"{OPTIMIZER}{table.weight}.{name}", value, table, shard, blocks)
+                of_rows = blocks if name in per_row else ()
+                _add_part(described, f"{OPTIMIZER}{table.weight}.{name}", value, table, shard, of_rows)
     for name, parameter, optimizer in attached_to(model):
         described.settings[name] = {
             "kind": kind_of_class(type(optimizer).__name__),
             "settings": settings_in(optimizer.param_groups[0]),
-            **_add_state(described, Stepped(parameter, name), optimizer.state[parameter]),
+            **_add_state(described, Stepped(parameter, name), optimizer.state[parameter], is_first),
         }
     return described
 
 
-def describe_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> Described:
-    """An ordinary optimizer.
+def describe_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, is_first: bool) -> Described:
+    """An ordinary optimizer; ``is_first`` as above.
 
     Raises:
         CheckpointError: ``optimizer_not_supported``: it steps parameters that are not in ``model``, or has a state of
@@ -141,13 +141,13 @@ def describe_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> De
             f"optimizer= updates {len(foreign)} parameters that the model lacks; the first is its number {foreign[0]}.",
             "pass an optimizer of parameters of this model; save other optimizers with torch.save.",
         )
-    saved = _state_dict(optimizer)
-    described = Described({"kind": type(optimizer).__name__}, {}, {})
+    saved, described = _state_dict(optimizer), Described({"kind": type(optimizer).__name__}, {})
     described.settings["groups"] = [
         {**group, "params": [stepped[number].name for number in group["params"]]} for group in saved["param_groups"]
     ]
     described.settings["state"] = {
-        stepped[number].name: _add_state(described, stepped[number], state) for number, state in saved["state"].items()
+        stepped[number].name: _add_state(described, stepped[number], state, is_first)
+        for number, state in saved["state"].items()
     }
     return described
 
@@ -163,17 +163,17 @@ def _state_dict(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         optimizer.state = whole
 
 
-def _add_state(described: Described, stepped: Stepped, state: Mapping[str, Any]) -> dict[str, Any]:
+def _add_state(described: Described, stepped: Stepped, state: Mapping[str, Any], is_first: bool) -> dict[str, Any]:
     """Add the tensors of a state, and return the rest, with their names."""
     tensors = {key: value.detach() for key, value in state.items() if isinstance(value, Tensor)}
     for key, tensor in tensors.items():
         name = f"{OPTIMIZER}{stepped.name}.{key}"
-        if stepped.shard is None:
-            described.whole[name] = tensor
-        else:
+        if stepped.shard is not None:
             _add_part(described, name, tensor, *stepped.shard)
-    values = {key: value for key, value in state.items() if key not in tensors}
-    return {"values": values, "tensors": list(tensors)}
+        elif is_first:
+            check_storable(name, tensor)
+            described.tensors[name] = tensor
+    return {"values": {key: value for key, value in state.items() if key not in tensors}, "tensors": list(tensors)}
 
 
 def _add_part(
@@ -186,7 +186,7 @@ def _add_part(
     if shape == (shard.num_rows, 1) and shard.num_columns == dim:
         blocks = blocks or (shard.columns,)
     if shape == ():
-        described.parts.update({name: value} if shard == table.placed.saved[0] else {})
+        described.tensors.update({name: value} if shard == table.placed.saved[0] else {})
     elif not blocks and shape != (shard.num_rows, shard.num_columns):
         raise not_supported(
             f"the state {name} of a sharded table is {shape}, its shard {(shard.num_rows, shard.num_columns)}.",
@@ -196,7 +196,7 @@ def _add_part(
         row, column = shard.rows[0], shard.columns[0]
         if blocks:
             row, column = blocks.index(shard.columns) * rows + row, 0
-        parts = described.parts.setdefault(name, Parts((len(blocks) * rows, 1) if blocks else (rows, dim)))
+        parts = described.tensors.setdefault(name, Parts((len(blocks) * rows, 1) if blocks else (rows, dim)))
         assert isinstance(parts, Parts)
         parts.put((row, column), value)
 

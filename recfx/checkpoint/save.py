@@ -14,7 +14,7 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
 from recfx.argument_types import typed
 from recfx.checkpoint import storage
-from recfx.checkpoint.contents import MODEL, SETTINGS, check_has_elements, check_loadable, check_storable
+from recfx.checkpoint.contents import MODEL, SETTINGS, check_has_elements, check_loadable
 from recfx.checkpoint.directory import (
     MANIFEST,
     Manifest,
@@ -123,9 +123,10 @@ def _write(path: Path, tensors: dict[str, Any], data: str, temporary: str, peers
 
 
 def _contents(model: nn.Module, optimizer: Any, peers: Peers) -> dict[str, Any]:
-    """Everything that this rank writes, by name; nothing is copied. Collective."""
+    """Everything that this rank writes, by name; nothing is copied. What all ranks have, the first one writes.
+    Collective.
+    """
     written: dict[str, Any] = {}
-    common: dict[str, Tensor] = {}  # what all ranks have, and the first one writes
     settings: dict[str, Any] = {}
 
     def describe() -> dict[str, Any] | None:
@@ -141,21 +142,18 @@ def _contents(model: nn.Module, optimizer: Any, peers: Peers) -> dict[str, Any]:
                 written[MODEL + name] = value
             elif isinstance(value, Tensor):
                 check_has_elements(name, [value])
-                common[MODEL + name] = value.detach()
+                if peers.is_first:
+                    check_loadable(MODEL + name, value)
+                    written[MODEL + name] = value.detach()
         of_backward = describe_in_backward(model, peers.is_first)
-        ordinary = Described({}, {}, {}) if inner is None else describe_optimizer(inner, model)
+        ordinary = Described({}, {}) if inner is None else describe_optimizer(inner, model, peers.is_first)
         settings["in_backward"] = of_backward.settings
-        written.update({**ordinary.parts, **of_backward.parts})
-        common.update({**ordinary.whole, **of_backward.whole})
+        written.update({**ordinary.tensors, **of_backward.tensors})
         return ordinary.settings or None
 
     all_ranks = peers.agree(describe)
 
     def join() -> None:
-        for name, tensor in common.items():
-            check = check_loadable if name.startswith(MODEL) else check_storable  # states of optimizers are replaced
-            check(name, tensor)
-            written.setdefault(name, tensor)
         described = [values for values in all_ranks if values is not None]
         if described and len(described) < len(all_ranks):
             raise CheckpointError(
