@@ -201,7 +201,7 @@ class CollectionContext:
         """What this rank sends back this way, hop by hop."""
         if way not in self._hops:
             back, sharding = self.way(way), self._sharding
-            self._hops[way] = back.hops(sharding.travelling(back), sharding.world, sharding.wires)
+            self._hops[way] = back.hops(sharding.travelling(back), sharding.rank, sharding.world_size, sharding.wires)
         return self._hops[way]
 
     @property

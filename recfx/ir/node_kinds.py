@@ -1,100 +1,63 @@
 """Node kinds: one meaning and one name in code, graph, report, profiler ranges and tests.
 
-Each kind is declared once, here: its inputs and outputs, how big its value is, which stage of a step it belongs to,
-whether a pipeline may do other work before it, and what passes decide about its nodes. The verifier, the
+Each kind is declared once, here: its inputs and outputs, which stage of a step it belongs to, whether a pipeline may do
+other work before it, and what passes decide about its nodes. The verifier, the
 passes, the pipeline's stages and the printer read these declarations. A new kind is one declaration and one file in
 ``recfx/runtime``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
-
-import sympy
-import torch
-
-from recfx.ir.meta import BATCH, mean_length
-from recfx.ir.tables import TableSpec, embedding_dims, output_dtype
 
 NOT_COMBINED = "NONE"
 """The ``combine`` of a lookup whose value is a tuple with ``[n, D]`` for each key, a row for each of its ids. Rows that
 have arrived from other ranks are one tensor, key by key. The size of a value is that of all keys together."""
 
 
-class Size(NamedTuple):
-    """How big a value is.
+class Measure(Enum):
+    """What decides how big a value is."""
 
-    Args:
-        shape: symbolic, in ``B``, ``W`` and ``L_<feature>``; for a KJT, the number of ids.
-        dtype: the dtype of its elements.
-    """
-
-    shape: tuple[sympy.Expr, ...]
-    dtype: torch.dtype
-
-
-def size_of_ids(tables: tuple[TableSpec, ...]) -> Size:
-    """The ids of all features of ``tables`` in one rank's batch."""
-    ids = BATCH * sympy.Add(*(mean_length(feature) for table in tables for feature in table.feature_names))
-    return Size((ids,), torch.int64)
-
-
-def size_of_nothing(tables: tuple[TableSpec, ...]) -> Size:
-    """The value has no tensor of its own."""
-    return Size((sympy.Integer(0),), torch.int64)
-
-
-def size_of_pooled(tables: tuple[TableSpec, ...]) -> Size:
-    """One row per sample of one rank's batch."""
-    return Size((BATCH, sympy.Integer(sum(embedding_dims(tables)))), output_dtype(tables))
-
-
-def size_of_rows(tables: tuple[TableSpec, ...]) -> Size:
-    """A row for each id of one rank's batch."""
-    return size_of_unpooled(size_of_ids(tables).shape[0], tables)
-
-
-def size_of_unpooled(ids: sympy.Expr, tables: tuple[TableSpec, ...]) -> Size:
-    """One row for each of these ids; all tables have the same number of columns."""
-    return Size((ids, sympy.Integer(tables[0].embedding_dim)), output_dtype(tables))
+    NOTHING = "no tensor of its own"
+    IDS = "one number for each id"
+    COLUMNS = "one row for each sample, of the columns of all tables"
+    ROWS = "one row for each id; all tables have the same number of columns"
 
 
 class ValueType(Enum):
-    """The types of values that travel on edges: the name in messages, and how big a value is, for the tables that a
-    node works on, unless its place in the graph says more.
-    """
+    """The types of values that travel on edges: the name in messages, and how values of the type are measured."""
 
-    BATCH = "the model's own KJT", size_of_nothing
-    IDS = "a KJT of selected ids", size_of_ids
-    ROUTED_IDS = "a KJT of ids by destination", size_of_ids
-    IDS_IN_FLIGHT = "ids in flight", size_of_ids
-    CONTEXT_IN_FLIGHT = "a dist context in flight", size_of_nothing
-    ARRIVED_IDS = "a KJT of ids that have arrived", size_of_ids
-    DIST_CONTEXT = "a dist context", size_of_nothing
-    HOST_IDS = "a KJT of ids on the host", size_of_ids
-    DIFFERENT_IDS = "a KJT of the different ids of each key", size_of_ids
-    INVERSE = "the numbers of ids among the different ones", size_of_nothing
-    SNAPSHOT = "a snapshot of the indexes", size_of_nothing
-    FOUND_ROWS = "rows found ahead", size_of_ids
-    ROWS = "a KJT of rows", size_of_ids
-    DEVICE_ROWS = "a KJT of rows on the device", size_of_ids
-    BATCH_IN_FLIGHT = "a batch in flight", size_of_nothing
-    POOLED = "pooled rows of a lookup", size_of_pooled
-    UNPOOLED = "a row for each id of a lookup", size_of_rows
-    POOLED_IN_FLIGHT = "pooled rows in flight", size_of_pooled
-    UNPOOLED_IN_FLIGHT = "rows in flight, one for each id", size_of_rows
-    ARRIVED_POOLED = "pooled rows that have arrived", size_of_pooled
-    ARRIVED_UNPOOLED = "rows that have arrived, one for each id", size_of_rows
-    DIVIDED = "pooled means", size_of_pooled
-    EXPANDED = "a row for each id, made of one for each different id", size_of_rows
-    KEYED_TENSOR = "a KeyedTensor", size_of_pooled
-    JAGGED_DICT = "a dict of JaggedTensors", size_of_rows
+    BATCH = "the model's own KJT", Measure.NOTHING
+    IDS = "a KJT of selected ids", Measure.IDS
+    ROUTED_IDS = "a KJT of ids by destination", Measure.IDS
+    IDS_IN_FLIGHT = "ids in flight", Measure.IDS
+    CONTEXT_IN_FLIGHT = "a dist context in flight", Measure.NOTHING
+    ARRIVED_IDS = "a KJT of ids that have arrived", Measure.IDS
+    DIST_CONTEXT = "a dist context", Measure.NOTHING
+    HOST_IDS = "a KJT of ids on the host", Measure.IDS
+    DIFFERENT_IDS = "a KJT of the different ids of each key", Measure.IDS
+    INVERSE = "the numbers of ids among the different ones", Measure.NOTHING
+    SNAPSHOT = "a snapshot of the indexes", Measure.NOTHING
+    FOUND_ROWS = "rows found ahead", Measure.IDS
+    ROWS = "a KJT of rows", Measure.IDS
+    DEVICE_ROWS = "a KJT of rows on the device", Measure.IDS
+    BATCH_IN_FLIGHT = "a batch in flight", Measure.NOTHING
+    POOLED = "pooled rows of a lookup", Measure.COLUMNS
+    UNPOOLED = "a row for each id of a lookup", Measure.ROWS
+    POOLED_IN_FLIGHT = "pooled rows in flight", Measure.COLUMNS
+    UNPOOLED_IN_FLIGHT = "rows in flight, one for each id", Measure.ROWS
+    ARRIVED_POOLED = "pooled rows that have arrived", Measure.COLUMNS
+    ARRIVED_UNPOOLED = "rows that have arrived, one for each id", Measure.ROWS
+    DIVIDED = "pooled means", Measure.COLUMNS
+    EXPANDED = "a row for each id, made of one for each different id", Measure.ROWS
+    KEYED_TENSOR = "a KeyedTensor", Measure.COLUMNS
+    JAGGED_DICT = "a dict of JaggedTensors", Measure.ROWS
 
-    def __init__(self, text: str, size: Callable[[tuple[TableSpec, ...]], Size]) -> None:
-        self.text, self.size = text, size
+    def __init__(self, text: str, measure: Measure) -> None:
+        self.text, self.measure = text, measure
 
 
 class Stage(Enum):
@@ -136,7 +99,6 @@ class NodeKind:
         inputs: its inputs, in order.
         outputs: its outputs. A single output is the node's value itself; several outputs are items of the value.
         first_alone: with several outputs, the value may also be the first output itself, if the others are not needed.
-        size: how big the value is, for the tables that the node works on; default: that of the type.
         stage: the stage of a step that it belongs to.
         cut_before: whether a pipeline may do other work before it. Kinds with a cut are declared in the order in which
             they run.
@@ -152,7 +114,6 @@ class NodeKind:
     inputs: tuple[Input, ...]
     stage: Stage
     outputs: tuple[ValueType, ...] = ()
-    size: Callable[[tuple[TableSpec, ...]], Size] = size_of_nothing
     cut_before: bool = False
     first_alone: bool = False
     once: tuple[str, ...] = ()
@@ -162,8 +123,6 @@ class NodeKind:
     def __post_init__(self) -> None:
         if self.like_input and not self.outputs and self.inputs:
             object.__setattr__(self, "outputs", self.inputs[0].types[:1])
-        if self.size is size_of_nothing and self.outputs:
-            object.__setattr__(self, "size", self.outputs[0].size)
 
     @property
     def is_local(self) -> bool:

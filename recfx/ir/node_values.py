@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import sympy
+import torch
 from torch import fx
 
 from recfx.ir.context import CollectionContext
 from recfx.ir.dedup import different
 from recfx.ir.meta import BATCH, WORLD, Collective, NodeMeta, mean_length
-from recfx.ir.node_kinds import (
-    NODE_KINDS,
-    NOT_COMBINED,
-    Size,
-    Stage,
-    ValueType,
-    size_of_ids,
-    size_of_unpooled,
-)
+from recfx.ir.node_kinds import NODE_KINDS, NOT_COMBINED, Measure, Stage, ValueType
 from recfx.ir.operator_graph import OperatorGraph, hop_of, source_of
 from recfx.ir.shards import CollectionSharding
-from recfx.ir.tables import Shard, TableSpec, output_dtype, total_dim
+from recfx.ir.tables import Shard, TableSpec, embedding_dims, output_dtype, total_dim
 
 _INT64, _FLOAT32 = 8, 4
+
+
+class Size(NamedTuple):
+    """How big a value is.
+
+    Args:
+        shape: symbolic, in ``B``, ``W`` and ``L_<feature>``; for a KJT, the number of ids.
+        dtype: the dtype of its elements.
+    """
+
+    shape: tuple[sympy.Expr, ...]
+    dtype: torch.dtype
 
 
 def sent_ids(sharding: CollectionSharding) -> sympy.Expr:
@@ -54,36 +60,41 @@ def of_ids(sharding: CollectionSharding, is_weighted: bool) -> tuple[Collective,
 
 
 def size_of(graph: OperatorGraph, node: fx.Node) -> Size:
-    """The size of a node's value, symbolic in ``B``, ``W`` and ``L_<feature>``; for a KJT, the number of ids."""
-    kind, collection, tables = graph.kind(node), graph.collection(node), graph.tables(node)
-    if NODE_KINDS[kind].like_input:
+    """The size of a node's value."""
+    kind, collection, tables = NODE_KINDS[graph.kind(node)], graph.collection(node), graph.tables(node)
+    if kind.like_input:
         return size_of(graph, source_of(node))
-    if node.kwargs.get("combine") == NOT_COMBINED:
-        return size_of_unpooled(_ids_of(graph, node), tables)
-    usual, dtype = NODE_KINDS[kind].size(tables)
-    if collection.sharding is None:
-        return Size(usual, dtype)
-    if kind == "dedup_ids":
-        return Size((_different_ids(tables),), dtype)
-    if kind in ("bucketize", "input_dist_start"):
-        return Size((sent_ids(collection.sharding),), dtype)
-    if NODE_KINDS[kind].size is size_of_ids and graph.works_on_shards(node):
-        return Size((arriving_ids(collection.sharding.local()),), dtype)
-    if kind == "output_dist_start":
+    measure, sharding = kind.outputs[0].measure, collection.sharding
+    if kind.name == "output_dist_start" and sharding is not None:
         hop = graph.hop(node)
         return Size((hop.samples, sympy.Integer(hop.dim)), output_dtype(tables))
-    if kind == "output_dist_wait" and not collection.is_pooled:
-        return size_of_unpooled(_different_ids(tables), tables)
+    not_pooled = kind.name == "output_dist_wait" and not collection.is_pooled
+    if measure is Measure.ROWS or not_pooled or node.kwargs.get("combine") == NOT_COMBINED:
+        ids = _different_ids(tables) if not_pooled else _ids_of(graph, node)
+        return Size((ids, sympy.Integer(tables[0].embedding_dim)), output_dtype(tables))
+    if measure is Measure.COLUMNS:
+        is_output = kind.outputs[0] is ValueType.KEYED_TENSOR
+        dim = sum(embedding_dims(tables)) if is_output else total_dim(graph.columns(node))
+        return Size((_samples_of(graph, node), sympy.Integer(dim)), output_dtype(tables))
+    if measure is Measure.NOTHING:
+        return Size((sympy.Integer(0),), torch.int64)
+    if sharding is not None and kind.name == "dedup_ids":
+        return Size((_different_ids(tables),), torch.int64)
+    if sharding is not None and kind.name in ("bucketize", "input_dist_start"):
+        return Size((sent_ids(sharding),), torch.int64)
+    return Size((_ids_of(graph, node),), torch.int64)
+
+
+def _samples_of(graph: OperatorGraph, node: fx.Node) -> sympy.Expr:
+    """How many rows pooled values have: shards pool the samples of all ranks, which are sent back hop by hop."""
+    kind, collection = graph.kind(node), graph.collection(node)
+    if collection.sharding is None:
+        return BATCH
     if kind == "output_dist_wait":
-        start = node.all_input_nodes[0]
-        hops, hop_number = collection.hops(str(start.kwargs["way"])), hop_of(start) + 1
-        samples = hops[hop_number].samples if hop_number < len(hops) else BATCH
-        return Size((samples, sympy.Integer(total_dim(graph.columns(node)))), dtype)
-    if kind == "mean_divide":
-        return Size((BATCH, sympy.Integer(total_dim(graph.columns(node)))), dtype)
-    if kind in ("lookup", "hash_lookup"):
-        return Size((WORLD * BATCH, sympy.Integer(total_dim(graph.columns(node)))), dtype)
-    return Size(usual, dtype)
+        start = source_of(node)
+        following = collection.hops(str(start.kwargs["way"]))[hop_of(start) + 1 :]
+        return following[0].samples if following else BATCH
+    return WORLD * BATCH if kind in ("lookup", "hash_lookup") else BATCH
 
 
 def _different_ids(tables: tuple[TableSpec, ...]) -> sympy.Expr:
@@ -91,11 +102,11 @@ def _different_ids(tables: tuple[TableSpec, ...]) -> sympy.Expr:
     return BATCH * sympy.Add(*(mean_length(name) for table in tables for name in table.sent_lengths))
 
 
-def _ids_of(graph: OperatorGraph, lookup: fx.Node) -> sympy.Expr:
-    """How many ids a lookup reads."""
-    tables, sharding = graph.tables(lookup), graph.collection(lookup).sharding
-    if sharding is None or not graph.works_on_shards(lookup):
-        return size_of_ids(tables).shape[0]
+def _ids_of(graph: OperatorGraph, node: fx.Node) -> sympy.Expr:
+    """How many ids a node reads, or passes on: those of its tables in one rank's batch, or those sent to its shards."""
+    tables, sharding = graph.tables(node), graph.collection(node).sharding
+    if sharding is None or not graph.works_on_shards(node):
+        return BATCH * sympy.Add(*(mean_length(feature) for table in tables for feature in table.feature_names))
     names = {table.name for table in tables}
     return arriving_ids([shard for shard in sharding.local() if shard.name in names])
 

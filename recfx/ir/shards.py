@@ -14,7 +14,7 @@ from torchrec.distributed.types import ParameterSharding
 
 from recfx.ir.meta import Frozen
 from recfx.ir.tables import Shard, TableSpec
-from recfx.ir.ways_back import STAY, Travelling, WayBack, Wires, World
+from recfx.ir.ways_back import STAY, Travelling, WayBack, Wires
 
 
 @dataclass(frozen=True)
@@ -171,10 +171,6 @@ class CollectionSharding(Frozen):
     rank: int
     world_size: int
     wires: Wires = field(default_factory=dict)
-
-    @property
-    def world(self) -> World:
-        return World(self.rank, self.world_size)
 
     @property
     def local_size(self) -> int:

@@ -22,13 +22,6 @@ from recfx.ir.meta import BATCH, WORLD, Collective
 from recfx.ir.tables import Columns, Shard, columns_of, total_bytes, total_dim
 
 
-class World(NamedTuple):
-    """One rank among all ranks."""
-
-    rank: int
-    size: int
-
-
 class Travelling:
     """The shards on all ranks of the tables that travel back in one way, and what follows from them for every rank.
 
@@ -178,12 +171,12 @@ class WayBack:
         """The wire of each hop; None where rows travel in float32."""
         return [wires.get(COMM_OPS.get(operation, "")) for operation, _ in self.steps]
 
-    def hops(self, travelling: Travelling, world: World, wires: Wires) -> tuple[Hop, ...]:
+    def hops(self, travelling: Travelling, rank: int, world_size: int, wires: Wires) -> tuple[Hop, ...]:
         """What a rank sends, hop by hop; the first one takes what the lookups have pooled.
 
         All ranks, even those without a shard, have the same number of hops, with their collectives in the same order.
         """
-        sender, senders = world.rank // self.ranks_per_sender(world.size), len(travelling.columns)
+        sender, senders = rank // self.ranks_per_sender(world_size), len(travelling.columns)
         columns, dim, rows = travelling.columns[sender], travelling.dims[sender], WORLD * BATCH
         sent, everything = total_bytes(columns), total_bytes(travelling.once)
         if self._is_of_rows:
@@ -191,7 +184,7 @@ class WayBack:
             dim, rows, sent, everything = 1, rows * numbers, _FLOAT32 * numbers, _FLOAT32 * of_all
         hops = []
         for (operation, group), wire in zip(self.steps, self.wires_of(wires), strict=True):
-            calls = _collectives(operation, sent, everything, world.size, senders)
+            calls = _collectives(operation, sent, everything, world_size, senders)
             if wire is not None:
                 calls = tuple(map(wire.on, calls))
             samples = senders * BATCH if operation == "cross_host" else rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from recfx.ir.node_kinds import ASSEMBLERS, CUTS, NODE_KINDS, UNPOOLED_FORMS, ValueType
-from recfx.ir.tables import TableSpec, columns_of, total_bytes
+from recfx.ir.tables import TableSpec, columns_of, output_dtype, total_bytes
 
 
 def test_the_cuts_are_in_the_order_of_the_stages() -> None:
@@ -35,7 +35,7 @@ def test_sizes_follow_the_dtype_of_the_output() -> None:
         return TableSpec(name, (name,), (name,), 10, 4, "SUM", None, 0.0, 0.0, output_dtype=output_dtype)
 
     half, single = spec("half", torch.float16), spec("single", torch.float32)
-    assert NODE_KINDS["lookup"].size((half,)).dtype == torch.float16
-    assert NODE_KINDS["lookup"].size((half, single)).dtype == torch.float32
-    assert NODE_KINDS["lookup"].size(()).dtype == torch.float32
+    assert output_dtype((half,)) == torch.float16
+    assert output_dtype((half, single)) == torch.float32
+    assert output_dtype(()) == torch.float32
     assert total_bytes(columns_of((half, single))) == 4 * 2 + 4 * 4
