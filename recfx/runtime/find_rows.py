@@ -22,13 +22,11 @@ from recfx.kernels.index import hash_index
 from recfx.kernels.index.find_rows import IndexFacts, ReadIndexes, find_rows
 from recfx.runtime.bags import keep_ids, with_values
 from recfx.runtime.base import NodeModule
-from recfx.runtime.hash_ids import HashedBatch, HashIds, answers_are_rows
+from recfx.runtime.hash_ids import HashedBatch, answers_are_rows
 from recfx.runtime.in_flight import BatchInFlight
-from recfx.runtime.lookup import Lookup
+from recfx.runtime.lowered import Lowered
 from recfx.runtime.transfers import (
     HOST,
-    ToDevice,
-    ToHost,
     copy_bags_to_device,
     pins,
     record_stream,
@@ -202,25 +200,14 @@ class FindRows(NodeModule):
 
     The nodes that it stands for run instead in training mode, and where copies cannot serve: the tables or the batch
     have moved to a device without a kernel, or other processes may write to the indexes.
-
-    Args:
-        hash_ids: hashes on the host; its indexes are copied.
-        to_host: the node before it, if there is one.
-        to_device: the node after it, if there is one.
-        lookups: the nodes that read the rows.
     """
 
-    def __init__(
-        self,
-        hash_ids: HashIds,
-        to_host: ToHost | None,
-        to_device: ToDevice | None,
-        lookups: tuple[Lookup, ...],
-    ) -> None:
+    def __init__(self, of: Lowered) -> None:
         super().__init__()
-        self.hash_ids, self.to_host, self.to_device = hash_ids, to_host, to_device
-        self._lookups, self._store = lookups, lookups[0].store
-        indexes = hash_ids.indexes
+        (self.hash_ids,) = of.runtime.of("hash_ids")  # which hashes on the host, and whose indexes are copied
+        self.to_host, self.to_device = (next(iter(of.runtime.of(kind)), None) for kind in ("to_host", "to_device"))
+        self._lookups, self._store = of.runtime.of("lookup"), of.runtime.store
+        indexes = self.hash_ids.indexes
         self.copies = IndexCopies(indexes.tables, indexes.by_table)
         self._counts = CountsOnDevice()
         self._some_read_nothing = not all(

@@ -16,6 +16,7 @@ import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recfx.hashing import HashIndex
+from recfx.ir.operator_graph import node_name
 from recfx.ir.tables import TableSpec
 from recfx.kernels.index.index_buffers import IndexBuffers
 from recfx.lowering.registry import Outputs
@@ -23,6 +24,7 @@ from recfx.runtime.bags import keep_ids, with_values
 from recfx.runtime.base import NodeModule
 from recfx.runtime.in_flight import BatchInFlight, is_replay
 from recfx.runtime.lookup import Lookup
+from recfx.runtime.lowered import Lowered
 from recfx.runtime.table_indexes import RowsOfBatch, TableIndexes
 
 HashedBatch: TypeAlias = tuple[KeyedJaggedTensor, BatchInFlight | None]
@@ -32,9 +34,9 @@ HashedBatch: TypeAlias = tuple[KeyedJaggedTensor, BatchInFlight | None]
 class HashIds(NodeModule):
     """Hash the ids of one collection's tables."""
 
-    def __init__(self, indexes: TableIndexes) -> None:
+    def __init__(self, of: Lowered) -> None:
         super().__init__()
-        self.indexes = indexes
+        self.indexes = TableIndexes(of)
 
     @property
     def collection(self) -> str:
@@ -96,10 +98,12 @@ class HashLookup(NodeModule):
     if tables evict and a backward may follow in eval mode.
     """
 
-    def __init__(self, hash_ids: HashIds, lookup: Lookup) -> None:
+    def __init__(self, of: Lowered) -> None:
         super().__init__()
-        self.hash_ids = hash_ids
-        self.lookup = lookup
+        self.hash_ids, self.lookup = HashIds(of), Lookup(of)
+        for module, kind in ((self.hash_ids, "hash_ids"), (self.lookup, "lookup")):
+            module.label = node_name(of.collection.name, kind)
+            of.runtime.add(f"{of.node.name}.{kind}", kind, module)
 
     @property
     def two_steps(self) -> str:

@@ -56,6 +56,8 @@ class Lookup(NodeModule):
         self._may_read_untrained = any(_may_read_untrained(table) for table in tables)
         self._decided = ""
         self._choice: Choice | None = None
+        if "kernel" in of.node.kwargs:
+            self.choose_kernel(str(of.node.kwargs["kernel"]))
 
     def choose_kernel(self, decided: str = "") -> Choice:
         """Choose the kernel for the tables as they are now (device, dtype, optimizer).

@@ -13,7 +13,7 @@ from torch import fx, nn
 
 from recfx.errors import ConversionError, type_of
 from recfx.ir.meta import NodeMeta, annotate
-from recfx.ir.operator_graph import OPERATOR_KEY, Operator, OperatorGraph, names_in, node_name
+from recfx.ir.operator_graph import OPERATOR_KEY, Operator, OperatorGraph, names_in
 from recfx.runtime.assemble import AssembleJaggedDict, AssembleKeyedTensor, MeanDivide
 from recfx.runtime.base import NodeModule
 from recfx.runtime.dedup_ids import DedupIds, ExpandRows
@@ -25,7 +25,6 @@ from recfx.runtime.lowered import Lowered, Runtime
 from recfx.runtime.output_dist import POOLED_STARTS, OutputDistStart, OutputDistWait
 from recfx.runtime.rows_dist import ROW_STARTS
 from recfx.runtime.select_features import SelectFeatures
-from recfx.runtime.table_indexes import TableIndexes
 from recfx.runtime.transfers import ToDevice, ToHost
 
 
@@ -146,44 +145,11 @@ def _indexes_in_use(of: Lowered) -> HashIds:
     return hash_ids
 
 
-def _find_rows(of: Lowered) -> FindRows:
-    to_host, to_device = (next(iter(of.runtime.of(kind)), None) for kind in ("to_host", "to_device"))
-    return FindRows(_indexes_in_use(of), to_host, to_device, tuple(of.runtime.of("lookup")))
-
-
-def _hash_ids(of: Lowered) -> HashIds:
-    collection, hashed = of.collection, names_in(of.node, "hashed")
-    group = None if of.runtime.groups is None else of.runtime.groups.pooled
-    is_alone = len(of.graph.hashing(collection.name)) == 1
-    evicting = [table.name for table in collection.local if table.evicts]
-    if evicting and not is_alone:
-        raise ConversionError(
-            f"several nodes hash ids, but table {evicting[0]!r} evicts: the ids of all tables must be hashed together, "
-            "because the rows of a batch are kept together.",
-            reason="several_hash_ids",
-            module_path=collection.name,
-            what_to_do="let the operator take the ids of all tables; or leave it out.",
-        )
-    indexes = TableIndexes(collection.name, collection.local, hashed, of.runtime.store, group)
-    return HashIds(indexes)
-
-
 def _lookup(of: Lowered) -> Lookup:
     fused = of.runtime.of("hash_lookup")
     if fused and not of.graph.of_kind("hash_lookup"):  # another form of the graph does in one step what two do here
         return fused[0].lookup
-    module = Lookup(of)
-    if "kernel" in of.node.kwargs:
-        module.choose_kernel(str(of.node.kwargs["kernel"]))
-    return module
-
-
-def _hash_lookup(of: Lowered) -> HashLookup:
-    hash_ids, lookup = _hash_ids(of), _lookup(of)
-    for module, kind in ((hash_ids, "hash_ids"), (lookup, "lookup")):
-        module.label = node_name(of.collection.name, kind)
-        of.runtime.add(f"{of.node.name}.{kind}", kind, module)
-    return HashLookup(hash_ids, lookup)
+    return Lookup(of)
 
 
 def _output_dist_start(of: Lowered) -> OutputDistStart:
@@ -203,14 +169,14 @@ MAKERS: dict[str, Callable[[Lowered], NodeModule]] = {
     "input_dist_start": InputDistStart,
     "input_dist_wait": InputDistWait,
     "to_host": ToHost,
-    "hash_ids": _hash_ids,
+    "hash_ids": HashIds,
     "snapshot_indexes": lambda of: SnapshotIndexes(_indexes_in_use(of)),
     "find_ids": lambda of: FindIds(_indexes_in_use(of)),
     "insert_ids": lambda of: InsertIds(_indexes_in_use(of)),
-    "find_rows": _find_rows,
+    "find_rows": FindRows,
     "to_device": ToDevice,
     "lookup": _lookup,
-    "hash_lookup": _hash_lookup,
+    "hash_lookup": HashLookup,
     "output_dist_start": _output_dist_start,
     "output_dist_wait": lambda of: OutputDistWait(),
     "expand_rows": ExpandRows,

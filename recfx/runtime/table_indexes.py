@@ -7,18 +7,17 @@ from dataclasses import replace
 from itertools import accumulate
 
 import torch
-import torch.distributed as dist
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recfx.errors import InputError, TableFullError
+from recfx.errors import ConversionError, InputError, TableFullError
 from recfx.hashing import HashIndex
 from recfx.hashing.index import buffers_named, views_of
-from recfx.ir.tables import TableSpec
+from recfx.ir.operator_graph import names_in
 from recfx.kernels.index import hash_index
 from recfx.kernels.index.index_buffers import NEVER_USED, IndexBuffers, IndexPolicy, IndexView
 from recfx.runtime.in_flight import BatchInFlight, refuse_replicas
+from recfx.runtime.lowered import Lowered
 from recfx.runtime.new_rows import GivenRows, NewRows, Segment
-from recfx.runtime.table_store import TableStore
 
 
 class TableIndexes:
@@ -26,31 +25,23 @@ class TableIndexes:
 
     It is not a module, because the node decides in which mode a batch is hashed.
 
-    Args:
-        collection: fully qualified name of the collection, for messages.
+    Attributes:
         tables: every table of the collection, in the KJT's order.
         hashed: the names of the tables whose ids go through an index; other ids are passed on unchanged.
-        store: the store that holds the indexes and weights.
-        group: the process group of a sharded collection. No other rank gives out rows of these shards, or all ranks
-            give out the same rows.
-
-    Attributes:
         counts_every_id: whether any table scores or counts every id. Then each batch is hashed as a whole, in batch
             order.
         evicts: whether any table takes rows away from ids.
+
+    Raises:
+        ConversionError: ``several_hash_ids``.
     """
 
-    def __init__(
-        self,
-        collection: str,
-        tables: tuple[TableSpec, ...],
-        hashed: tuple[str, ...],
-        store: TableStore,
-        group: dist.ProcessGroup | None = None,
-    ) -> None:
-        self.collection = collection
-        self.tables = tables
-        self.hashed, self._is_hashed = hashed, frozenset(hashed)
+    def __init__(self, of: Lowered) -> None:
+        self.collection, self.store, self.tables = of.collection.name, of.runtime.store, of.collection.local
+        # No other rank gives out rows of these shards, or all ranks give out the same rows.
+        self._group = None if of.runtime.groups is None else of.runtime.groups.pooled
+        tables, self.hashed = self.tables, names_in(of.node, "hashed")
+        self._is_hashed = frozenset(self.hashed)
         last_keys = accumulate(len(table.embedding_names) for table in tables)
         self._keys_of_hashed = [
             (table, last - len(table.embedding_names), last)
@@ -58,12 +49,18 @@ class TableIndexes:
             if table.name in self._is_hashed
         ]
         self.hashed_in_order = [table.name for table, *_ in self._keys_of_hashed]
-        self.store = store
-        self._group = group
-        self._new_rows = NewRows(collection, tuple(table for table in tables if table.has_index), store)
+        self._new_rows = NewRows(self.collection, tuple(table for table in tables if table.has_index), self.store)
         self._evicting = [table for table in tables if table.evicts]
         self.evicts = bool(self._evicting)
         self.counts_every_id = any(table.evicts or table.admits for table in tables)
+        if self.evicts and len(of.graph.hashing(self.collection)) > 1:
+            raise ConversionError(
+                f"several nodes hash ids, but table {self._evicting[0].name!r} evicts: the ids of all tables must be "
+                "hashed together, because the rows of a batch are kept together.",
+                reason="several_hash_ids",
+                module_path=self.collection,
+                what_to_do="let the operator take the ids of all tables; or leave it out.",
+            )
 
     def index(self, table: str) -> HashIndex:
         return self.store.index(table)
