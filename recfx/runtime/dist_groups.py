@@ -126,24 +126,20 @@ def _host_groups(group: dist.ProcessGroup, local_size: int) -> tuple[dist.Proces
 
 
 def _once(group: dist.ProcessGroup, purpose: str, members: Callable[[], list[list[int]]]) -> _Made:
-    """New groups, one per list of global ranks; cached, because they hold sockets. Collective in ``group``."""
-    made = _made.setdefault(group, {})
-    if purpose not in made:
-        made[purpose] = _make(group, purpose, members())
-    return made[purpose]
+    """New groups, one per list of global ranks; cached, because they hold sockets. Collective in ``group``.
 
-
-def _make(group: dist.ProcessGroup, purpose: str, members: list[list[int]]) -> _Made:
-    """Make groups like ``torch.distributed.new_group``, which names one after the number of the process's groups.
-
-    Ranks that are in different numbers of groups would therefore wait for each other under different names. The names
-    here start with the name of ``group``, which its ranks agree on.
+    They are made like those of ``torch.distributed.new_group``, which names one after the number of the process's
+    groups. Ranks that are in different numbers of groups would therefore wait for each other under different names.
+    The names here start with the name of ``group``, which its ranks agree on.
     """
+    of_group = _made.setdefault(group, {})
+    if purpose in of_group:
+        return of_group[purpose]
     whole = c10d._get_default_group()
     _, store = c10d._world.pg_map[whole]
     backend, timeout = c10d.Backend(dist.get_backend(group)), _timeout(group)
     made = []
-    for position, ranks in enumerate(members):
+    for position, ranks in enumerate(members()):
         new, _ = c10d._new_process_group_helper(
             len(ranks),
             ranks.index(whole.rank()),
@@ -157,7 +153,8 @@ def _make(group: dist.ProcessGroup, purpose: str, members: list[list[int]]) -> _
         )
         c10d._world.pg_group_ranks[new] = {rank: number for number, rank in enumerate(ranks)}
         made.append(new)
-    return tuple(made)
+    of_group[purpose] = tuple(made)
+    return of_group[purpose]
 
 
 def _timeout(group: dist.ProcessGroup) -> timedelta | None:

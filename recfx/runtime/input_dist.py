@@ -446,12 +446,7 @@ class InputDistWait(NodeModule):
         """
         ids = started if isinstance(started, KeyedJaggedTensor) else started.wait().wait()
         if self.rows_return:
-            context.ids_arrived = _ids_per_rank(ids, context.batch_size_per_rank)
+            strides = context.batch_size_per_rank
+            by_rank = ids.lengths().view(len(ids.keys()), sum(strides)).split(strides, dim=1)
+            context.ids_arrived = torch.stack([lengths.sum(dim=1) for lengths in by_rank], dim=1).tolist()
         return ids, context
-
-
-def _ids_per_rank(ids: KeyedJaggedTensor, strides: list[int]) -> list[list[int]]:
-    """The number of ids of each key from each rank, of ids that are ordered by key, rank and sample."""
-    keys = len(ids.keys())
-    by_rank = ids.lengths().view(keys, sum(strides)).split(strides, dim=1)
-    return torch.stack([lengths.sum(dim=1) for lengths in by_rank], dim=1).tolist()

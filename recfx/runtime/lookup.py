@@ -135,23 +135,16 @@ class Lookup(NodeModule):
         )
 
     def register_optim_state_tracker_fn(self, record_fn: object) -> None:
-        """Raise a ``ConversionError``, ``torchrec_hook_not_called``: TorchRec's trackers register it on lookups."""
-        raise ConversionError(
-            "register_optim_state_tracker_fn: a tracker would be told of no optimizer state.",
-            reason="torchrec_hook_not_called",
-            module_path=self.collection,
-            what_to_do="read the state from the collection's fused_optimizer; or leave the collection unconverted.",
-        )
-
-    @property
-    def optim_state_tracker_fn(self) -> None:
-        """None. Setting anything else raises a ``ConversionError``, ``torchrec_hook_not_called``."""
-        return None
-
-    @optim_state_tracker_fn.setter
-    def optim_state_tracker_fn(self, record_fn: object) -> None:
+        """Raise a ``ConversionError``, ``torchrec_hook_not_called``: for trackers of TorchRec."""
         if record_fn is not None:
-            self.register_optim_state_tracker_fn(record_fn)
+            raise ConversionError(
+                "register_optim_state_tracker_fn: a tracker would be told of no optimizer state.",
+                reason="torchrec_hook_not_called",
+                module_path=self.collection,
+                what_to_do="read the state from the collection's fused_optimizer; or leave the collection unconverted.",
+            )
+
+    optim_state_tracker_fn = property(lambda self: None, register_optim_state_tracker_fn)
 
     def forward(self, features: KeyedJaggedTensor, in_flight: BatchInFlight | None = None) -> torch.Tensor | Outputs:
         """Look up the rows of every table of the group, as ``hash_ids`` returns them.

@@ -158,9 +158,9 @@ class NewRows:
         return initialization_key(name, table.hashing.seed)
 
     def _write_initial(self, table: TableSpec, rows: torch.Tensor) -> None:
-        ids, weight = self._store.index(table.name).row_ids[rows], self._store.weight(table.name)
-        low, high = table.weight_init_min, table.weight_init_max
-        initialize_rows(weight, rows, ids, self._key(table), low, high, table.first_column)
+        ids = self._store.index(table.name).row_ids[rows]
+        weight, key, low, high, first_column, _ = self._described(table)
+        initialize_rows(weight, rows, ids, key, low, high, first_column)
 
     def _fill_again(self, new: GivenRows) -> InputError | None:
         """Refill rows that have been used: the table's own ``init_fn`` filled every row once, when the table was built.

@@ -11,7 +11,6 @@ weighted, and ids in range for tables without an index.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, NoReturn
 
@@ -52,12 +51,159 @@ _WHAT_TO_DO = {
 }
 
 
-class BatchChecks:
-    """The checks of one collection's batches."""
+def _is_dense(tensor: Any) -> bool:
+    return isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided
 
-    def __init__(self, collection: str, is_weighted: bool) -> None:
+
+def _form(tensor: Any) -> str:
+    """Describes in a message what should be a dense tensor."""
+    if not isinstance(tensor, torch.Tensor):
+        return "missing" if tensor is None else type_of(tensor)
+    layout = "" if tensor.layout == torch.strided else f"{tensor.layout} "
+    return f"a {layout}tensor of {tensor.dim()} dimensions"
+
+
+# Batches usually have one of a few orders of keys, each of which is computed once. The limit keeps memory bounded if
+# every batch has a different order.
+_MOST_ORDERS = 16
+
+
+class _KeyOrder(NamedTuple):
+    """How a batch's keys relate to the features of the collection."""
+
+    positions: list[int]  # of the collection's features in the keys
+    is_same: bool  # the keys are those features, in that order
+    rows_per_key: torch.Tensor  # int64 [keys]: ids must be below this; -1 if any id is valid
+
+
+class SelectFeatures(NodeModule):
+    """Select, order and check the features of one collection."""
+
+    def __init__(self, collection: str, tables: tuple[TableSpec, ...], is_weighted: bool) -> None:
+        super().__init__()
         self.collection = collection
+        self.tables = tables
         self.is_weighted = is_weighted
+        self.feature_names = [feature for table in tables for feature in table.feature_names]
+        self.keys = [name for table in tables for name in table.embedding_names]
+        self._may_lose_rows = any(table.evicts or table.admits for table in tables)
+        self._is_sent = self._converts = self._on_host = self._weights_are_sent = False
+        self._expands = tables[0].is_pooled  # unsharded, TorchRec ignores inverse indices where it does not pool
+        self._orders: dict[tuple[str, ...], _KeyOrder] = {}
+        self.has_expanded = False  # whether any batch had different batch sizes per feature; for the report
+
+    def prepare_to_send(self, world_size: int, on_host: bool) -> None:
+        """Prepare for sending ids to other ranks: they are converted to one type, whatever type the batch has.
+
+        Ranks that sent different types would misread each other. ``on_host``: ids are sent and hashed on the host.
+        If rows are not pooled, the output has ids and lengths as they are, so they are converted when they are sent.
+        """
+        self._is_sent, self._converts, self._on_host, self._expands = True, self.tables[0].is_pooled, on_host, True
+        self._weights_are_sent = self.is_weighted and world_size > 1
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        """Select from any KJT (or TensorDict) that holds the keys; returns ``[F]`` keys in the collection's order.
+
+        Raises:
+            MissingFeatureError: a key is absent.
+            IdTypeError: ids are not integers, or are unsigned integers of more than 8 bits.
+            IdRangeError: an id of a table without an index is not one of its rows.
+            InputError: as in ``checked``; also if weights require a gradient, which other ranks do not send back,
+                or if a batch on meta is to be sent; ``activation_checkpointing``.
+        """
+        if self._may_lose_rows and self.training:
+            refuse_replay(self.collection)
+        if not isinstance(features, KeyedJaggedTensor):
+            features = self.as_keyed_jagged(features)
+        order = self._order_of(features.keys())
+        named_inverse = features.inverse_indices_or_none()
+        checked = self.checked(features, order)
+        if self._is_sent and checked.values().is_meta:
+            self.refuse("several_devices", "the batch is on meta, so it has no ids to send to other ranks.")
+        if self._weights_are_sent and torch.is_grad_enabled() and checked.weights().requires_grad:
+            problem = "the batch's weights require a gradient, but other ranks do not send one back."
+            self.refuse("weights_require_grad", problem)
+        varies = checked.variable_stride_per_key()
+        if varies and not self._expands:
+            selected = self._of_keys(checked, order.positions)
+        elif self._expands and (named_inverse is not None or varies):
+            batch_sizes = checked.stride_per_key()
+            sizes = [batch_sizes[position] for position in order.positions]
+            device = checked.values().device
+            inverse = self.inverse_indices(named_inverse, self.feature_names, sizes, device)
+            self.has_expanded = True
+            selected = expanded(checked, order.positions, batch_sizes, inverse, self.keys)
+        elif not order.is_same:
+            selected = permute_features(checked, order.positions, self.keys)
+        elif checked.keys() == self.keys:
+            selected = checked
+        else:
+            selected = with_values(checked, checked.values(), checked.weights_or_none(), self.keys)
+        return as_sent(selected, self._on_host) if self._converts else selected
+
+    def _of_keys(self, features: KeyedJaggedTensor, positions: list[int]) -> KeyedJaggedTensor:
+        """The features at ``positions``, each with its own number of samples; without weights."""
+        by_key = list(features.to_dict().values())
+        chosen = [by_key[position] for position in positions]
+        return KeyedJaggedTensor(
+            self.keys,
+            torch.cat([feature.values() for feature in chosen]),
+            lengths=torch.cat([feature.lengths() for feature in chosen]),
+            stride_per_key_per_rank=[[feature.lengths().numel()] for feature in chosen],
+            length_per_key=[feature.values().numel() for feature in chosen],
+        )
+
+    def _order_of(self, keys: list[str]) -> _KeyOrder:
+        cache_key = tuple(keys)
+        order = self._orders.pop(cache_key, None) or self._new_order(keys)  # threads share them, so any may be gone
+        self._orders[cache_key] = order
+        if len(self._orders) > _MOST_ORDERS:
+            for least_recently_used in list(self._orders)[:-_MOST_ORDERS]:
+                self._orders.pop(least_recently_used, None)
+        return order
+
+    def _new_order(self, keys: list[str]) -> _KeyOrder:
+        position_of = {key: position for position, key in enumerate(keys)}
+        missing = [name for name in self.feature_names if name not in position_of]
+        if missing:
+            others = [key for key in keys if key not in self.feature_names]
+            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            guess = did_you_mean(missing[0], others, by=True)
+            problem = f"the batch lacks feature {missing[0]!r}{guess}{more}; it has {keys}."
+            self.refuse("missing_feature", problem, MissingFeatureError)
+        positions, rows = [position_of[name] for name in self.feature_names], [-1] * len(keys)
+        for position, limit in zip(positions, self._row_limits(), strict=True):
+            if limit >= 0:  # a feature may read several tables
+                rows[position] = limit if rows[position] < 0 else min(rows[position], limit)
+        return _KeyOrder(positions, positions == list(range(len(keys))), torch.tensor(rows, device="cpu"))
+
+    def _row_limits(self) -> list[int]:
+        """Per feature, the number of rows of its table; -1 if an index takes any id."""
+        return [table.row_limit for table in self.tables for _ in table.feature_names]
+
+    def _out_of_range(self, id_: int, key: int, order: _KeyOrder) -> IdRangeError:
+        feature = next(
+            feature
+            for feature, (position, limit) in enumerate(zip(order.positions, self._row_limits(), strict=True))
+            if position == key and limit >= 0 and not 0 <= id_ < limit
+        )
+        table = next(table for table in self.tables if self.keys[feature] in table.embedding_names)
+        why = f"whose rows are 0 to {table.num_embeddings - 1}"
+        what_to_do = (
+            "map ids below the table's rows; for raw ids convert with hashing=recfx.HashConfig.raw_ids(), or with "
+            "rows= beyond the table's."
+        )
+        if table.never_needs_index:
+            why = f"whose index was left out because its ids were declared to be {table.id_range}"
+            what_to_do = "convert again, with id_ranges that hold, or without."
+        return IdRangeError(
+            f"id {id_} of feature {self.feature_names[feature]!r} is out of range for table {table.name!r}, {why}.",
+            reason="id_out_of_range",
+            module_path=self.collection,
+            what_to_do=what_to_do,
+        )
+
+    # The checks
 
     def refuse(self, reason: str, message: str, error: type[InputError] = InputError) -> NoReturn:
         raise error(message, reason=reason, module_path=self.collection, what_to_do=_WHAT_TO_DO[reason])
@@ -76,15 +222,8 @@ class BatchChecks:
                 problem = f"the TensorDict is not a batch of jagged tensors ({type(error).__name__}: {error})."
         self.refuse("not_a_keyed_jagged_tensor", problem)
 
-    def checked(
-        self, features: KeyedJaggedTensor, rows_per_key: torch.Tensor, out_of_range: Callable[[int, int], IdRangeError]
-    ) -> KeyedJaggedTensor:
+    def checked(self, features: KeyedJaggedTensor, order: _KeyOrder) -> KeyedJaggedTensor:
         """Check a batch and return it in the form that later nodes rely on.
-
-        Args:
-            features: a KJT with at least one key.
-            rows_per_key: int64 ``[keys]``, on the CPU: the ids of each key must be below this; -1: any id is valid.
-            out_of_range: makes the error for an id, given as the id and the position of its key.
 
         Returns:
             A KJT of contiguous tensors, none a negated view: int32 or int64 ids; int32 or int64 lengths (``[bags]``) or
@@ -120,9 +259,9 @@ class BatchChecks:
         else:
             bags = bags if bags.dim() == 1 else self._flat(bags, per_key)
             bags = as_stored(bags)  # collectives take nothing else
-            offsets, fault, borders = bag_offsets(values, bags, are_offsets, per_key, rows_per_key)
+            offsets, fault, borders = bag_offsets(values, bags, are_offsets, per_key, order.rows_per_key)
             if fault is not None:
-                self._raise(fault, values, bags, are_offsets, offsets, per_key, out_of_range)
+                self._raise(fault, values, bags, are_offsets, offsets, per_key, order)
             if count == 0:  # TorchRec cannot add up the lengths of no bags
                 borders = [0] * (len(keys) + 1)
             true = None if borders is None else [end - begin for begin, end in pairwise(borders)]
@@ -230,7 +369,7 @@ class BatchChecks:
         are_offsets: bool,
         offsets: torch.Tensor,
         per_key: list[int],
-        out_of_range: Callable[[int, int], IdRangeError],
+        order: _KeyOrder,
     ) -> NoReturn:
         if fault.kind == OUT_OF_RANGE:
             bag = int(torch.searchsorted(offsets, fault.position, right=True)) - 1
@@ -238,7 +377,7 @@ class BatchChecks:
                 key = bag // per_key[0]
             else:
                 key = next(number for number, end in enumerate(accumulate(per_key)) if bag < end)
-            raise out_of_range(int(values[fault.position]), key)
+            raise self._out_of_range(int(values[fault.position]), key, order)
         numbers = bags.tolist()
         lengths = [end - begin for begin, end in pairwise(numbers)] if are_offsets else numbers
         negative = next((bag for bag, length in enumerate(lengths) if length < 0), None)
@@ -314,159 +453,3 @@ class BatchChecks:
             self.refuse("bad_inverse_indices", f"inverse_indices do not fit the collection: {problem}")
         rows = torch.tensor([position_of[name] for name in names], device=indices.device)
         return indices.index_select(0, rows).to(torch.int64)
-
-
-def _is_dense(tensor: Any) -> bool:
-    return isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided
-
-
-def _form(tensor: Any) -> str:
-    """Describes in a message what should be a dense tensor."""
-    if not isinstance(tensor, torch.Tensor):
-        return "missing" if tensor is None else type_of(tensor)
-    layout = "" if tensor.layout == torch.strided else f"{tensor.layout} "
-    return f"a {layout}tensor of {tensor.dim()} dimensions"
-
-
-# Batches usually have one of a few orders of keys, each of which is computed once. The limit keeps memory bounded if
-# every batch has a different order.
-_MOST_ORDERS = 16
-
-
-class _KeyOrder(NamedTuple):
-    """How a batch's keys relate to the features of the collection."""
-
-    positions: list[int]  # of the collection's features in the keys
-    is_same: bool  # the keys are those features, in that order
-    rows_per_key: torch.Tensor  # int64 [keys]: ids must be below this; -1 if any id is valid
-
-
-class SelectFeatures(NodeModule):
-    """Select, order and check the features of one collection."""
-
-    def __init__(self, collection: str, tables: tuple[TableSpec, ...], is_weighted: bool) -> None:
-        super().__init__()
-        self.collection = collection
-        self.tables = tables
-        self.is_weighted = is_weighted
-        self.feature_names = [feature for table in tables for feature in table.feature_names]
-        self.keys = [name for table in tables for name in table.embedding_names]
-        self._may_lose_rows = any(table.evicts or table.admits for table in tables)
-        self._checks = BatchChecks(collection, is_weighted)
-        self._is_sent = self._converts = self._on_host = self._weights_are_sent = False
-        self._expands = tables[0].is_pooled  # unsharded, TorchRec ignores inverse indices where it does not pool
-        self._orders: dict[tuple[str, ...], _KeyOrder] = {}
-        self.has_expanded = False  # whether any batch had different batch sizes per feature; for the report
-
-    def prepare_to_send(self, world_size: int, on_host: bool) -> None:
-        """Prepare for sending ids to other ranks: they are converted to one type, whatever type the batch has.
-
-        Ranks that sent different types would misread each other. ``on_host``: ids are sent and hashed on the host.
-        If rows are not pooled, the output has ids and lengths as they are, so they are converted when they are sent.
-        """
-        self._is_sent, self._converts, self._on_host, self._expands = True, self.tables[0].is_pooled, on_host, True
-        self._weights_are_sent = self.is_weighted and world_size > 1
-
-    def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """Select from any KJT (or TensorDict) that holds the keys; returns ``[F]`` keys in the collection's order.
-
-        Raises:
-            MissingFeatureError: a key is absent.
-            IdTypeError: ids are not integers, or are unsigned integers of more than 8 bits.
-            IdRangeError: an id of a table without an index is not one of its rows.
-            InputError: as in ``BatchChecks``; also if weights require a gradient, which other ranks do not send back,
-                or if a batch on meta is to be sent; ``activation_checkpointing``.
-        """
-        if self._may_lose_rows and self.training:
-            refuse_replay(self.collection)
-        if not isinstance(features, KeyedJaggedTensor):
-            features = self._checks.as_keyed_jagged(features)
-        order = self._order_of(features.keys())
-        named_inverse = features.inverse_indices_or_none()
-        checked = self._checks.checked(
-            features, order.rows_per_key, lambda id_, key: self._out_of_range(id_, key, order)
-        )
-        if self._is_sent and checked.values().is_meta:
-            self._checks.refuse("several_devices", "the batch is on meta, so it has no ids to send to other ranks.")
-        if self._weights_are_sent and torch.is_grad_enabled() and checked.weights().requires_grad:
-            problem = "the batch's weights require a gradient, but other ranks do not send one back."
-            self._checks.refuse("weights_require_grad", problem)
-        varies = checked.variable_stride_per_key()
-        if varies and not self._expands:
-            selected = self._of_keys(checked, order.positions)
-        elif self._expands and (named_inverse is not None or varies):
-            batch_sizes = checked.stride_per_key()
-            sizes = [batch_sizes[position] for position in order.positions]
-            device = checked.values().device
-            inverse = self._checks.inverse_indices(named_inverse, self.feature_names, sizes, device)
-            self.has_expanded = True
-            selected = expanded(checked, order.positions, batch_sizes, inverse, self.keys)
-        elif not order.is_same:
-            selected = permute_features(checked, order.positions, self.keys)
-        elif checked.keys() == self.keys:
-            selected = checked
-        else:
-            selected = with_values(checked, checked.values(), checked.weights_or_none(), self.keys)
-        return as_sent(selected, self._on_host) if self._converts else selected
-
-    def _of_keys(self, features: KeyedJaggedTensor, positions: list[int]) -> KeyedJaggedTensor:
-        """The features at ``positions``, each with its own number of samples; without weights."""
-        by_key = list(features.to_dict().values())
-        chosen = [by_key[position] for position in positions]
-        return KeyedJaggedTensor(
-            self.keys,
-            torch.cat([feature.values() for feature in chosen]),
-            lengths=torch.cat([feature.lengths() for feature in chosen]),
-            stride_per_key_per_rank=[[feature.lengths().numel()] for feature in chosen],
-            length_per_key=[feature.values().numel() for feature in chosen],
-        )
-
-    def _order_of(self, keys: list[str]) -> _KeyOrder:
-        cache_key = tuple(keys)
-        order = self._orders.pop(cache_key, None) or self._new_order(keys)  # threads share them, so any may be gone
-        self._orders[cache_key] = order
-        if len(self._orders) > _MOST_ORDERS:
-            for least_recently_used in list(self._orders)[:-_MOST_ORDERS]:
-                self._orders.pop(least_recently_used, None)
-        return order
-
-    def _new_order(self, keys: list[str]) -> _KeyOrder:
-        position_of = {key: position for position, key in enumerate(keys)}
-        missing = [name for name in self.feature_names if name not in position_of]
-        if missing:
-            others = [key for key in keys if key not in self.feature_names]
-            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-            guess = did_you_mean(missing[0], others, by=True)
-            problem = f"the batch lacks feature {missing[0]!r}{guess}{more}; it has {keys}."
-            self._checks.refuse("missing_feature", problem, MissingFeatureError)
-        positions, rows = [position_of[name] for name in self.feature_names], [-1] * len(keys)
-        for position, limit in zip(positions, self._row_limits(), strict=True):
-            if limit >= 0:  # a feature may read several tables
-                rows[position] = limit if rows[position] < 0 else min(rows[position], limit)
-        return _KeyOrder(positions, positions == list(range(len(keys))), torch.tensor(rows, device="cpu"))
-
-    def _row_limits(self) -> list[int]:
-        """Per feature, the number of rows of its table; -1 if an index takes any id."""
-        return [table.row_limit for table in self.tables for _ in table.feature_names]
-
-    def _out_of_range(self, id_: int, key: int, order: _KeyOrder) -> IdRangeError:
-        feature = next(
-            feature
-            for feature, (position, limit) in enumerate(zip(order.positions, self._row_limits(), strict=True))
-            if position == key and limit >= 0 and not 0 <= id_ < limit
-        )
-        table = next(table for table in self.tables if self.keys[feature] in table.embedding_names)
-        why = f"whose rows are 0 to {table.num_embeddings - 1}"
-        what_to_do = (
-            "map ids below the table's rows; for raw ids convert with hashing=recfx.HashConfig.raw_ids(), or with "
-            "rows= beyond the table's."
-        )
-        if table.never_needs_index:
-            why = f"whose index was left out because its ids were declared to be {table.id_range}"
-            what_to_do = "convert again, with id_ranges that hold, or without."
-        return IdRangeError(
-            f"id {id_} of feature {self.feature_names[feature]!r} is out of range for table {table.name!r}, {why}.",
-            reason="id_out_of_range",
-            module_path=self.collection,
-            what_to_do=what_to_do,
-        )

@@ -12,7 +12,7 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 import recfx
-from recfx.runtime.select_features import BatchChecks
+from recfx.runtime import SelectFeatures
 from tests.builders.batches import one_bag
 from tests.builders.collections import one_table
 from tests.builders.optimizers import attach
@@ -146,11 +146,11 @@ def test_lengths_of_a_type_that_torchrec_lets_through_while_it_compiles() -> Non
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_of_a_batch_on_meta_sizes_alone_are_checked(weighted: bool) -> None:
-    checks = BatchChecks("ebc", weighted)
-    rows = torch.full((2,), -1)
+    checks = SelectFeatures("ebc", recfx.convert(standard()).tables, weighted)
+    order = checks._order_of(["a", "b"])
     for form in ({"lengths": torch.tensor([2, 1, 1, 2])}, {"offsets": torch.tensor([0, 2, 3, 4, 6])}):
         features = batch(weights=WEIGHTS, **form).to(torch.device("meta"))
-        checked = checks.checked(features, rows, lambda id_, key: pytest.fail(f"{id_} {key}"))
+        checked = checks.checked(features, order)
         assert (checked.lengths().shape, checked.offsets().shape, checked.offsets().dtype) == ((4,), (5,), torch.int64)
         assert (checked.values().is_meta, checked.lengths().is_meta, checked.offsets().is_meta) == (True, True, True)
         assert (checked.keys(), checked.stride()) == (["a", "b"], 2)

@@ -12,7 +12,6 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 import recfx
 from recfx.errors import IdRangeError, InputError, MissingFeatureError
 from recfx.runtime import SelectFeatures
-from recfx.runtime.select_features import BatchChecks
 from tests.builders.batches import bags
 from tests.builders.collections import one_table
 from tests.support.refusals import refused
@@ -199,7 +198,7 @@ def test_weights_that_other_ranks_would_send_no_gradient_for(
     assert (caught.value.reason, caught.value.module_path) == ("weights_require_grad", "ebc")
 
 
-CHECKS = BatchChecks("ebc", is_weighted=False)
+CHECKS = SelectFeatures("ebc", recfx.convert(one_table(["a", "b"])).tables, is_weighted=False)
 FEATURES = ["b@t", "a"]
 SIZES = [3, 2]  # of b and a
 CPU = torch.device("cpu")
