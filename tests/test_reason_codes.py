@@ -129,7 +129,7 @@ def test_pooling_that_is_neither_sum_nor_mean() -> None:
 
 
 def test_a_conversion_that_disagrees(monkeypatch: pytest.MonkeyPatch) -> None:
-    from recfx.runtime import AssembleKeyedTensor
+    from recfx.runtime.assemble import AssembleKeyedTensor
 
     right: Callable[..., object] = AssembleKeyedTensor.forward
     monkeypatch.setattr(AssembleKeyedTensor, "forward", lambda self, *pooled: right(self, *(p + 1 for p in pooled)))

@@ -36,9 +36,9 @@ from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.in_backward import attach_unfused, fused_optimizers, hooks_on_step
 from recfx.passes import Pass
 from recfx.passes.base import PASSES_KEY, Rewriting
-from recfx.runtime import TableStore
 from recfx.runtime.in_flight import BATCHES_IN_FLIGHT, refuse_fused_replicas
 from recfx.runtime.lowered import Runtime
+from recfx.runtime.table_store import TableStore
 
 
 class UnshardedCollection(ConvertedCollection):

@@ -24,10 +24,10 @@ from recfx.lowering.targets import TargetsHere
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.passes import Pass
 from recfx.passes.base import PassRecord
-from recfx.runtime import TableStore
 from recfx.runtime.base import FxLeaf, load_hooks, opaque, without_load_hooks
 from recfx.runtime.dist_groups import DistGroups
 from recfx.runtime.lowered import Runtime
+from recfx.runtime.table_store import TableStore
 from recfx.versions.differences import is_fx_symbolic_tracing
 
 _Collection = TypeVar("_Collection", bound="ConvertedCollection")

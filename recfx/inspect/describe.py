@@ -36,8 +36,9 @@ from recfx.passes import Rewriting
 from recfx.planner.pricing.planned_collection import planned_with
 from recfx.planner.topology import AnyTopology, device_of, device_of_tables
 from recfx.printing.grid import size
-from recfx.runtime import FindRows, SelectFeatures
 from recfx.runtime.dedup_ids import DedupIds
+from recfx.runtime.find_rows import FindRows
+from recfx.runtime.select_features import SelectFeatures
 from recfx.runtime.transfers import crosses
 from recfx.versions.differences import BaseForward
 

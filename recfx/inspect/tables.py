@@ -22,7 +22,8 @@ from recfx.optim.attached import attached_optimizers
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.fused_params import weight_decay_left_out
 from recfx.optim.in_backward import fused_optimizer_of
-from recfx.runtime import HashLookup, Lookup
+from recfx.runtime.hash_ids import HashLookup
+from recfx.runtime.lookup import Lookup
 
 _DEFAULT, _SETTINGS = HashConfig(), [field.name for field in fields(HashConfig)]
 NEARLY_FULL = 0.8  # share of the rows of the fullest bucket

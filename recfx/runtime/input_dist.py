@@ -103,11 +103,6 @@ class Call(NamedTuple):
     context: DistContext
 
 
-# Each tensor of a call has a row of sizes: lengths, ids, weights; of several calls, each message has one. Rows that are
-# not needed are sent all the same, so that messages of sizes have one length.
-_TENSORS = 3
-
-
 class Exchange:
     """Sends the ids of one call, or of several calls that are known at the same time, to the ranks of their shards.
 
@@ -150,14 +145,12 @@ class Exchange:
             self._messages = [_numbers(calls, splits)]
             if any(self._are_weighted):
                 self._messages.append(_weights(calls, splits))
-            if len(calls) == 1:
-                lengths, ids, *weights = splits[0]
-                mark, stride = calls[0].mark, calls[0].sent.stride()
-                rows = [lengths, ids, *(weights or [[0] * ranks]), [mark] * ranks, [stride] * ranks]
-            else:
-                mark = marks.joint([call.mark for call in calls])
-                sizes = [message.splits for message in self._messages]
-                rows = [*sizes, *[[0] * ranks] * (_TENSORS - len(sizes)), [mark] * ranks, [0] * ranks]
+            none = [0] * ranks
+            numbers, weights = (*[message.splits for message in self._messages], none)[:2]
+            alone = len(calls) == 1
+            mark = calls[0].mark if alone else marks.joint([call.mark for call in calls])
+            ids, stride = (splits[0][1], calls[0].sent.stride()) if alone else (none, 0)  # of several: see ``_HEAD``
+            rows = [numbers, ids, weights, [mark] * ranks, [stride] * ranks]
             device = calls[0].sent.device()
             of_ranks = torch.tensor(
                 [number for of_rank in zip(*rows, strict=True) for number in of_rank], device=device
@@ -180,17 +173,14 @@ class Exchange:
                 what_to_do="see the errors of the other collections.",
             )
         self._sizes.work.wait()
-        numbers, ids, weights, said, self._strides = self._sizes.numbers.view(self._group.size(), -1).t().tolist()
+        numbers, self._counts, weights, said, self._strides = (
+            self._sizes.numbers.view(self._group.size(), -1).t().tolist()
+        )
         different = marks.other_calls(said, self._collections[0], self._group)
         if different is not None:
             raise different
         for call in self._calls:
             call.context.output_splits = said  # of several calls, each has its own marks when ids have arrived
-        self._counts = ids
-        if len(self._calls) == 1:
-            numbers = [of_lengths + of_ids for of_lengths, of_ids in zip(numbers, ids, strict=True)]
-        else:
-            weights = ids
         self._arriving = [
             _Arriving(message, of_ranks, self._group)
             for message, of_ranks in zip(

@@ -15,7 +15,7 @@ import recfx
 from recfx.collections.copy_modules import copy_modules, copy_with_tensors
 from recfx.collections.hash_collections import HashEmbeddingBagCollection
 from recfx.optim.attached import attached_optimizers, set_attached
-from recfx.runtime import Lookup
+from recfx.runtime.lookup import Lookup
 from tests.builders.optimizers import attach
 
 BATCH = KeyedJaggedTensor(["a", "b"], torch.tensor([1, 2, 3]), lengths=torch.tensor([1, 1, 0, 1]))

@@ -23,7 +23,7 @@ import recfx
 from recfx.ir import Input, NodeKind, Stage, ValueType
 from recfx.ir.operator_graph import OperatorGraph
 from recfx.passes import PassResult, Rewrite
-from recfx.runtime import Lookup
+from recfx.runtime.lookup import Lookup
 from tests.builders.optimizers import attach
 from tests.builders.plans import plan_of_kinds
 from tests.drawing.page_data import data_of, text_of

@@ -14,7 +14,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recfx.collections.hash_collections import HashEmbeddingBagCollection
 from recfx.conversion.convert import convert
-from recfx.runtime import Lookup
+from recfx.runtime.lookup import Lookup
 from tests.builders.collections import table
 from tests.builders.optimizers import attach
 

@@ -14,7 +14,7 @@ from recfx import HashConfig, HashEmbeddingBagCollection
 from recfx.ir import format_graph
 from recfx.passes import passes
 from recfx.passes.fuse_hash_lookup import fuse_hash_lookup
-from recfx.runtime import HashIds, HashLookup
+from recfx.runtime.hash_ids import HashIds, HashLookup
 from tests.builders.optimizers import attach
 from tests.passes.small_collection import ADOPTED, INDEXED, after, collection, lowered, node, rewritten, table
 

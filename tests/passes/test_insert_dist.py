@@ -28,8 +28,9 @@ from recfx.ir.verifier import GraphVerificationError
 from recfx.lowering.targets import TargetsHere
 from recfx.passes.base import PASSES_KEY, run_passes
 from recfx.passes.insert_dist import insert_dist
-from recfx.runtime import HashIds, Lookup
 from recfx.runtime.dist_groups import DistGroups
+from recfx.runtime.hash_ids import HashIds
+from recfx.runtime.lookup import Lookup
 from recfx.runtime.lowered import Runtime
 from tests.passes.small_collection import until
 from tests.sharding.cases import Case, Table, plan_of

@@ -12,7 +12,7 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 import recfx
-from recfx.runtime import SelectFeatures
+from recfx.runtime.select_features import SelectFeatures
 from tests.builders.batches import one_bag
 from tests.builders.collections import one_table
 from tests.builders.optimizers import attach

@@ -9,8 +9,7 @@ import torch
 from torchrec import KeyedJaggedTensor
 
 from recfx import HashConfig, HashEmbeddingBagCollection, HashEmbeddingBagConfig
-from recfx.runtime import FindIds, HashIds, InsertIds, SnapshotIndexes
-from recfx.runtime.hash_ids import FoundRows
+from recfx.runtime.hash_ids import FindIds, FoundRows, HashIds, InsertIds, SnapshotIndexes
 from tests.builders.batches import one_bag
 
 

@@ -17,7 +17,7 @@ from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 
 import recfx
 from recfx.errors import ConversionError, InputError
-from recfx.runtime import Lookup
+from recfx.runtime.lookup import Lookup
 from tests.builders.batches import batch, one_bag
 from tests.builders.collections import one_table, sequences, table
 from tests.builders.optimizers import attach

@@ -9,7 +9,7 @@ from torchrec.modules.embedding_configs import PoolingType
 
 import recfx
 from recfx.ir.tables import TableSpec, columns_of
-from recfx.runtime import MeanDivide
+from recfx.runtime.assemble import MeanDivide
 from tests.builders.batches import bags
 from tests.builders.collections import table
 

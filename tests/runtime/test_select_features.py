@@ -11,7 +11,7 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 
 import recfx
 from recfx.errors import IdRangeError, InputError, MissingFeatureError
-from recfx.runtime import SelectFeatures
+from recfx.runtime.select_features import SelectFeatures
 from tests.builders.batches import bags
 from tests.builders.collections import one_table
 from tests.support.refusals import refused

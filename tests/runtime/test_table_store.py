@@ -13,7 +13,7 @@ from torch import nn
 from recfx.hashing import HashIndex
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.rules.sgd import SGD
-from recfx.runtime import TableStore
+from recfx.runtime.table_store import TableStore
 from tests.support.refusals import refused
 
 

@@ -34,12 +34,15 @@ from recfx.errors import CheckpointError, ConversionError, OutOfStepError
 from recfx.ir.shards import CollectionSharding
 from recfx.optim.in_backward import positions_with_hooks
 from recfx.passes.base import PASSES_KEY
-from recfx.runtime import InputDistStart, Lookup, OutputDistStart, TableStore, marks
+from recfx.runtime import marks
 from recfx.runtime.dist_groups import DistGroups
 from recfx.runtime.in_flight import BATCHES_IN_FLIGHT
-from recfx.runtime.input_dist import DistContext, Exchange, Outgoing
+from recfx.runtime.input_dist import DistContext, Exchange, InputDistStart, Outgoing
+from recfx.runtime.lookup import Lookup
 from recfx.runtime.lowered import Runtime
 from recfx.runtime.marks import InStep
+from recfx.runtime.output_dist import OutputDistStart
+from recfx.runtime.table_store import TableStore
 from recfx.runtime.transfers import crosses
 from recfx.versions.differences import BaseForward
 

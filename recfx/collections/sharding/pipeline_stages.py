@@ -26,8 +26,9 @@ from recfx.ir.meta import node_meta
 from recfx.ir.node_kinds import CUTS, NODE_KINDS
 from recfx.passes.base import Rewrite
 from recfx.passes.split_hash_ids import split_hash_ids
-from recfx.runtime import SnapshotIndexes, marks
+from recfx.runtime import marks
 from recfx.runtime.base import NodeModule
+from recfx.runtime.hash_ids import SnapshotIndexes
 from recfx.runtime.input_dist import DistContext
 from recfx.runtime.lowered import Runtime
 from recfx.runtime.marks import InStep

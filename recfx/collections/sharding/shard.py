@@ -29,9 +29,9 @@ from recfx.ir.tables import Shard, TableSpec
 from recfx.ir.ways_back import Wires
 from recfx.optim.attached import set_attached
 from recfx.optim.fused_optimizer import FusedOptimizer
-from recfx.runtime import TableStore
 from recfx.runtime.bags import FBGEMM_PERMUTES_ON
 from recfx.runtime.dist_groups import DistGroups, replicate, sent_on
+from recfx.runtime.table_store import TableStore
 
 INDEXES_BEFORE_SHARDING: WeakSet[nn.Module] = WeakSet()
 """The indexes of collections of which there is a sharded form, which has indexes of its own."""

@@ -29,8 +29,9 @@ from recfx.optim.rules.rule import Rule
 from recfx.planner.pricing.formulas import formula_of
 from recfx.planner.pricing.node_facts import SYMBOLS, NodeFacts, Symbols, TableLoad
 from recfx.planner.pricing.work import NO_RESIDENT, NOTHING, NodeCost, Resident, Work, total
-from recfx.runtime import Lookup, TableStore
 from recfx.runtime.assemble import keyed_order
+from recfx.runtime.lookup import Lookup
+from recfx.runtime.table_store import TableStore
 
 DENSE = "dense"
 """The kind of what recfx did not make."""
