@@ -148,7 +148,7 @@ def load_part(
         _log.warning("%s", note)
     for _, module in collections_by_prefix(root, ShardedCollection):
         for start in module.input_dists():
-            start.forget_backwards()
+            start.backwards.forget()
 
 
 def _plan(root: nn.Module, folder: SavedFolder, optimizer: Any, in_backward: bool, submodule: str) -> Plan:

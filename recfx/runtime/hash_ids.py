@@ -18,7 +18,6 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recfx.hashing import HashIndex
 from recfx.ir.operator_graph import node_name
 from recfx.ir.tables import TableSpec
-from recfx.kernels.index.index_buffers import IndexBuffers
 from recfx.lowering.registry import Outputs
 from recfx.runtime.bags import keep_ids, with_values
 from recfx.runtime.base import NodeModule
@@ -36,11 +35,7 @@ class HashIds(NodeModule):
 
     def __init__(self, of: Lowered) -> None:
         super().__init__()
-        self.indexes = TableIndexes(of)
-
-    @property
-    def collection(self) -> str:
-        return self.indexes.collection
+        self.indexes, self.collection = TableIndexes(of), of.collection.name
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor | HashedBatch:
         """``features``: raw ids, with keys in the collection's order. Returns rows in the same bags.
@@ -141,15 +136,15 @@ class IndexSnapshot:
     do.
     """
 
-    def __init__(self, indexes: dict[str, HashIndex]) -> None:
+    def __init__(self, indexes: list[HashIndex]) -> None:
         self.indexes = indexes
-        self.buffers: dict[str, IndexBuffers] = {name: index.index_buffers() for name, index in indexes.items()}
-        self._stamps = [_stamp(index) for index in indexes.values()]
+        self.buffers = [index.index_buffers() for index in indexes]
+        self._stamps = [_stamp(index) for index in indexes]
 
     @property
     def holds(self) -> bool:
         """Whether the snapshot still holds: no id has lost its row since, and no other state has been loaded."""
-        return [_stamp(index) for index in self.indexes.values()] == self._stamps
+        return [_stamp(index) for index in self.indexes] == self._stamps
 
 
 class _StepOfHashing(NodeModule):
@@ -164,7 +159,7 @@ class SnapshotIndexes(_StepOfHashing):
     def forward(self) -> IndexSnapshot | None:
         """Returns None on meta."""
         indexes = self.hash_ids.indexes
-        return None if indexes.on_meta else IndexSnapshot({name: indexes.index(name) for name in indexes.hashed})
+        return None if indexes.on_meta else IndexSnapshot(indexes.store.indexes_of(indexes.hashed_in_order))
 
     @property
     def is_of_use(self) -> bool:
@@ -208,10 +203,8 @@ class FindIds(_StepOfHashing):
             return None
         segments = self.hash_ids.indexes.segments(features)
         ids = features.values().to(self.hash_ids.indexes.device, torch.int64)
-        names = [segment.table.name for segment in segments]
-        policies = [snapshot.indexes[name].policy for name in names]
-        buffers = [snapshot.buffers[name] for name in names]
-        rows, _ = self.hash_ids.indexes.find_in(buffers, policies, ids, segments)
+        policies = [index.policy for index in snapshot.indexes]
+        rows, _ = self.hash_ids.indexes.find_in(snapshot.buffers, policies, ids, segments)
         return FoundRows(ids, rows, snapshot)
 
 

@@ -44,21 +44,6 @@ def is_replay() -> bool:
     return torch._C._current_graph_task_id() != _NO_BACKWARD
 
 
-def refuse_replay(collection: str) -> None:
-    """Raise an ``InputError``, ``activation_checkpointing``, in a forward that runs again.
-
-    For collections with tables that evict or admit ids: their ids may have other rows by then.
-    """
-    if is_replay():
-        raise InputError(
-            "a forward runs inside a backward, as with activation checkpointing, but tables of the collection evict "
-            "or admit ids: the rows of the first run may be gone.",
-            reason="activation_checkpointing",
-            module_path=collection,
-            what_to_do="leave the collection out of the checkpoint.",
-        )
-
-
 def refuse_replicas(collection: str, hashed: tuple[str, ...]) -> None:
     """Raise a ``ConversionError``, ``unsharded_hash_table``, if several ranks train separate indexes."""
     if not _on_a_copy.get() and dist.is_initialized() and dist.get_world_size() > 1:

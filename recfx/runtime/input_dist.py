@@ -362,6 +362,7 @@ class InputDistStart(NodeModule):
             order.
         rows_return: whether the rows of ids come back one by one. Then the weights of ids are their origins, which do
             not travel.
+        backwards: those of the collection.
         together: what sends the ids instead, along with those of other collections; None outside of ``sent_by``.
     """
 
@@ -373,7 +374,7 @@ class InputDistStart(NodeModule):
         self.positions = of.sources if of.graph.puts_keys_into_order(of.node) else None
         self.keys, self.rows_return = list(collection.sent_keys), not collection.is_pooled
         self.collection, self._group, self._number = collection.name, groups.ids, groups.number
-        self._backwards = Backwards(collection.name, groups.ids)
+        self.backwards = Backwards(collection.name, groups.ids)
         self._device = sent_on(groups.ids)
         self._is_weighted = collection.is_weighted and sharding.world_size > 1
         self.together: Exchange | None = None
@@ -383,15 +384,6 @@ class InputDistStart(NodeModule):
         """From now on, refuse a call in which not all ranks have this setting, which is given in words."""
         self.identity = marks.identity(self.collection, self.keys, self._splits, setting, self._number)
 
-    @property
-    def backwards_since(self) -> int:
-        """A number for the backwards since the last call; 0 without any."""
-        return self._backwards.since_call()
-
-    def forget_backwards(self) -> None:
-        """Take no backward since the last call for run: what they have trained is replaced on all ranks."""
-        self._backwards.forget()
-
     def forward(self, features: KeyedJaggedTensor | Outgoing) -> tuple[Started, DistContext]:
         """``features``: this rank's batch. Returns what ``input_dist_wait`` waits for, and the batch's context."""
         outgoing = features if isinstance(features, Outgoing) else Outgoing(features)
@@ -400,8 +392,8 @@ class InputDistStart(NodeModule):
             sent = self._nothing()
         elif self.positions is not None:
             sent = permute_features(sent, self.positions, self.keys)
-        number, run = self._backwards.begin_call()
-        context = DistContext(sent.stride_per_key(), (self._backwards, number))
+        number, run = self.backwards.begin_call()
+        context = DistContext(sent.stride_per_key(), (self.backwards, number))
         if self.rows_return:
             context.origins = sent.weights_or_none()
             sent = as_sent(without_weights(sent), self._device.type == "cpu")

@@ -22,7 +22,6 @@ from recfx.lowering.registry import (
     select_backend,
 )
 from recfx.optim.fused_optimizer import changed_settings
-from recfx.optim.in_backward import hooks_on_step, positions_with_hooks
 from recfx.runtime.bags import keep_ids, permute_features
 from recfx.runtime.base import NodeModule
 from recfx.runtime.in_flight import BatchInFlight, guard_backward
@@ -243,31 +242,17 @@ class Lookup(NodeModule):
         choice = self._choice
         weights = self.store.weights(self._names)
         fits = self.store.graph_fits
-        # Lookups of shards and of whole graphs choose again by themselves: their graphs stay as they are.
+        # Lookups of shards and of whole graphs choose again, or refuse, by themselves: their graphs stay as they are.
         if choice is None or (not fits and choice.stale(weights)):
             choice = self.choose_kernel()
         if self.store.optimizers:
             if not fits:
-                self._refuse_hooks(weights)
+                self.store.refuse_gradient_hooks(self._names, self.collection)
             if torch.is_grad_enabled():
                 self._refuse_changed_settings()
                 if not fits:
                     self._refuse_other_tensors(weights)
         return weights, choice
-
-    def _refuse_hooks(self, weights: list[torch.Tensor]) -> None:
-        """Raise for hooks: a collection switches to the dense optimizer before this; shards and whole graphs cannot."""
-        for position in positions_with_hooks(weights):
-            table = self.tables[position].name
-            if table in self.store.optimizers:
-                raise ConversionError(
-                    f"table {table!r}: {hooks_on_step(weights[position])}, but it has a fused optimizer, which steps "
-                    "inside the backward, without a gradient of the weight and without step(): it would never run.",
-                    reason="gradient_hook",
-                    module_path=self.collection,
-                    what_to_do="remove the hook, or register it before the conversion (unsharded); a hook on the "
-                    "collection's output sees the pooled gradient.",
-                )
 
     def _refuse_changed_settings(self) -> None:
         for table, changed in changed_settings(self._names, self.store.optimizers):

@@ -69,7 +69,7 @@ class Backwards:
         return self._run if self._errors == _in_group(self._group).errors else 0
 
     def forget(self) -> None:
-        """Note that none has run since the last call."""
+        """Take none since the last call for run: what they have trained is replaced on all ranks."""
         self._run = _in_group(self._group).backwards = 0
 
     def run(self, call: int) -> None:

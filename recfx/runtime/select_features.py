@@ -24,7 +24,7 @@ from recfx.ir.tables import TableSpec
 from recfx.kernels.lookup.bag_offsets import OUT_OF_RANGE, Fault, bag_offsets
 from recfx.runtime.bags import as_sent, as_stored, expanded, permute_features, with_values
 from recfx.runtime.base import NodeModule
-from recfx.runtime.in_flight import refuse_replay
+from recfx.runtime.in_flight import is_replay
 
 _IDS = (torch.int64, torch.int32)
 _SMALL_IDS = (torch.int16, torch.int8, torch.uint8, torch.bool)  # the standard collection accepts these as well
@@ -33,6 +33,7 @@ _SMALL_LENGTHS = (torch.int16, torch.int8, torch.uint8)
 _WEIGHTS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 _WHAT_TO_DO = {
+    "activation_checkpointing": "leave the collection out of the checkpoint.",
     "bad_batch_sizes": "pass stride_per_key_per_rank= as one list per key, whose sums add up to the number of lengths.",
     "bad_ids": "pass the ids of all bags one after the other, together with the lengths of the bags.",
     "bad_inverse_indices": "pass inverse_indices=(names, indices), indices [features, B] of bags within each feature's "
@@ -111,8 +112,12 @@ class SelectFeatures(NodeModule):
             InputError: as in ``checked``; also if weights require a gradient, which other ranks do not send back,
                 or if a batch on meta is to be sent; ``activation_checkpointing``.
         """
-        if self._may_lose_rows and self.training:
-            refuse_replay(self.collection)
+        if self._may_lose_rows and self.training and is_replay():  # their ids may have other rows by then
+            self.refuse(
+                "activation_checkpointing",
+                "a forward runs inside a backward, as with activation checkpointing, but tables of the collection "
+                "evict or admit ids: the rows of the first run may be gone.",
+            )
         if not isinstance(features, KeyedJaggedTensor):
             features = self.as_keyed_jagged(features)
         order = self._order_of(features.keys())

@@ -189,7 +189,7 @@ class TableIndexes:
     def find_again(self, ids: torch.Tensor, segments: list[Segment]) -> torch.Tensor:
         """The rows of a training batch in a forward that activation checkpointing runs again.
 
-        Nothing is inserted or counted; no table evicts or admits ids (see ``refuse_replay``).
+        Nothing is inserted or counted; no table evicts or admits ids (``select_features`` refuses).
 
         Raises:
             InputError: ``replayed_ids_absent``.

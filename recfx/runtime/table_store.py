@@ -21,7 +21,7 @@ from recfx.ir.context import TableFacts
 from recfx.lowering.registry import WeightFacts, facts_of_table, facts_of_weights
 from recfx.optim.attached import attached_to_each
 from recfx.optim.fused_optimizer import FusedOptimizer
-from recfx.optim.in_backward import positions_with_hooks
+from recfx.optim.in_backward import hooks_on_step, positions_with_hooks
 from recfx.runtime.in_flight import BatchesInFlight
 from recfx.runtime.ordinary_optimizers import OrdinaryOptimizers
 
@@ -137,6 +137,20 @@ class TableStore:
             seen += map(id, weights)
             seen += [-1 - position for position in positions_with_hooks(weights, attached)]
         return seen, facts_of_weights(weights)
+
+    def refuse_gradient_hooks(self, tables: Sequence[str], collection: str) -> None:
+        """Raise a ``ConversionError``, ``gradient_hook``, for a weight with a hook and a fused optimizer."""
+        fused = [table for table in tables if table in self.optimizers]
+        weights = self.weights(fused)
+        for position in positions_with_hooks(weights):
+            raise ConversionError(
+                f"table {fused[position]!r}: {hooks_on_step(weights[position])}, but it has a fused optimizer, which "
+                "steps inside the backward, without a gradient of the weight and without step(): it would never run.",
+                reason="gradient_hook",
+                module_path=collection,
+                what_to_do="remove the hook, or register it before the conversion (unsharded); a hook on the "
+                "collection's output sees the pooled gradient.",
+            )
 
     def own_weights(self) -> None:
         """Record that the fused optimizers belong to the current parameters."""

@@ -32,7 +32,6 @@ from recfx.collections.sharding.state import (
 )
 from recfx.errors import CheckpointError, ConversionError, OutOfStepError
 from recfx.ir.shards import CollectionSharding
-from recfx.optim.in_backward import positions_with_hooks
 from recfx.passes.base import PASSES_KEY
 from recfx.runtime import marks
 from recfx.runtime.dist_groups import DistGroups
@@ -246,7 +245,7 @@ class ShardedCollection(
         """Refuse what some ranks may have done to their tables since the last batch, before ids are sent."""
         tables = self._store.look()
         if tables != self._checked:
-            self._refuse_gradient_hooks()
+            self._store.refuse_gradient_hooks(list(self._store.optimizers), self.collection)
             self.refuse_moved()
             self._checked = tables
 
@@ -269,19 +268,6 @@ class ShardedCollection(
             what_to_do=f"move the model back to {self._made_on}; or unconvert it, move it to {device}, and shard it "
             "there, in process groups of that device.",
         )
-
-    def _refuse_gradient_hooks(self) -> None:
-        """Refuse gradient hooks: a fused shard has no gradient for a hook, and no dense optimizer to fall back on."""
-        fused = [self._store.weight(shard) for shard in self._store.optimizers]
-        for position in positions_with_hooks(fused):
-            table = list(self._store.optimizers)[position]
-            raise ConversionError(
-                f"a gradient hook is registered on the weight of table {table!r}, whose fused optimizer steps inside "
-                "the backward, without a gradient of the weight: the hook would never run.",
-                reason="gradient_hook",
-                module_path=self.collection,
-                what_to_do="remove the hook; a hook on the collection's output sees the pooled gradient.",
-            )
 
     def compute(self, ctx: BatchContext, dist_input: KJTList) -> dict[str, Any]:
         """Hash and look up what has arrived, and start sending pooled rows: up to ``output_dist_start``.

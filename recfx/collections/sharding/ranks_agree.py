@@ -106,12 +106,12 @@ def begin_on_all_ranks(sharded: Sequence[Any], call: str) -> None:
     if has_failed(groups.pooled):
         return
     started: list[InputDistStart] = [start for module in sharded for start in module.input_dists()]
-    run = sum(node.backwards_since * 31**place for place, node in enumerate(started)) & _LARGEST
+    run = sum(node.backwards.since_call() * 31**place for place, node in enumerate(started)) & _LARGEST
     runs = tell_counts(groups.ids, run, 0, _CALLS[call], sharded[0].collection)
     if call == "load_checkpoint" or len(set(runs)) == 1:
         return
     for start in started:  # which collection it is
-        runs = tell_counts(groups.ids, start.backwards_since, 0, _CALLS[call], start.collection)
+        runs = tell_counts(groups.ids, start.backwards.since_call(), 0, _CALLS[call], start.collection)
         different = marks.different_backwards([of_rank for of_rank, _ in runs], "the last forward", start.collection)
         if different is not None:
             raise different
