@@ -22,8 +22,8 @@ from recfx.runtime.hash_ids import FindIds, HashIds, HashLookup, InsertIds, Snap
 from recfx.runtime.input_dist import Bucketize, InputDistStart, InputDistWait
 from recfx.runtime.lookup import Lookup
 from recfx.runtime.lowered import Lowered, Runtime
-from recfx.runtime.output_dist import POOLED_STARTS, OutputDistStart, OutputDistWait
-from recfx.runtime.rows_dist import ROW_STARTS
+from recfx.runtime.output_dist import AllToAll, CrossHost, OutputDistStart, OutputDistWait, OwnBatch, ReduceScatter
+from recfx.runtime.rows_dist import OwnRows, RowsAllToAll
 from recfx.runtime.select_features import SelectFeatures
 from recfx.runtime.transfers import ToDevice, ToHost
 
@@ -35,8 +35,17 @@ class OwnNode(NodeModule):
         ConversionError: ``operator_with_state``, ``not_lowered``.
     """
 
-    def __init__(self, module: nn.Module, collection: str, kind: str) -> None:
+    def __init__(self, of: Lowered) -> None:
         super().__init__()
+        collection, kind = of.collection.name, of.graph.kind(of.node)
+        if kind not in OWN_MAKERS:
+            raise ConversionError(
+                f"no module runs {of.node.name}, because nothing lowers nodes of kind {kind!r}.",
+                reason="not_lowered",
+                module_path=collection,
+                what_to_do="let the passes of recfx.passes() run as well; or call recfx.add_operator with make=.",
+            )
+        module = OWN_MAKERS[kind](of)
         if not isinstance(module, nn.Module):
             raise ConversionError(
                 f"the function that makes what runs for {kind!r} returned {type_of(module)}.",
@@ -109,25 +118,7 @@ def lower_graph(
 
 def module_of(of: Lowered) -> NodeModule:
     """What runs for a node in a model; errors as for ``lower_graph``."""
-    kind = of.graph.kind(of.node)
-    return MAKERS[kind](of) if kind in MAKERS else make_own(of)
-
-
-def make_own(of: Lowered) -> OwnNode:
-    """What runs for a node of a user's operator: a module that calls the user's.
-
-    Raises:
-        ConversionError: ``not_lowered``, ``operator_with_state``.
-    """
-    kind = of.graph.kind(of.node)
-    if kind not in OWN_MAKERS:
-        raise ConversionError(
-            f"no module runs {of.node.name}, because nothing lowers nodes of kind {kind!r}.",
-            reason="not_lowered",
-            module_path=of.collection.name,
-            what_to_do="let the passes of recfx.passes() run as well; or call recfx.add_operator with make=.",
-        )
-    return OwnNode(OWN_MAKERS[kind](of), of.collection.name, kind)
+    return MAKERS.get(of.graph.kind(of.node), OwnNode)(of)
 
 
 def _select_features(of: Lowered) -> SelectFeatures:
@@ -152,15 +143,15 @@ def _lookup(of: Lowered) -> Lookup:
     return Lookup(of)
 
 
-def _output_dist_start(of: Lowered) -> OutputDistStart:
-    starts = POOLED_STARTS if of.collection.is_pooled else ROW_STARTS
-    return starts[of.graph.hop(of.node).operation](of)
-
-
 def _mean_divide(of: Lowered) -> MeanDivide:
     divided, keys = names_in(of.node, "divided"), of.collection.keys
     return MeanDivide(of.graph.tables(of.node), divided, keys, of.graph.columns(of.node))
 
+
+STARTS: dict[str, type[OutputDistStart]] = {
+    start.operation: start for start in (AllToAll, ReduceScatter, CrossHost, OwnBatch, RowsAllToAll, OwnRows)
+}
+"""The modules of ``output_dist_start``, by operation."""
 
 MAKERS: dict[str, Callable[[Lowered], NodeModule]] = {
     "select_features": _select_features,
@@ -177,7 +168,7 @@ MAKERS: dict[str, Callable[[Lowered], NodeModule]] = {
     "to_device": ToDevice,
     "lookup": _lookup,
     "hash_lookup": HashLookup,
-    "output_dist_start": _output_dist_start,
+    "output_dist_start": lambda of: STARTS[of.graph.hop(of.node).operation](of),
     "output_dist_wait": lambda of: OutputDistWait(),
     "expand_rows": ExpandRows,
     "mean_divide": _mean_divide,

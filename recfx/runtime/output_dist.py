@@ -181,12 +181,6 @@ class OwnBatch(PooledStart):
         return NoWait(TakeOwn.apply(joined, self.group, sizes, self.exchange(context)))
 
 
-POOLED_STARTS: dict[str, type[PooledStart]] = {
-    start.operation: start for start in (AllToAll, ReduceScatter, CrossHost, OwnBatch)
-}
-"""The modules of ``output_dist_start`` for pooled rows, by operation."""
-
-
 class OutputDistWait(NodeModule):
     """Wait for the rows of this rank's samples."""
 

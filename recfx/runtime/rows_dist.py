@@ -137,10 +137,6 @@ class OwnRows(_RowsStart):
         return NoWait(joined.view(-1, self.keys.dim))
 
 
-ROW_STARTS: dict[str, type[_RowsStart]] = {start.operation: start for start in (RowsAllToAll, OwnRows)}
-"""The modules of ``output_dist_start`` for rows that are not pooled, by operation."""
-
-
 class _Block(NamedTuple):
     """Rows of the same columns among the numbers that have arrived.
 

@@ -12,7 +12,7 @@ from recfx.ir.context import FrozenIndex
 from recfx.ir.node_kinds import NODE_KINDS, ValueType
 from recfx.ir.tables import embedding_dims
 from recfx.passes.base import Rewriting
-from recfx.runtime.lower_graph import lower_graph, make_own
+from recfx.runtime.lower_graph import OwnNode, lower_graph
 from recfx.runtime.lowered import Lowered
 
 _POOLED = {ValueType.POOLED, ValueType.ARRIVED_POOLED, ValueType.DIVIDED}
@@ -81,4 +81,4 @@ def _own(of: Lowered) -> nn.Module:
             module_path=of.collection.name,
             what_to_do="convert the model without the pass that adds it, load the state, and export that.",
         )
-    return make_own(of).module
+    return OwnNode(of).module
