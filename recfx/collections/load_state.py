@@ -17,7 +17,7 @@ from recfx.collections.converted_collection import ConvertedCollection
 from recfx.collections.kinds import kind_of
 from recfx.errors import CheckpointError, type_of
 from recfx.hashing import HashIndex, state
-from recfx.hashing.row_move import RowMove, check_saved_index, fit_rows
+from recfx.hashing.row_move import RowMove, fit_rows
 from recfx.hashing.slices import slice_state
 from recfx.hashing.storage import say_what_is_lost
 from recfx.ir.shards import ShardedTable
@@ -44,7 +44,7 @@ def fit_index(
     """
     check_weight(index.name, saved.get("row_ids"), weight, dim)
     buffers, move = fit_rows(index, saved)
-    check_saved_index(index, buffers)
+    index.buffers_of(buffers)  # which checks them
     return buffers, move
 
 
@@ -152,7 +152,7 @@ def fit_slices(
     """
     pieces = {shard: slices[shard.rows] for shard in shards}
     for shard, piece in pieces.items():
-        check_saved_index(module.index(shard.name), piece)
+        module.index(shard.name).buffers_of(piece)  # which checks it
     return pieces
 
 

@@ -18,16 +18,11 @@ from recfx.kernels.index.hash_index import InFlight
 from recfx.kernels.index.index_buffers import (
     BATCHES,
     COUNTERS,
-    EVICTED,
-    FREED,
-    INSERTED,
-    NEVER_USED,
     TAKEN,
     IndexView,
     is_taken,
 )
 from recfx.kernels.index.slot_groups import longest_probe
-from recfx.kernels.index.slot_table import slot_count
 
 _DEFAULT_CONFIG = HashConfig()
 
@@ -119,8 +114,6 @@ class HashIndex(IndexStorage):
     ) -> None:
         resolved, policy = checked_arguments(rows, config, name, row_begin, row_end)
         super().__init__(resolved, policy, name, device)
-        self._views: tuple[IndexView, IndexView] | None = None
-        self.removals = 0  # how often ids have lost rows to erase() or insert(): see recfx/runtime/in_flight.py
 
     # Finding and inserting
 
@@ -276,23 +269,6 @@ class HashIndex(IndexStorage):
         home = buckets.home_rows(ids, config.rows, config.dense_rows, config.buckets, config.seed)
         return (home >= self.policy.row_begin) & (home < self.policy.row_end)
 
-    @property
-    def map_version(self) -> tuple[int, int, int]:
-        """Equal as long as every id has the row that it had; different in copies of the index.
-
-        Read it before the rows: a change that is under way shows afterwards. What was written from outside shows after
-        ``refresh``; what other processes do to an index in shared memory does not show.
-
-        Example:
-            >>> index = recfx.HashIndex(100)
-            >>> before = index.map_version
-            >>> rows = index.find_or_insert(torch.tensor([7]))
-            >>> index.map_version == before
-            False
-        """
-        # Whatever gives a row to an id or takes it away counts it, apart from erasing, which numbers the state.
-        return self.state_number, self.removals, int(self.counts[INSERTED] + self.counts[EVICTED])
-
     # Contents
 
     def items(self) -> tuple[Tensor, Tensor]:
@@ -388,74 +364,6 @@ class HashIndex(IndexStorage):
         rows = {bucket: len(self.policy.rows_of(bucket)) for bucket in taken}
         worst = max(taken, key=lambda bucket: taken[bucket] / rows[bucket])
         return Occupancy(sum(taken.values()), self.policy.own_index_rows, worst, taken[worst], rows[worst])
-
-    def view(self, training: bool = False) -> IndexView:
-        """What a lookup that finds rows itself needs: see ``recfx.kernels.lookup.pooled_lookup``.
-
-        Example:
-            >>> recfx.HashIndex(100).view().slot_groups.dtype
-            torch.int64
-
-        Args:
-            training: ids without a row get one afterwards, so meanwhile they do not share one.
-
-        The caller has seen to it that all rows are initialised.
-        """
-        self.notice_changes()
-        slot_groups, views = self._buffers["slot_groups"], self._views
-        if views is None or views[0].slot_groups is not slot_groups:
-            config = self.config
-            answering = IndexView(
-                self.slot_groups,
-                self.side_row,
-                config.dense_rows,
-                config.share_buckets,
-                config.seed,
-                self.lock,
-                config.rows,
-                self.policy.row_begin,
-            )
-            views = self._views = (answering, answering._replace(share_buckets=0))
-        return views[training]
-
-    def mark_used(self) -> None:
-        """Record that free rows hold old weights, which an ``init_fn`` must replace before ids get these rows.
-
-        Example:
-            >>> index = recfx.HashIndex(100)
-            >>> index.mark_used()
-            >>> int(index.row_state[0])
-            2
-        """
-        free = self.row_state[self.policy.own_dense_rows :]
-        free[free == NEVER_USED] = FREED
-        self.written()
-
-    def slot_table(self) -> tuple[Tensor, Tensor]:
-        """The slot table int64 ``[slots, 2]`` of (id, row), and the row of id -1, int64 ``[1]``: new tensors.
-
-        This is the form of an index that is only read: ``fbgemm::pruned_hashmap_lookup`` can read the slot table; see
-        ``recfx/kernels/index/slot_table.py``.
-
-        Example:
-            >>> slots, row_of_minus_one = recfx.HashIndex(100).slot_table()
-            >>> slots.shape
-            torch.Size([256, 2])
-        """
-        buffers, slots = self.index_buffers(), self.slot_count
-        made = torch.empty(slots, 2, dtype=torch.int64, device="cpu"), torch.empty(1, dtype=torch.int64, device="cpu")
-        hash_index.slot_tables_(*made, [slots], [buffers.row_ids], [buffers.row_state], [buffers.lock])
-        return made
-
-    @property
-    def slot_count(self) -> int:
-        """How many slots the slot table has.
-
-        Example:
-            >>> recfx.HashIndex(100).slot_count
-            256
-        """
-        return slot_count(self.policy.own_index_rows)
 
     def extra_repr(self) -> str:
         whole = f"{HashConfig(**vars(self.config))}, name={self.name!r}, ids={len(self)}"

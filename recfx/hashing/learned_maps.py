@@ -17,7 +17,6 @@ from torchrec.modules.mc_modules import (
 from recfx.errors import ConversionError
 from recfx.hashing import HashConfig, HashIndex, ResolvedHashConfig
 from recfx.hashing.identity import IDENTITY
-from recfx.hashing.state import buffers_from_state
 from recfx.kernels.index.index_buffers import BATCH_BITS, BATCHES, FREED, INSERTED, MOST_SIGHTINGS, TAKEN
 from recfx.versions.differences import HashZchManagedCollisionModule
 
@@ -100,7 +99,7 @@ class LearnedMap:
             state["row_scores"] = scores
         if self.misses and policy.unseen == "row":
             weight.data[index.policy.kept_rows] = weight.data[self.rows - 1].clone()
-        index.take_state(buffers_from_state(policy, index.policy, index.name, state))
+        index.take_state(index.buffers_of(state))
 
 
 def config_of_learned(learned: LearnedMap, asked: HashConfig | None, table: str, path: str) -> HashConfig:

@@ -24,25 +24,6 @@ from recfx.kernels.index.index_buffers import FREED, NEVER_USED, IndexPolicy
 _ROWS, _CANDIDATES = "row_", "candidate_"
 
 
-def saved_names(index: HashIndex) -> tuple[str, ...]:
-    """The buffers of an index that are in its ``state_dict``."""
-    return tuple(name for name in index._buffers if name not in index._non_persistent_buffers_set)
-
-
-def row_aligned_names(index: HashIndex) -> tuple[str, ...]:
-    """The names among ``saved_names`` of buffers that have one value per row of the table."""
-    return tuple(name for name in saved_names(index) if name.startswith((_ROWS, _CANDIDATES)))
-
-
-def check_saved_index(index: HashIndex, saved: Mapping[str, object]) -> None:
-    """Check that ``index`` could load ``saved`` (by buffer name); changes nothing.
-
-    Raises:
-        CheckpointError: as in ``state.buffers_from_state``.
-    """
-    state.buffers_from_state(index.config, index.policy, index.name, saved)
-
-
 @dataclass(frozen=True)
 class RowMove:
     """Where the rows of a saved table go in a bigger one.
@@ -80,7 +61,7 @@ def fit_rows(index: HashIndex, saved: Mapping[str, object]) -> tuple[dict[str, o
 
     Args:
         index: the index that is to load the state, or one like it on meta. Only its config is read; nothing is changed.
-        saved: the saved tensors by buffer name. Damaged ones are returned unchanged, for ``check_saved_index`` to
+        saved: the saved tensors by buffer name. Damaged ones are returned unchanged, for ``HashIndex.buffers_of`` to
             report.
 
     Returns:
@@ -92,9 +73,14 @@ def fit_rows(index: HashIndex, saved: Mapping[str, object]) -> tuple[dict[str, o
             ``check_identity``, because rows move by the seed and the ``dense_rows`` of ``index``.
     """
     rows, config = index.policy.own_rows, index.config
-    aligned = {name: saved[name] for name in row_aligned_names(index) if saved.get(name) is not None}
+    by_row = [name for name in state.state_names(config) if name not in state.NOT_BY_ROW]
+    aligned = {name: saved[name] for name in by_row if saved.get(name) is not None}
     ids, row_state = aligned.get("row_ids"), aligned.get("row_state")
-    tensors = {name: value for name, value in aligned.items() if isinstance(value, Tensor) and _is_column(value)}
+    tensors = {
+        name: value
+        for name, value in aligned.items()
+        if isinstance(value, Tensor) and value.dim() == 1 and not value.is_meta
+    }
     if not isinstance(ids, Tensor) or not isinstance(row_state, Tensor) or len(tensors) != len(aligned):
         return dict(saved), None
     check_identity(config, index.name, saved.get(IDENTITY))
@@ -110,17 +96,13 @@ def fit_rows(index: HashIndex, saved: Mapping[str, object]) -> tuple[dict[str, o
     fitted = dict(saved)
     for name, value in tensors.items():
         if name.startswith(_CANDIDATES) and _CANDIDATES not in moves:
-            continue  # some are missing, which check_saved_index reports
+            continue  # some are missing, which buffers_of reports
         target = value.new_full((rows,), -1 if name.endswith("_ids") else 0, device="cpu")
         # The weights of rows without an id stay, and so does the state of these rows.
         if name == "row_state" and not index.row_state.is_meta:
             target[index.row_state != NEVER_USED] = FREED
         fitted[name] = moves[_CANDIDATES if name.startswith(_CANDIDATES) else _ROWS].apply(value, target)
     return fitted, moves[_ROWS]
-
-
-def _is_column(value: Tensor) -> bool:
-    return value.dim() == 1 and not value.is_meta
 
 
 def _move(ids: Tensor, taken: Tensor, policy: IndexPolicy, name: str, kind: str) -> RowMove:

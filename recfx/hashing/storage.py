@@ -9,7 +9,7 @@ import logging
 import operator
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +21,19 @@ from recfx.hashing.config import ResolvedHashConfig
 from recfx.hashing.identity import IDENTITY, identity
 from recfx.hashing.slices import SLICE_COUNTS, STATISTICS, SliceCounts, parts_between
 from recfx.kernels.build import forks
-from recfx.kernels.index.index_buffers import COUNTERS, IndexBuffers, IndexPolicy, is_taken
+from recfx.kernels.index import hash_index
+from recfx.kernels.index.index_buffers import (
+    COUNTERS,
+    EVICTED,
+    FREED,
+    INSERTED,
+    NEVER_USED,
+    IndexBuffers,
+    IndexPolicy,
+    IndexView,
+    is_taken,
+)
+from recfx.kernels.index.slot_table import slot_count
 
 _logger = logging.getLogger("recfx")
 
@@ -96,6 +108,8 @@ class IndexStorage(nn.Module):
         self._expects_load = False
         self._counts_elsewhere: set[Callable[[], None]] = set()
         self._sharded_counts: SliceCounts | None = None
+        self._views: tuple[IndexView, IndexView] | None = None
+        self.removals = 0  # how often ids have lost rows to erase() or insert(): see recfx/runtime/in_flight.py
         self.adopted = Adopted(0, (0,) * len(COUNTERS))
         self.number_state()
         self.written()
@@ -135,6 +149,14 @@ class IndexStorage(nn.Module):
         """Whether any id has a row that does not hold its weights yet."""
         cell = self._buffers["uninitialized"]
         return cell is not None and not cell.is_meta and bool(cell.item())
+
+    def buffers_of(self, saved: Mapping[str, object]) -> IndexBuffers:
+        """What the index would have after loading ``saved`` (by buffer name); changes nothing.
+
+        Raises:
+            CheckpointError: as in ``state.buffers_from_state``.
+        """
+        return state.buffers_from_state(self.config, self.policy, self.name, saved)
 
     def index_buffers(self) -> IndexBuffers:
         """The tensors as the operators in ``recfx.kernels.index.hash_index`` take them: views, not copies.
@@ -198,7 +220,7 @@ class IndexStorage(nn.Module):
         own = {key: self._buffers[key] for key in state.state_names(self.config)}
         if self._sharded_counts is not None:
             own.update(self._sharded_counts.loaded())
-        self.take_state(state.buffers_from_state(self.config, self.policy, self.name, own), self._followers)
+        self.take_state(self.buffers_of(own), self._followers)
         return True
 
     def holds_ids(self) -> bool:
@@ -208,12 +230,71 @@ class IndexStorage(nn.Module):
         candidate_counts: Any = self._buffers["candidate_counts"]
         return bool(is_taken(self.row_state).any()) or bool(candidate_counts.any())
 
+    # What readers take
+
+    def view(self, training: bool = False) -> IndexView:
+        """What a lookup that finds rows itself needs: see ``recfx.kernels.lookup.pooled_lookup``.
+
+        The caller has seen to it that all rows are initialised.
+
+        Args:
+            training: ids without a row get one afterwards, so meanwhile they do not share one.
+        """
+        self.notice_changes()
+        slot_groups, views = self._buffers["slot_groups"], self._views
+        if views is None or views[0].slot_groups is not slot_groups:
+            config = self.config
+            answering = IndexView(
+                self.slot_groups,
+                self.side_row,
+                config.dense_rows,
+                config.share_buckets,
+                config.seed,
+                self.lock,
+                config.rows,
+                self.policy.row_begin,
+            )
+            views = self._views = (answering, answering._replace(share_buckets=0))
+        return views[training]
+
+    def slot_table(self) -> tuple[Tensor, Tensor]:
+        """The slot table int64 ``[slots, 2]`` of (id, row), and the row of id -1, int64 ``[1]``: new tensors.
+
+        This is the form of an index that is only read: ``fbgemm::pruned_hashmap_lookup`` can read the slot table; see
+        ``recfx/kernels/index/slot_table.py``.
+        """
+        buffers, slots = self.index_buffers(), self.slot_count
+        made = torch.empty(slots, 2, dtype=torch.int64, device="cpu"), torch.empty(1, dtype=torch.int64, device="cpu")
+        hash_index.slot_tables_(*made, [slots], [buffers.row_ids], [buffers.row_state], [buffers.lock])
+        return made
+
+    @property
+    def slot_count(self) -> int:
+        """How many slots the slot table has."""
+        return slot_count(self.policy.own_index_rows)
+
     # Copies elsewhere
+
+    @property
+    def map_version(self) -> tuple[int, int, int]:
+        """Equal as long as every id has the row that it had; different in copies of the index.
+
+        Read it before the rows: a change that is under way shows afterwards. What was written from outside shows after
+        ``refresh``; what other processes do to an index in shared memory does not show.
+        """
+        # Whatever gives a row to an id or takes it away counts it, apart from erasing, which numbers the state.
+        return self.state_number, self.removals, int(self.counts[INSERTED] + self.counts[EVICTED])
 
     @property
     def is_shared(self) -> bool:
         """Whether other processes may write to the index (``share_memory``)."""
         return not self.slot_groups.is_meta and self.slot_groups.is_shared()
+
+    def mark_used(self) -> None:
+        """Record that free rows hold old weights, which an ``init_fn`` must replace before ids get these rows."""
+        free = self.row_state[self.policy.own_dense_rows :]
+        free[free == NEVER_USED] = FREED
+        self.written()
 
     def number_state(self) -> None:
         """Record, after the fact, that ids have lost their rows, or that another state has taken the place of this."""
@@ -393,7 +474,7 @@ class IndexStorage(nn.Module):
                 return
             if if_absent == state.FORGET:
                 say_what_is_lost([self])
-        buffers = state.buffers_from_state(self.config, self.policy, self.name, saved)
+        buffers = self.buffers_of(saved)
         if not self.slot_groups.is_meta:
             self.take_state(buffers)
         elif local_metadata.get("assign_to_params_buffers", False):

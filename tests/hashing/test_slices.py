@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from recfx.errors import CheckpointError, InputError, TableFullError
 from recfx.hashing import HashConfig, HashIndex, ResolvedHashConfig
-from recfx.hashing.row_move import check_saved_index, fit_rows
+from recfx.hashing.row_move import fit_rows
 from recfx.hashing.slices import SLICE_COUNTS, folded, join_states, row_cuts, slice_state, spread
 from recfx.kernels.index import hash_index
 from recfx.kernels.lookup.pooled_lookup import find_and_pool
@@ -294,7 +294,7 @@ def test_a_slice_refuses_the_state_of_another() -> None:
     whole.insert(torch.arange(20))
     index = HashIndex(40, config=whole.config, name="t1", row_begin=20, row_end=40)
     right, wrong = (slice_state(whole.config, whole.state_dict(), begin, begin + 20) for begin in (20, 0))
-    check_saved_index(index, right)
+    index.buffers_of(right)
     for state, reason in ((wrong, "wrong_bucket"), (whole.state_dict(), "rows_mismatch")):
         assert_refused(index, state, reason)
     assert fit_rows(index, right) == (right, None)
@@ -313,7 +313,7 @@ def test_more_rows_in_a_slice() -> None:
     assert move is not None
     for key in ("row_ids", "row_state", "row_scores", "candidate_ids", "candidate_counts", "candidate_order"):
         assert torch.equal(by_slices[key], expected[key]), key  # type: ignore[arg-type]
-    check_saved_index(index, by_slices)
+    index.buffers_of(by_slices)
     with refused("wrong_bucket", error=CheckpointError):
         fit_rows(index, slice_state(whole.config, saved, 0, 20))
 

@@ -17,9 +17,8 @@ from recfx.collections.load_state import whole_index
 from recfx.collections.sharding.collection import ShardedCollection, sharded_collections
 from recfx.collections.sharding.ranks_agree import begin_on_all_ranks, on_all_ranks
 from recfx.errors import RecfxError
-from recfx.hashing.row_move import saved_names
 from recfx.hashing.slices import SLICE_COUNTS, STATISTICS, join_states, parts_between
-from recfx.hashing.state import NOT_BY_ROW
+from recfx.hashing.state import NOT_BY_ROW, state_names
 from recfx.ir.shards import ShardedTable
 from recfx.ir.tables import Shard
 from recfx.kernels.index.index_buffers import is_taken
@@ -100,7 +99,7 @@ class _Gatherer:
     def _index(self, shard: Shard) -> dict[str, Tensor]:
         whole = whole_index(shard.table)
         state = {}
-        for name in saved_names(whole):
+        for name in state_names(whole.config):
             like: Tensor = getattr(whole, name)
             if name == SLICE_COUNTS:  # indexes have everything in their `counts`
                 parts = parts_between(whole.config, *shard.rows)

@@ -30,7 +30,6 @@ from recfx.collections.pieces import (
 )
 from recfx.hashing import state
 from recfx.hashing.identity import IDENTITY, check_identity, identity
-from recfx.hashing.row_move import saved_names
 from recfx.hashing.slices import COUNTS, SLICE_COUNTS, STATISTICS, SliceCounts, parts_between, slice_state
 from recfx.ir.shards import ShardedTable
 from recfx.ir.tables import Shard
@@ -100,7 +99,7 @@ def _index_state(module: ConvertedCollection, table: ShardedTable) -> dict[str, 
     whole = whole_index(table.table)
     counted = {} if table.is_replicated else _counted(module, table)
     saved: dict[str, Tensor] = {}
-    for name in saved_names(whole):
+    for name in state.state_names(config):
         if table.is_replicated:
             saved[name] = getattr(store.index(table.table.name), name)
         elif name == IDENTITY:
