@@ -81,8 +81,9 @@ BATCHES_IN_FLIGHT = 2
 class BatchInFlight:
     """One batch whose gradients may still come, and the tables that evict.
 
-    ``kept_until`` is the number of the last forward in which its rows must keep their ids. In the ``group`` of a
-    sharded collection, a rank sends nothing more after a backward that it has refused.
+    ``kept_until`` is the number of the last forward in which its rows must keep their ids; ``kept`` has, by table, the
+    number of the batch in the table's index and these rows. In the ``group`` of a sharded collection, a rank sends
+    nothing more after a backward that it has refused.
     """
 
     def __init__(
@@ -96,8 +97,7 @@ class BatchInFlight:
         self._collection, self._group = collection, group
         self._names = {table.name: table.table_name for table, _ in tables}
         self._indexes = {table.name: index for table, index in tables}
-        self._numbers: dict[str, int] = {}  # of the batch in each index
-        self._rows: dict[str, torch.Tensor] = {}  # that must keep their ids, by table
+        self.kept: dict[str, tuple[int, torch.Tensor]] = {}
         self._evicted: dict[str, int] | None = None  # by each table, up to when the batch let its rows go
         for index in self._indexes.values():
             index.refresh()  # a state that was loaded in place has other counts
@@ -106,8 +106,11 @@ class BatchInFlight:
 
     def keep(self, rows: Mapping[str, torch.Tensor], training: bool) -> None:
         """Keep the rows of tables that evict: int64, by table. In training, the indexes have just counted the batch."""
-        self._rows = {name: rows[name] for name in self._indexes if name in rows}
-        self._numbers = {name: int(index.counts[BATCHES]) if training else 0 for name, index in self._indexes.items()}
+        self.kept = {
+            name: (int(index.counts[BATCHES]) if training else 0, rows[name])
+            for name, index in self._indexes.items()
+            if name in rows
+        }
 
     def watch(self, outputs: Iterable[torch.Tensor]) -> None:
         """Let the rows go once a backward through the outputs of each lookup that was watched has run."""
@@ -121,18 +124,9 @@ class BatchInFlight:
             node.register_prehook(self._before_backward)
             node.register_hook(lambda *gradients: self._after_backward(lookup))
 
-    def rows_kept(self, table: str) -> tuple[int, torch.Tensor] | None:
-        """The number of the batch in a table's index, and the rows that it keeps; None if it keeps none."""
-        rows = self._rows.get(table)
-        return None if rows is None else (self._numbers[table], rows)
-
-    @property
-    def keeps_rows(self) -> bool:
-        return bool(self._rows)
-
     def end(self) -> None:
         if self._evicted is None:
-            self._rows, self._evicted = {}, self._counts()
+            self.kept, self._evicted = {}, self._counts()
 
     def lost(self) -> list[str]:
         """The tables that have evicted ids since the batch let its rows go."""
@@ -178,21 +172,16 @@ class BatchesInFlight:
         """From now on, later batches do not take this batch's rows."""
         self._batches.append(batch)
 
-    @property
-    def kept_until(self) -> int:
-        """The number of the last forward in which the rows of the batch that is under way keep their ids."""
-        return self.turn + self.depth
-
     def begin(self) -> None:
         """Call before a forward hashes its ids: batches that are too old let go of their rows."""
         for batch in self._batches:
             if self.turn > batch.kept_until:
                 batch.end()
-        self._batches = [batch for batch in self._batches if batch.keeps_rows]
+        self._batches = [batch for batch in self._batches if batch.kept]
 
     def of_table(self, table: str) -> InFlight:
         nothing = InFlight.nothing()
-        kept = [entry for batch in self._batches if (entry := batch.rows_kept(table)) is not None]
+        kept = [batch.kept[table] for batch in self._batches if table in batch.kept]
         if not kept:
             return nothing
         numbers, rows = zip(*kept, strict=True)

@@ -177,7 +177,7 @@ class TableIndexes:
             return None
         trained = [table for table in self._evicting if self.store.weight(table.name).requires_grad]
         tables = [(table, self.store.index(table.name)) for table in trained]
-        return BatchInFlight(self.collection, in_flight.kept_until, tables, self._group)
+        return BatchInFlight(self.collection, in_flight.turn + in_flight.depth, tables, self._group)
 
     def finish(self, batch: BatchInFlight | None, segments: list[Segment], rows: torch.Tensor, training: bool) -> None:
         """Keep the rows of a batch from now on, and count the forward."""
