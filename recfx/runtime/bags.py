@@ -62,25 +62,28 @@ def permute_features(features: KeyedJaggedTensor, positions: list[int], keys: li
     weights, device = features.weights_or_none(), features.values().device
     if _are_copied_by_kernel(features):
         return _copied_by_kernel(features, positions, keys)
+    stride, known = features.stride(), features.length_per_key_or_none()
     of_fbgemm = weights is None or (weights.dtype == torch.float32 and not weights.requires_grad)  # all that it takes
     if device.type in FBGEMM_PERMUTES_ON and of_fbgemm:
-        permuted = _with_length_per_key(features).permute(positions)
+        if known is None:  # from the offsets, which is faster than summing lengths
+            known = features.offsets()[::stride].diff().tolist() if stride else [0] * len(features.keys())
+        permuted = KeyedJaggedTensor(
+            features.keys(), features.values(), weights, lengths=features.lengths(), length_per_key=known
+        ).permute(positions)
         values, lengths, offsets = permuted.values(), permuted.lengths(), permuted.offsets()
         weights = permuted.weights_or_none()
     else:
         # The backward of KeyedJaggedTensor.permute is wrong for subsets and repeats (torchrec 1.8.0).
-        stride = features.stride()
         bags = torch.tensor(positions, device=device).unsqueeze(1) * stride
         bags = (bags + torch.arange(stride, device=device)).view(-1)
         every_key_once = sorted(positions) == list(range(len(features.keys())))
         ids = features.values().numel() if every_key_once else None
         values, lengths, offsets, weights = select_bags(features, bags, weights, ids)
-    known = features.length_per_key_or_none()
     ids_per_key = None if known is None else [known[position] for position in positions]
     if values.is_meta and ids_per_key is not None and sum(ids_per_key) != values.numel():  # all values were left
         ids_per_key = None
     return KeyedJaggedTensor(
-        keys, values, weights, lengths=lengths, offsets=offsets, stride=features.stride(), length_per_key=ids_per_key
+        keys, values, weights, lengths=lengths, offsets=offsets, stride=stride, length_per_key=ids_per_key
     )
 
 
@@ -105,19 +108,6 @@ def _copied_by_kernel(features: KeyedJaggedTensor, positions: list[int], keys: l
     )
     ids_per_key = [ids_per_key[position] for position in positions]
     return KeyedJaggedTensor(keys, values, weights, offsets=offsets, stride=stride, length_per_key=ids_per_key)
-
-
-def _with_length_per_key(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-    """Compute the number of ids per key from the offsets, which is faster than summing lengths."""
-    stride = features.stride()
-    length_per_key = features.offsets()[::stride].diff().tolist() if stride else [0] * len(features.keys())
-    return KeyedJaggedTensor(
-        features.keys(),
-        features.values(),
-        features.weights_or_none(),
-        lengths=features.lengths(),
-        length_per_key=length_per_key,
-    )
 
 
 def expanded(
