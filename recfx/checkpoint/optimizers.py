@@ -116,8 +116,7 @@ def describe_in_backward(model: nn.Module, is_first: bool) -> Described:
             for name in names:
                 value = torch.as_tensor(table.fused_of(shard).state[name]).detach()
                 value = value.reshape(() if name == STEP else (value.shape[0], math.prod(value.shape[1:])))
-                of_rows = blocks if name in per_row else ()
-                _add_part(described, f"{OPTIMIZER}{table.weight}.{name}", value, table, shard, of_rows)
+                _add_part(described, f"{OPTIMIZER}{table.weight}.{name}", value, table, shard, name in per_row)
     for name, parameter, optimizer in attached_to(model):
         described.settings[name] = {
             "kind": kind_of_class(type(optimizer).__name__),
@@ -177,28 +176,25 @@ def _add_state(described: Described, stepped: Stepped, state: Mapping[str, Any],
 
 
 def _add_part(
-    described: Described, name: str, value: Tensor, table: Table, shard: Shard, blocks: tuple[tuple[int, int], ...] = ()
+    described: Described, name: str, value: Tensor, table: Table, shard: Shard, per_row: bool = False
 ) -> None:
-    """Add a shard's part of a state that is one number, cut like the weight, or has a number per row of each of the
-    ``blocks`` of columns.
-    """
+    """Add a shard's part of a state that is one number, cut like the weight, or a number per row and column block."""
     rows, dim, shape = table.spec.num_embeddings, table.spec.embedding_dim, tuple(value.shape)
-    if shape == (shard.num_rows, 1) and shard.num_columns == dim:
-        blocks = blocks or (shard.columns,)
+    per_row |= shape == (shard.num_rows, 1) and shard.num_columns == dim
     if shape == ():
         described.tensors.update({name: value} if shard == table.placed.saved[0] else {})
-    elif not blocks and shape != (shard.num_rows, shard.num_columns):
+    elif not per_row and shape != (shard.num_rows, shard.num_columns):
         raise not_supported(
             f"the state {name} of a sharded table is {shape}, its shard {(shard.num_rows, shard.num_columns)}.",
             "save such an optimizer with torch.distributed.checkpoint.",
         )
     elif shard in table.saved_here:
-        row, column = shard.rows[0], shard.columns[0]
-        if blocks:
-            row, column = blocks.index(shard.columns) * rows + row, 0
-        parts = described.tensors.setdefault(name, Parts((len(blocks) * rows, 1) if blocks else (rows, dim)))
+        size, begin = (rows, dim), (shard.rows[0], shard.columns[0])
+        if per_row:
+            size, begin = (len(table.placed.column_blocks) * rows, 1), (table.placed.stacked_row(shard), 0)
+        parts = described.tensors.setdefault(name, Parts(size))
         assert isinstance(parts, Parts)
-        parts.put((row, column), value)
+        parts.put(begin, value)
 
 
 def join_described(of_ranks: list[dict[str, Any]]) -> dict[str, Any]:

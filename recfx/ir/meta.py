@@ -74,7 +74,6 @@ class NodeMeta(Frozen):
     Args:
         kind: name of a declared node kind.
         collection: fully qualified name of the collection that it belongs to; ``""`` for a root.
-        made_by: the pass that made it.
         shape: symbolic shape in ``B``, ``W`` and ``L_<feature>``; for a KJT, the number of ids.
         dtype: element type, if the value is a single tensor.
         bytes: symbolic size of the value.
@@ -85,12 +84,12 @@ class NodeMeta(Frozen):
         combine: what a lookup makes of its rows.
         collectives: the collective calls of the node, in order, with those of the backward last.
         passes: the passes that made or changed it or a node that it replaces, in order.
+        made_by: the pass that made it.
         on_host: whether the node runs on the host of the device that has the tables.
     """
 
     kind: str
     collection: str
-    made_by: str
     shape: tuple[sympy.Expr, ...] = ()
     dtype: torch.dtype | None = None
     bytes: sympy.Expr = sympy.Integer(0)
@@ -101,6 +100,7 @@ class NodeMeta(Frozen):
     combine: str = ""
     collectives: tuple[Collective, ...] = ()
     passes: tuple[str, ...] = ()
+    made_by: str = ""
     on_host: bool = False
 
 

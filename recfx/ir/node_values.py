@@ -158,7 +158,7 @@ def _as_they_come(
     return shape, tuple(replace(call, bytes=call.bytes.xreplace(lengths)) for call in collectives)
 
 
-def meta_of_value(graph: OperatorGraph, node: fx.Node, made_by: str = "") -> NodeMeta:
+def meta_of_value(graph: OperatorGraph, node: fx.Node) -> NodeMeta:
     """The metadata of a node, from all of the above."""
     (shape, dtype), collection = size_of(graph, node), graph.collection(node)
     collectives = collectives_of(graph, node)
@@ -167,7 +167,6 @@ def meta_of_value(graph: OperatorGraph, node: fx.Node, made_by: str = "") -> Nod
     return NodeMeta(
         kind=graph.kind(node),
         collection=collection.name,
-        made_by=made_by,
         shape=shape,
         dtype=dtype,
         bytes=sympy.Integer(dtype.itemsize) * sympy.prod(shape),

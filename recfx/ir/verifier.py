@@ -263,7 +263,7 @@ def _check_attributes(graph: OperatorGraph, node: fx.Node, kind: NodeKind, fail:
         way, hop = values.get("way", ""), values.get("hop", 0)
         if way not in ways:
             fail(node, f"{way!r} is no way back of the collection")
-        if not 0 <= hop < ways[way].hop_count:
+        if not 0 <= hop < len(ways[way].steps):
             fail(node, f"way back {way!r} has no hop {hop}")
 
 

@@ -147,10 +147,6 @@ class WayBack:
     ranks: int = 0
 
     @property
-    def hop_count(self) -> int:
-        return len(self.steps)
-
-    @property
     def local_size(self) -> int:
         """The number of ranks per host, if rows are first summed within hosts; otherwise 1."""
         return max(self.ranks, 1)

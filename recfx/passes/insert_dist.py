@@ -91,7 +91,7 @@ class _Distribution:
 
     def collect(self, way: WayBack, started: fx.Node, context: fx.Node) -> fx.Node:
         """Add the nodes that receive the rows of this rank's samples."""
-        for hop in range(1, way.hop_count):
+        for hop in range(1, len(way.steps)):
             arrived = self.add("output_dist_wait", started)
             started = self.add("output_dist_start", arrived, context, way=way.name, hop=hop)
         arrived = self.add("output_dist_wait", started)

@@ -49,16 +49,6 @@ def test_state_is_what_cannot_be_derived(config: dict[str, Any], keys: dict[str,
     assert (state["row_ids"][state["row_state"] == 0] == -1).all()
 
 
-def test_load_replaces_what_was_there() -> None:
-    source, target = filled(), filled(ids=range(500, 520))
-    nn.Sequential(target).load_state_dict(nn.Sequential(source).state_dict())
-    for left, right in zip(source.items(), target.items(), strict=True):
-        assert torch.equal(left, right)
-    assert target.find(torch.tensor([500, 100, -1])).tolist() == source.find(torch.tensor([500, 100, -1])).tolist()
-    ids = torch.arange(200, 210)
-    assert torch.equal(source.insert(ids)[0], target.insert(ids)[0]), "free rows are loaded too"
-
-
 def test_loading_fills_in_place() -> None:
     """Copies made by convert(inplace=False) share these tensors."""
     target = filled(ids=range(3))
@@ -143,16 +133,6 @@ def test_more_rows_take_the_first_where_borders_allow_it() -> None:
     empty = HashIndex(100, config=HashConfig(buckets=4), name="t1")
     empty.load_state_dict(HashIndex(64, config=HashConfig(buckets=4), name="t1").state_dict())
     assert len(empty) == 0
-
-
-def test_meta_index_loads_with_assign_only() -> None:
-    index = HashIndex(64, config=HashConfig(buckets=2), name="t1", device="meta")
-    with pytest.warns(UserWarning, match="no-op"):
-        index.load_state_dict(filled().state_dict())
-    assert index.slot_groups.is_meta
-    index.load_state_dict(filled().state_dict(), assign=True)
-    assert torch.equal(index.items()[0], filled().items()[0])
-    assert index.insert(torch.tensor([999]))[1].numel() == 1
 
 
 # What slices of a table have counted

@@ -82,7 +82,6 @@ def loaded(state: State, rows: int = 20, name: str = "t1", **config: Any) -> Has
         (put("candidate_order", 2, 4 << 31), "torn_state"),
         (put("candidate_ids", 1, 100), "duplicate_id"),
         (put("candidate_ids", 1, 200), "duplicate_id"),
-        (lambda s: s.pop("row_state"), "torn_state"),
     ],
 )
 def test_damaged_state_changes_nothing(damage: Callable[[State], None], reason: str) -> None:

@@ -13,10 +13,9 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 import recfx
 from recfx.errors import Diagnostic
-from recfx.optim.attached import attached_classes, attached_optimizers
+from recfx.optim.attached import attached_optimizers
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.in_backward import fused_optimizer_of
-from tests.builders.batches import bags
 from tests.builders.collections import one_table
 from tests.builders.optimizers import attach
 from tests.support.refusals import refused
@@ -34,12 +33,6 @@ def fused(weight: nn.Parameter) -> FusedOptimizer:
     form = fused_optimizer_of(weight, "t")
     assert isinstance(form, FusedOptimizer)
     return form
-
-
-def test_a_weight_without_an_optimizer() -> None:
-    weight = nn.Parameter(torch.ones(ROWS, 4))
-    assert fused_optimizer_of(weight, "t") is None
-    assert (list(attached_optimizers(weight)), attached_classes(weight)) == ([], [])
 
 
 @pytest.mark.parametrize("settings", [{}, {"lr": 0.01}, {"lr": torch.tensor(0.5)}, {"eps": 1e-10, "lr": 0.5}])
@@ -112,23 +105,6 @@ def test_an_argument_of_a_placeholder_that_would_have_no_effect_is_refused(
     attach(model, kind, **settings)
     with refused("unsupported_optimizer_argument", "0"):
         recfx.convert(nn.Sequential(model))
-
-
-@pytest.mark.parametrize(
-    ("kind", "dense"), [(placeholders.SGD, torch.optim.SGD), (placeholders.Adam, torch.optim.Adam)]
-)
-def test_a_placeholder_trains_as_the_class_that_it_stands_for(
-    kind: type[torch.optim.Optimizer], dense: type[torch.optim.Optimizer]
-) -> None:
-    plain, model = one_table(rows=ROWS), one_table(rows=ROWS)
-    model.load_state_dict(plain.state_dict())
-    attach(plain, dense, lr=0.25)
-    attach(model, kind, lr=0.25)
-    converted = recfx.convert(model)
-    for one in (plain, converted):
-        for _ in range(3):
-            (one(bags({"f": [tuple(range(ROWS))]})).values() - 2).square().sum().backward()
-    torch.testing.assert_close(next(converted.parameters()), next(plain.parameters()), rtol=1e-5, atol=1e-6)
 
 
 class WithOption(torch.optim.SGD):
