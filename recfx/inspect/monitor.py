@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from recfx.argument_types import typed
 from recfx.collections.converted_collection import ConvertedCollection, converted_collections
 from recfx.collections.kinds import kind_of
-from recfx.collections.sharding.collection import ShardedCollection
 from recfx.collections.sharding.ranks_agree import on_all_ranks
 from recfx.collections.sharding.shard import INDEXES_BEFORE_SHARDING
 from recfx.collections.wrappers import users_path
@@ -211,8 +210,6 @@ class Monitor:
 
 def _indexes(collection: ConvertedCollection) -> dict[str, list[HashIndex]]:
     """The indexes of this rank, by name of the whole table; none for a table without rows here."""
-    if not isinstance(collection, ShardedCollection):
-        return {table: [collection.index(table)] for table in collection.tables_with_index()}
     local = collection.sharding.local_of
     return {table: [collection.index(shard.name) for shard in local(table)] for table in collection.tables_with_index()}
 

@@ -11,7 +11,6 @@ from torchrec.modules.embedding_configs import BaseEmbeddingConfig, data_type_to
 
 from recfx.collections.converted_collection import ConvertedCollection
 from recfx.collections.kinds import kind_of
-from recfx.collections.sharding.collection import ShardedCollection
 from recfx.errors import ConversionError, Diagnostic, Severity
 from recfx.hashing import HashConfig, HashIndex
 from recfx.inspect.report_data import DENSE, HashingReport, TableReport, type_name
@@ -61,8 +60,6 @@ def kernels_of(graph_module: fx.GraphModule) -> dict[str, Kernel]:
 
 def parts_here(collection: ConvertedCollection) -> dict[str, str]:
     """The collection's name for this rank's part of each table of which it has one, by name of the table."""
-    if not isinstance(collection, ShardedCollection):
-        return {table.name: table.name for table in collection.tables}
     local = {table.name: collection.sharding.local_of(table.name) for table in collection.tables}
     return {name: shards[0].name for name, shards in local.items() if shards}  # all shards here have the same rows
 

@@ -175,11 +175,17 @@ class ShardedCollection(
 
         It then stays outside the compiled graphs: graphs with TorchRec's awaitables would keep the sizes of one batch.
         """
-        result: LazyAwaitable[Any] = self._enter(super().forward, self._run_awaited, *arguments, **keywords)
+        result: LazyAwaitable[Any] = self._enter(self._run, self._run_awaited, *arguments, **keywords)
         return result
 
+    def _run(self, *arguments: Any, **keywords: Any) -> LazyAwaitable[Any]:
+        ctx = self.create_context()
+        ctx.at_once = True
+        arrived = self.input_dist(ctx, *arguments, **keywords).wait().wait()
+        return self.output_dist(ctx, self.compute(ctx, arrived))
+
     def _run_awaited(self, *arguments: Any, **keywords: Any) -> Any:
-        return super().forward(*arguments, **keywords).wait()
+        return self._run(*arguments, **keywords).wait()
 
     def create_context(self) -> BatchContext:
         in_pipeline = isinstance(self.forward, BaseForward)
@@ -199,7 +205,8 @@ class ShardedCollection(
         values["features"], ctx.stages = features, stages
         (selected,) = stages.send.inputs
         try:
-            self._check_tables()
+            tables = self._check_tables()
+            ctx.looked = tables if ctx.at_once else None
             stages.select.run(values)
         except Exception as error:
             ctx.refused = error
@@ -241,13 +248,18 @@ class ShardedCollection(
         ctx.sharding_contexts = [values[name] for name in send.outputs if isinstance(values[name], DistContext)]
         return KJTListSplitsAwaitable([Guarded(values.pop(name), ctx, self.in_step) for name in started], ctx)
 
-    def _check_tables(self) -> None:
-        """Refuse what some ranks may have done to their tables since the last batch, before ids are sent."""
+    def _check_tables(self) -> Any:
+        """Refuse what some ranks may have done to their tables since the last batch, before ids are sent.
+
+        Returns:
+            What ``TableStore.look`` returned.
+        """
         tables = self._store.look()
         if tables != self._checked:
             self._store.refuse_gradient_hooks(list(self._store.optimizers), self.collection)
             self.refuse_moved()
             self._checked = tables
+        return tables
 
     def refuse_moved(self) -> None:
         """Refuse to run after the tables were moved between the host and another device.
@@ -288,7 +300,7 @@ class ShardedCollection(
         with self.in_step:
             if not ctx.arrives_ahead:
                 self._arrive(ctx, dist_input)
-            tables = self._store.look()
+            tables = ctx.looked or self._store.look()
             self._store.graph_fits = tables == self._computed
             try:
                 ctx.stages.compute.run(ctx.values)

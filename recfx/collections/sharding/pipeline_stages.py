@@ -167,6 +167,8 @@ class BatchContext(Multistreamable):
         stages: the form of the graph that this batch runs through; None until its ids are sent.
         arrives_ahead: whether the stage that begins with arrived ids runs before ``compute``.
         in_torchrecs_pipeline: whether one of TorchRec's pipelines sends it ahead.
+        at_once: whether all steps of the batch run without a user's code between them.
+        looked: then, what ``TableStore.look`` returned before ids were sent.
     """
 
     values: dict[str, Any] = field(default_factory=dict)
@@ -176,6 +178,8 @@ class BatchContext(Multistreamable):
     stages: Stages | None = None
     arrives_ahead: bool = False
     in_torchrecs_pipeline: bool = False
+    at_once: bool = False
+    looked: Any = None
 
     @property
     def marks(self) -> list[int]:
