@@ -68,11 +68,6 @@ class IndexPolicy(NamedTuple):
         return self.admit_after > 1
 
     @property
-    def signed_buckets(self) -> int:
-        """``buckets`` as ``shared_rows`` takes them."""
-        return -self.buckets if self.unseen == 2 else self.buckets
-
-    @property
     def is_whole_table(self) -> bool:
         """Whether the slice is the whole table."""
         return self.own_rows == self.rows

@@ -7,19 +7,20 @@ from torch import Tensor
 
 from recfx.errors import CheckpointError
 from recfx.hashing.config import ResolvedHashConfig
+from recfx.kernels.index.index_buffers import IndexPolicy
 from recfx.kernels.step.row_initialization import initialization_key
 
 IDENTITY = "identity"
 _ROUNDING = 1e-5  # relative; digests of two tables are never so near
 
 
-def identity(config: ResolvedHashConfig, name: str) -> Tensor:
+def identity(config: ResolvedHashConfig | IndexPolicy, name: str) -> Tensor:
     """The identity of an index: int64 ``[3]``, a digest of the table's name, the seed and ``dense_rows``."""
     numbers = [initialization_key(name, 0), config.seed, config.dense_rows]
     return torch.tensor(numbers, dtype=torch.int64, device="cpu")
 
 
-def check_identity(config: ResolvedHashConfig, name: str, saved: object) -> None:
+def check_identity(config: ResolvedHashConfig | IndexPolicy, name: str, saved: object) -> None:
     """Check that a saved ``identity`` is this table's; None stands for a state without one, which passes.
 
     Raises:
@@ -52,7 +53,7 @@ def check_identity(config: ResolvedHashConfig, name: str, saved: object) -> None
             )
 
 
-def _refuse_averaged(config: ResolvedHashConfig, name: str, saved: object) -> None:
+def _refuse_averaged(config: ResolvedHashConfig | IndexPolicy, name: str, saved: object) -> None:
     """Refuse an identity that was computed with: averages of integers are floats, or equal except for rounding."""
     if not isinstance(saved, Tensor) or saved.is_meta or saved.shape != (3,):
         return

@@ -253,7 +253,9 @@ class HashIndex(IndexStorage):
             tensor([99, 99])
         """
         config = self.config
-        rows = buckets.shared_rows(ids, config.rows, config.dense_rows, self.policy.signed_buckets, config.seed)
+        rows = buckets.shared_rows(
+            ids, config.rows, config.dense_rows, config.share_buckets or config.buckets, config.seed
+        )
         if self.policy.is_whole_table:
             return rows
         return torch.where(self.holds(ids), rows - self.policy.row_begin, -1)

@@ -21,14 +21,14 @@ from torch import Tensor
 from recfx.hashing.config import ResolvedHashConfig
 from recfx.hashing.identity import IDENTITY, torn
 from recfx.kernels.index.buckets import bucket_begin, bucket_from
-from recfx.kernels.index.index_buffers import BATCHES, COUNTERS
+from recfx.kernels.index.index_buffers import BATCHES, COUNTERS, IndexPolicy
 
 COUNTS, SLICE_COUNTS = "counts", "slice_counts"
 STATISTICS = COUNTERS[BATCHES + 1 :]  # every slice has the table's number of batches
 _MOST_DENSE_PARTS = 1024
 
 
-def dense_parts(config: ResolvedHashConfig) -> int:
+def dense_parts(config: ResolvedHashConfig | IndexPolicy) -> int:
     """How many parts the dense rows have."""
     return min(config.dense_rows, _MOST_DENSE_PARTS)
 
@@ -38,7 +38,7 @@ def part_count(config: ResolvedHashConfig) -> int:
     return dense_parts(config) + config.buckets
 
 
-def parts_between(config: ResolvedHashConfig, row_begin: int, row_end: int) -> range:
+def parts_between(config: ResolvedHashConfig | IndexPolicy, row_begin: int, row_end: int) -> range:
     """The parts that begin in these rows."""
     first, end = (_part_from(config, row) for row in (row_begin, row_end))
     return range(first, end)
@@ -160,7 +160,7 @@ class SliceCounts:
         return self.of_table._version, self.of_parts._version
 
 
-def _part_from(config: ResolvedHashConfig, row: int) -> int:
+def _part_from(config: ResolvedHashConfig | IndexPolicy, row: int) -> int:
     """The first part that begins at or after this row."""
     parts = dense_parts(config)
     if row < config.dense_rows:

@@ -43,7 +43,7 @@ _DTYPES = {"row_state": torch.uint8, "candidate_counts": torch.int32}
 _CANDIDATES = ("candidate_ids", "candidate_counts", "candidate_order")
 
 
-def state_names(config: ResolvedHashConfig) -> tuple[str, ...]:
+def state_names(config: ResolvedHashConfig | IndexPolicy) -> tuple[str, ...]:
     """The buffers that an index of this kind saves. Those that are not in ``NOT_BY_ROW`` have one entry per row."""
     unused = (() if config.evicts else ("row_scores",)) + (() if config.admits else _CANDIDATES)
     return (*(name for name in STATE if name not in unused), SLICE_COUNTS, IDENTITY)
@@ -90,9 +90,7 @@ def empty_buffers(policy: IndexPolicy, name: str = "") -> IndexBuffers:
     return buffers
 
 
-def buffers_from_state(
-    config: ResolvedHashConfig, policy: IndexPolicy, name: str, saved: Mapping[str, object]
-) -> IndexBuffers:
+def buffers_from_state(policy: IndexPolicy, name: str, saved: Mapping[str, object]) -> IndexBuffers:
     """New buffers that hold a saved state.
 
     A state without ``counts``, ``row_scores`` or candidates comes from an index that did not need them: nothing has
@@ -100,7 +98,6 @@ def buffers_from_state(
     index does not need is ignored. What slices have counted (``slice_counts``) is added to ``counts``.
 
     Args:
-        config: the configuration of the table.
         policy: the policy of the index that loads the state; ``saved`` is the state of the slice that it describes.
         name: the name of the table, for messages.
         saved: tensors by name, see ``state_names``; if there are none, the index is empty.
@@ -113,8 +110,8 @@ def buffers_from_state(
     """
     if not has_index(saved):
         return empty_buffers(policy, name)
-    check_identity(config, name, saved.get(IDENTITY))
-    tensors = _checked_tensors(config, name, saved)
+    check_identity(policy, name, saved.get(IDENTITY))
+    tensors = _checked_tensors(policy, name, saved)
     saved_rows = tensors["row_ids"].numel()
     if saved_rows > policy.own_rows:
         raise CheckpointError(
@@ -128,11 +125,11 @@ def buffers_from_state(
     for key, tensor in tensors.items():
         getattr(buffers, key)[: tensor.numel()] = tensor
     buffers.row_ids.masked_fill_(~is_taken(buffers.row_state), -1)
-    if config.evicts:
-        _adapt_scores(buffers, config, name)
+    if policy.evicts:
+        _adapt_scores(buffers, policy, name)
     if "counts" not in tensors:
-        buffers.counts[BATCHES] = _last_batch(buffers, config)
-    _add_slice_counts(buffers, config, policy, name, saved.get(SLICE_COUNTS))
+        buffers.counts[BATCHES] = _last_batch(buffers, policy)
+    _add_slice_counts(buffers, policy, name, saved.get(SLICE_COUNTS))
     if policy.ttl_batches and "row_scores" not in tensors:  # nothing says how old they are: their time begins now
         buffers.row_scores[is_taken(buffers.row_state)] = buffers.counts[BATCHES]
     if kept := [row for row in policy.kept_rows if is_taken(buffers.row_state[row])]:
@@ -145,7 +142,7 @@ def buffers_from_state(
         )
     rebuilt = hash_index.rebuild(buffers, policy)
     if rebuilt.problem != NO_PROBLEM:
-        raise _problem_error(rebuilt, saved_rows, buffers, config, name)
+        raise _problem_error(rebuilt, saved_rows, buffers, policy, name)
     return buffers
 
 
@@ -155,7 +152,7 @@ def _clear(buffers: IndexBuffers) -> None:
         getattr(buffers, key).fill_(-1 if key in ("row_ids", "candidate_ids") else 0)
 
 
-def _checked_tensors(config: ResolvedHashConfig, name: str, saved: Mapping[str, object]) -> dict[str, Tensor]:
+def _checked_tensors(policy: IndexPolicy, name: str, saved: Mapping[str, object]) -> dict[str, Tensor]:
     candidates = [key for key in _CANDIDATES if saved.get(key) is not None]
     needed = ("row_ids", "row_state") + (_CANDIDATES if candidates else ())
     tensors: dict[str, Tensor] = {}
@@ -163,7 +160,7 @@ def _checked_tensors(config: ResolvedHashConfig, name: str, saved: Mapping[str, 
         value = saved.get(key)
         if value is None and key in needed:
             raise torn(f"{key} is missing, although other parts of the index are present.", name)
-        if value is None or key not in state_names(config):
+        if value is None or key not in state_names(policy):
             continue
         dtype = _DTYPES.get(key, torch.int64)
         if not isinstance(value, Tensor) or value.is_meta or value.dtype != dtype or value.dim() != 1:
@@ -191,10 +188,8 @@ def _check_counts(counts: list[int], name: str) -> None:
         raise torn(f"counts says {counts[BATCHES]} batches, more than an index can count.", name)
 
 
-def _add_slice_counts(
-    buffers: IndexBuffers, config: ResolvedHashConfig, policy: IndexPolicy, name: str, saved: object
-) -> None:
-    parts = None if policy.is_whole_table else len(parts_between(config, policy.row_begin, policy.row_end))
+def _add_slice_counts(buffers: IndexBuffers, policy: IndexPolicy, name: str, saved: object) -> None:
+    parts = None if policy.is_whole_table else len(parts_between(policy, policy.row_begin, policy.row_end))
     counts = buffers.counts.tolist()
     for position, counted in enumerate(checked_sums(saved, parts, name), start=BATCHES + 1):
         counts[position] += counted
@@ -202,13 +197,13 @@ def _add_slice_counts(
     buffers.counts.copy_(torch.tensor(counts, device="cpu"))
 
 
-def _adapt_scores(buffers: IndexBuffers, config: ResolvedHashConfig, name: str) -> None:
+def _adapt_scores(buffers: IndexBuffers, policy: IndexPolicy, name: str) -> None:
     """Convert scores that were saved with the other eviction rule, as far as possible."""
     scores, taken = buffers.row_scores, is_taken(buffers.row_state)
     if bool((scores[taken] < 0).any()):
         return  # rebuild reports where
     counted = scores >> BATCH_BITS
-    if config.evict == "lfu":
+    if policy.evict == 1:  # lfu
         scores.copy_(torch.where(taken & (counted == 0), scores + (1 << BATCH_BITS), scores))
         return
     wrong = torch.nonzero(taken & (counted > 0)).squeeze(1)
@@ -218,19 +213,19 @@ def _adapt_scores(buffers: IndexBuffers, config: ResolvedHashConfig, name: str) 
     scores.copy_(torch.where(counted > 0, scores & ((1 << BATCH_BITS) - 1), scores))
 
 
-def _last_batch(buffers: IndexBuffers, config: ResolvedHashConfig) -> int:
+def _last_batch(buffers: IndexBuffers, policy: IndexPolicy) -> int:
     """The number of the last batch, derived from the scores and the candidates because it was not saved."""
     batch = 0
-    if config.evicts:
+    if policy.evicts:
         scores = buffers.row_scores.masked_fill(~is_taken(buffers.row_state), 0)
         batch = int((scores & ((1 << BATCH_BITS) - 1)).max())
-    if config.admits:
+    if policy.admits:
         batch = max(batch, int(buffers.candidate_order.max()) >> NEW_ID_BITS)
     return batch
 
 
 def _problem_error(
-    rebuilt: Rebuilt, saved_rows: int, buffers: IndexBuffers, config: ResolvedHashConfig, name: str
+    rebuilt: Rebuilt, saved_rows: int, buffers: IndexBuffers, policy: IndexPolicy, name: str
 ) -> CheckpointError:
     """The error for what ``rebuild`` found in a state of ``saved_rows`` rows that was loaded into ``buffers``."""
     problem, row = rebuilt.problem, rebuilt.row
@@ -252,7 +247,7 @@ def _problem_error(
             what_to_do="The saved state is damaged: use another one.",
         )
     if problem in (hash_index.DENSE_ROW, hash_index.DENSE_ID):
-        message = f"Row {row} belongs to id {id_}, but rows and ids below {config.dense_rows} are dense here."
+        message = f"Row {row} belongs to id {id_}, but rows and ids below {policy.dense_rows} are dense here."
         advice = "Load with the dense_rows that the state was saved with."
         return CheckpointError(message, reason="dense_id", module_path=name, what_to_do=advice)
     own_rows = ids.numel()

@@ -156,7 +156,7 @@ class IndexStorage(nn.Module):
         Raises:
             CheckpointError: as in ``state.buffers_from_state``.
         """
-        return state.buffers_from_state(self.config, self.policy, self.name, saved)
+        return state.buffers_from_state(self.policy, self.name, saved)
 
     def index_buffers(self) -> IndexBuffers:
         """The tensors as the operators in ``recfx.kernels.index.hash_index`` take them: views, not copies.
