@@ -15,7 +15,6 @@ from recfx.ir.meta import BATCH, mean_length
 from recfx.ir.node_kinds import COMBINES, NODE_KINDS, NOT_COMBINED, Input, NodeKind, Stage, ValueType
 from recfx.ir.node_values import size_of
 from recfx.ir.operator_graph import OperatorGraph
-from recfx.ir.printer import format_graph
 from recfx.ir.verifier import GraphVerificationError, verify_graph
 from recfx.lowering.registry import BACKENDS, choose_backend
 from recfx.passes.base import PassResult, Rewrite, run_passes
@@ -54,13 +53,6 @@ def made(*more: str) -> OperatorGraph:
     expand, *rest = until("insert_hash")
     rewrites = [expand, Rewrite("not_combined", not_combined), *(rewrite for rewrite in rest if rewrite.name in more)]
     return run_passes(unexpanded(collection(INDEXED, INDEXED)), rewrites).graph
-
-
-def test_it_is_printed() -> None:
-    graph = made("insert_hash")
-    text = format_graph(graph)
-    assert "ebc_lookup = lookup(ebc_hash_ids) {tables=[users], combine=NONE, dtype=float32}" in text
-    assert "mean_divide" not in text
 
 
 def test_its_value_has_a_row_for_each_id() -> None:

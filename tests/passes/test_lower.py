@@ -25,12 +25,3 @@ def test_a_backend_named_by_the_user_is_used_or_is_an_error() -> None:
         rewritten(converted.to(torch.bfloat16), "lower", "fbgemm")
     with refused("unknown_backend", match="'cuda_magic'"):
         rewritten(collection(ADOPTED, ADOPTED), "lower", "cuda_magic")
-
-
-def test_the_printed_graph_says_which_kernel_was_chosen() -> None:
-    _, before, _, _ = after("fuse_hash_lookup", collection(INDEXED, INDEXED))
-    _, lowered, _, _ = after("lower", collection(INDEXED, INDEXED))
-    assert "{hashed=[users, ads], tables=[users, ads], combine=SUM, dtype=float32}" in before
-    assert (
-        "{hashed=[users, ads], operators=cpu, tables=[users, ads], combine=SUM, dtype=float32, kernel=cpu}" in lowered
-    )

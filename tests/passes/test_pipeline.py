@@ -1,4 +1,4 @@
-"""The pipeline as a whole: names, callback, and the verifier between passes."""
+"""The pipeline as a whole: names, and the verifier between passes."""
 
 import importlib
 import inspect
@@ -27,30 +27,6 @@ def test_recfx_passes_is_the_package_and_is_called_like_its_function() -> None:
     assert str(inspect.signature(recfx.passes)) == str(inspect.signature(package.passes))
 
 
-def test_the_callback_sees_the_graph_after_each_pass() -> None:
-    seen: list[tuple[str, int]] = []
-    graph = collection(INDEXED, INDEXED).unexpanded_graph()
-    run_passes(graph, recfx.passes(), lambda name, graph: seen.append((name, len(graph.graph.nodes))))
-    assert [name for name, _ in seen] == [rewrite.name for rewrite in recfx.passes()]
-    assert [nodes for _, nodes in seen[:4]] == [6, 6, 6, 8]
-    assert len(graph.graph.nodes) == 3  # the graph that was given stays as it is
-
-
-def drop_hashing(graph: OperatorGraph) -> PassResult:
-    """Feeds raw ids to the lookups, and leaves hash_ids without users."""
-    (hash_ids,) = graph.of_kind("hash_ids")
-    hash_ids.replace_all_uses_with(hash_ids.all_input_nodes[0])
-    return PassResult(graph)
-
-
-def look_up_twice(graph: OperatorGraph) -> PassResult:
-    (output,), lookup = graph.of_kind("keyed_tensor"), graph.of_kind("lookup")[1]
-    with graph.graph.inserting_before(output):
-        again = graph.graph.node_copy(lookup, lambda node: node)
-    output.args = (*output.args, again)
-    return PassResult(graph)
-
-
 def of_another(graph: OperatorGraph) -> PassResult:
     node(graph, "ebc_lookup").kwargs = {**node(graph, "ebc_lookup").kwargs, "collection": "elsewhere"}
     return PassResult(graph)
@@ -69,8 +45,6 @@ def change(**attributes: object) -> Callable[[OperatorGraph], PassResult]:
 @pytest.mark.parametrize(
     ("broken", "name", "rule"),
     [
-        (drop_hashing, "ebc_hash_ids", "nothing uses this hash_ids"),
-        (look_up_twice, "ebc_lookup_2", "already has a lookup"),
         (of_another, "elsewhere_lookup", "the graph is about no collection 'elsewhere'"),
         (change(tables=()), "ebc_lookup", "a lookup needs tables"),
         (change(tables=("other",)), "ebc_lookup", "its tables has 'other', which is none of its collection's here"),
