@@ -96,11 +96,7 @@ class _RowsStart(OutputDistStart):
         """``[numbers, 1]``: one message after the other. ``parts`` are tuples, of a tensor for each key."""
         if not parts:
             return torch.zeros(0, 1, device=self.device)
-        counts, own = context.ids_arrived, self.keys.own
-        of_keys = zip(chain.from_iterable(self.keys.parts), chain.from_iterable(parts), strict=True)
-        rows = {key: of_key.split(counts[key]) for key, of_key in of_keys}  # by the rank that the ids came from
-        pieces = [rows[key][rank].reshape(-1) for rank in range(self.group.size()) for key, _ in own]
-        return torch.cat(pieces).unsqueeze(1)
+        return _Messages.apply(self.keys, context.ids_arrived, *chain.from_iterable(parts))
 
     def sizes(self, context: DistContext) -> list[int]:
         """How many numbers go to each rank."""
@@ -135,6 +131,33 @@ class OwnRows(_RowsStart):
         if len(sizes) > 1:
             joined = TakeOwn.apply(joined, self.group, sizes, self.exchange(context))
         return NoWait(joined.view(-1, self.keys.dim))
+
+
+class _Messages(torch.autograd.Function):
+    """The rows of each key, by the rank that the ids came from, become one message per rank.
+
+    The backward gives each key a gradient, of zeros where no loss depends on it: no rank knows the losses of others.
+    One node is faster than autograd's own, of which there would be one for each piece.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, keys: RowKeys, counts: list[list[int]], *of_keys: torch.Tensor) -> torch.Tensor:
+        ctx.keys, ctx.counts = keys, counts
+        positions = chain.from_iterable(keys.parts)
+        rows = {key: of_key.split(counts[key]) for key, of_key in zip(positions, of_keys, strict=True)}
+        pieces = [rows[key][rank].reshape(-1) for rank in range(len(counts[0])) for key, _ in keys.own]
+        return torch.cat(pieces).unsqueeze(1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+        keys, counts = ctx.keys, ctx.counts
+        places = [(key, rank, dim) for rank in range(len(counts[0])) for key, dim in keys.own]
+        pieces = gradient.reshape(-1).split([counts[key][rank] * dim for key, rank, dim in places])
+        rows: dict[int, list[torch.Tensor]] = {key: [] for key, _ in keys.own}  # by key, from each rank
+        for (key, _, dim), piece in zip(places, pieces, strict=True):
+            rows[key].append(piece.view(-1, dim))
+        return None, None, *(torch.cat(rows[key]) for key in chain.from_iterable(keys.parts))
 
 
 class _Block(NamedTuple):
