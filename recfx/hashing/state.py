@@ -44,9 +44,9 @@ _CANDIDATES = ("candidate_ids", "candidate_counts", "candidate_order")
 
 
 def state_names(config: ResolvedHashConfig | IndexPolicy) -> tuple[str, ...]:
-    """The buffers that an index of this kind saves. Those that are not in ``NOT_BY_ROW`` have one entry per row."""
+    """The buffers that an index of this kind saves, in order. All but ``NOT_BY_ROW`` have one entry per row."""
     unused = (() if config.evicts else ("row_scores",)) + (() if config.admits else _CANDIDATES)
-    return (*(name for name in STATE if name not in unused), SLICE_COUNTS, IDENTITY)
+    return (*(name for name in STATE if name not in unused), IDENTITY, SLICE_COUNTS)
 
 
 def has_index(saved: Mapping[str, object]) -> bool:
