@@ -58,7 +58,7 @@ class ClipGradients(nn.Module):
 def price(facts: NodeFacts) -> Phases:
     """Nothing in the forward; the backward reads the gradients twice, and writes them."""
     size = facts.value_bytes
-    return Phases(Work(), Work(read_bytes=2 * size, written_bytes=size, flops=size) if facts.trains else Work())
+    return Phases(Work(), Work(read_bytes=2 * size, written_bytes=size, flops=size))
 
 
 recfx.add_operator(

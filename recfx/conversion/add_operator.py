@@ -57,7 +57,7 @@ def add_operator(kind: NodeKind, make: Callable[[Lowered], nn.Module], price: Fo
             inputs. It must hold no parameters or buffers; to be exported, it must compile with ``torch.jit.script``.
         price: what a node does, for ``recfx.cost`` and drawings: from
             :class:`recfx.planner.pricing.node_facts.NodeFacts` to :class:`recfx.planner.pricing.work.Phases`.
-            Without it, a model with such nodes has no cost.
+            Its backward counts only in training. Without it, a model with such nodes has no cost.
 
     Raises:
         ConversionError: ``invalid_argument``.

@@ -77,8 +77,7 @@ class ScaleAll:
 
 
 def price_of_scale(facts: NodeFacts) -> Phases:
-    work = Work(facts.value_bytes, facts.value_bytes, facts.value_bytes / 4)
-    return Phases(work, work if facts.trains else Work())
+    return Phases.same(Work(facts.value_bytes, facts.value_bytes, facts.value_bytes / 4))
 
 
 def declare() -> None:

@@ -1,5 +1,7 @@
 """What each kind of node does. ``FORMULAS`` has a function for each kind; a kind without one is an error.
 
+A formula always gives the backward as well: :func:`work_of` drops it if the step has none.
+
 The formulas count what must be moved: each id and each length once, a row per id, each pooled value once. Work that
 depends on the order of a batch's keys is counted as if they had to be put into order.
 """
@@ -11,7 +13,7 @@ from typing import Any
 
 from recfx.errors import ConversionError
 from recfx.planner.pricing.node_facts import NodeFacts, TableLoad
-from recfx.planner.pricing.work import Phases, Work
+from recfx.planner.pricing.work import NOTHING, Phases, Work
 
 ID_BYTES, LENGTH_BYTES, WEIGHT_BYTES, POOLED_BYTES = 8, 8, 4, 4
 # A find reads one group of four slots, which is one line of the cache: at most four of nine slots of an index are
@@ -96,8 +98,6 @@ def lookup(facts: NodeFacts) -> Phases:
     the rows.
     """
     forward = Work.total([_pool(table, facts.is_weighted) for table in facts.tables])
-    if not facts.trains:
-        return Phases(forward)
     return Phases(forward, Work.total([_backward(table) for table in facts.tables if table.is_trained]))
 
 
@@ -114,26 +114,25 @@ def output_dist_start(facts: NodeFacts) -> Phases:
     """
     copies = (1 if facts.parts > 1 and facts.is_pooled else 0) + 1
     size = facts.value_bytes
-    forward = Work(read_bytes=copies * size, written_bytes=copies * size)
-    return Phases(forward, Work(size * copies, size * copies, flops=size / POOLED_BYTES) if facts.trains else Work())
+    moved = copies * size
+    return Phases(Work(moved, moved), Work(moved, moved, flops=size / POOLED_BYTES))
 
 
 def output_dist_wait(facts: NodeFacts) -> Phases:
     """Puts what has arrived into the order of samples, or of ids, whose places are read."""
     places = 0 if facts.is_pooled else ID_BYTES * facts.ids
-    return _same_in_backward(facts, Work(facts.value_bytes + places, facts.value_bytes))
+    return Phases.same(Work(facts.value_bytes + places, facts.value_bytes))
 
 
 def expand_rows(facts: NodeFacts) -> Phases:
     """Reads the number of each id and its row, and writes the row; the backward adds up the gradients of equal ids."""
-    work = Work(facts.value_bytes + ID_BYTES * facts.ids, facts.value_bytes)
-    return _same_in_backward(facts, work)
+    return Phases.same(Work(facts.value_bytes + ID_BYTES * facts.ids, facts.value_bytes))
 
 
 def mean_divide(facts: NodeFacts) -> Phases:
     """Divides each value."""
     flops = facts.value_bytes / POOLED_BYTES
-    return _same_in_backward(facts, Work(facts.value_bytes + LENGTH_BYTES * facts.bags, facts.value_bytes, flops))
+    return Phases.same(Work(facts.value_bytes + LENGTH_BYTES * facts.bags, facts.value_bytes, flops))
 
 
 def keyed_tensor(facts: NodeFacts) -> Phases:
@@ -141,7 +140,7 @@ def keyed_tensor(facts: NodeFacts) -> Phases:
     if facts.ranges < 2:
         return Phases(Work())
     copied = facts.rows * facts.ranges
-    return _same_in_backward(facts, Work(facts.value_bytes, facts.value_bytes, copied_ranges=copied))
+    return Phases.same(Work(facts.value_bytes, facts.value_bytes, copied_ranges=copied))
 
 
 def nothing(facts: NodeFacts) -> Phases:
@@ -174,19 +173,18 @@ FORMULAS: dict[str, Formula] = {
 }
 
 
-def formula_of(kind: str) -> Formula:
-    """The formula of a kind of node; without one, ``kind_without_cost``."""
-    if kind not in FORMULAS:
+def work_of(facts: NodeFacts, number: Callable[[Any], Any]) -> tuple[Work, Work]:
+    """The work of a node in the forward and, if the step trains, in the backward; ``number`` gives the value of each
+    amount. Without a formula of its kind, ``kind_without_cost``.
+    """
+    if facts.kind not in FORMULAS:
         raise ConversionError(
-            f"nodes of kind {kind!r} have no formula for their cost.",
+            f"nodes of kind {facts.kind!r} have no formula for their cost.",
             reason="kind_without_cost",
             what_to_do="pass price= to recfx.add_operator.",
         )
-    return FORMULAS[kind]
-
-
-def _same_in_backward(facts: NodeFacts, work: Work) -> Phases:
-    return Phases(work, work if facts.trains else Work())
+    phases = FORMULAS[facts.kind](facts)
+    return phases.forward.mapped(number), (phases.backward if facts.trains else NOTHING).mapped(number)
 
 
 def _find(table: TableLoad, counts: bool) -> Work:

@@ -26,7 +26,7 @@ from recfx.ir.operator_graph import OperatorGraph, lowered_from
 from recfx.ir.tables import TableSpec
 from recfx.optim.rules import rule_named
 from recfx.optim.rules.rule import Rule
-from recfx.planner.pricing.formulas import formula_of
+from recfx.planner.pricing.formulas import work_of
 from recfx.planner.pricing.node_facts import SYMBOLS, NodeFacts, Symbols, TableLoad
 from recfx.planner.pricing.work import NO_RESIDENT, NOTHING, NodeCost, Resident, Work, total
 from recfx.runtime.assemble import keyed_order
@@ -132,7 +132,7 @@ class GraphPrices:
     def cost(self, node: fx.Node, calls: int = 1) -> NodeCost:
         """What a node costs, if a step runs it so often."""
         meta, number = self.metas[node], self.symbols.number
-        phases = formula_of(meta.kind)(self.facts(node))
+        forward, backward = work_of(self.facts(node), number)
         return NodeCost(
             name=node.name,
             kind=meta.kind,
@@ -140,8 +140,8 @@ class GraphPrices:
             tables=meta.tables,
             device=meta.device,
             kernel=meta.kernel,
-            forward=phases.forward.mapped(number),
-            backward=phases.backward.mapped(number),
+            forward=forward,
+            backward=backward,
             collectives=tuple(
                 replace(call, bytes=number(call.bytes)) for call in meta.collectives if self.trains or not call.backward
             ),
@@ -213,17 +213,13 @@ def costs_of_shard(
     """The part that one shard has in the nodes of its rank that look up and hash, without what it keeps."""
     load, costs = load_of(collection, shard, symbols), []
     for kind in ["lookup", *(["hash_ids"] if shard.has_index else [])]:
-        phases = formula_of(kind)(
-            NodeFacts(
-                kind, (load,), load.ids, load.bags, trains=trains,
-                is_weighted=collection.is_weighted, is_pooled=collection.is_pooled,
-            )
+        facts = NodeFacts(
+            kind, (load,), load.ids, load.bags, trains=trains,
+            is_weighted=collection.is_weighted, is_pooled=collection.is_pooled,
         )  # fmt: skip
-        forward, backward = (work.mapped(symbols.number) for work in (phases.forward, phases.backward))
+        node = (kind, kind, collection.name, (shard.name,), collection.device, "", *work_of(facts, symbols.number))
         on_host = collection.copies_ids and kind != "lookup"
-        tables = (shard.name,)
-        cost = NodeCost(kind, kind, collection.name, tables, collection.device, "", forward, backward, (), NO_RESIDENT)
-        costs.append(replace(cost, calls=calls, on_host=on_host))
+        costs.append(NodeCost(*node, (), NO_RESIDENT, calls, on_host))
     return costs
 
 

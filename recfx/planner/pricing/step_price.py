@@ -64,7 +64,7 @@ class NodePrice(Totals):
 
 def price(node: NodeCost, values: Values, hardware: Hardware) -> NodePrice:
     """The numbers of one node."""
-    forward, backward = (work.mapped(values.number) for work in (node.forward, node.backward))
+    work = node.forward.mapped(values.number) + node.backward.mapped(values.number)
     seconds = sum(seconds_of_phases(node, values, hardware))
     seconds += node.calls * sum(seconds_of_call(call, values, hardware) for call in node.collectives)
     return NodePrice(
@@ -72,9 +72,9 @@ def price(node: NodeCost, values: Values, hardware: Hardware) -> NodePrice:
         kind=node.kind,
         collection=node.collection,
         tables=node.tables,
-        read_bytes=node.calls * (forward.read_bytes + backward.read_bytes),
-        written_bytes=node.calls * (forward.written_bytes + backward.written_bytes),
-        flops=node.calls * (forward.flops + backward.flops),
+        read_bytes=node.calls * work.read_bytes,
+        written_bytes=node.calls * work.written_bytes,
+        flops=node.calls * work.flops,
         wire_bytes=node.calls * sum(float(values.number(call.bytes)) for call in node.collectives),
         resident=node.resident,
         seconds=seconds,

@@ -61,10 +61,15 @@ NOTHING = Work()
 
 @dataclass(frozen=True)
 class Phases:
-    """The work of a node in the forward and, if the step trains, in the backward with the step of fused optimizers."""
+    """The work of a node in the forward, and in the backward with the step of fused optimizers."""
 
     forward: Work
     backward: Work = NOTHING
+
+    @classmethod
+    def same(cls, work: Work) -> Phases:
+        """As much work in the backward as in the forward."""
+        return cls(work, work)
 
 
 @dataclass(frozen=True)
