@@ -15,8 +15,10 @@ _ROUNDING = 1e-5  # relative; digests of two tables are never so near
 
 
 def identity(config: ResolvedHashConfig | IndexPolicy, name: str) -> Tensor:
-    """The identity of an index: int64 ``[3]``, a digest of the table's name, the seed and ``dense_rows``."""
-    numbers = [initialization_key(name, 0), config.seed, config.dense_rows]
+    """The identity of an index: int64 ``[4]``, a digest of the table's name, the seed, ``dense_rows`` and the number of
+    buckets, which alone may change from save to load.
+    """
+    numbers = [initialization_key(name, 0), config.seed, config.dense_rows, config.buckets]
     return torch.tensor(numbers, dtype=torch.int64, device="cpu")
 
 
@@ -29,9 +31,14 @@ def check_identity(config: ResolvedHashConfig | IndexPolicy, name: str, saved: o
     if saved is None:
         return
     _refuse_averaged(config, name, saved)
-    if not isinstance(saved, Tensor) or saved.is_meta or saved.dtype != torch.int64 or saved.shape not in ((2,), (3,)):
-        raise torn(f"{IDENTITY} must be torch.int64 [3] with data.", name)
-    own_name, own_seed, own_dense = identity(config, name).tolist()
+    if (
+        not isinstance(saved, Tensor)
+        or saved.is_meta
+        or saved.dtype != torch.int64
+        or saved.shape not in ((2,), (3,), (4,))
+    ):
+        raise torn(f"{IDENTITY} must be torch.int64 [4] with data.", name)
+    own_name, own_seed, own_dense, _ = identity(config, name).tolist()
     saved_name, saved_seed, saved_dense = (*saved.tolist(), own_dense)[:3]  # the first identities had no dense_rows
     if saved_name != own_name:
         raise CheckpointError(
@@ -55,9 +62,9 @@ def check_identity(config: ResolvedHashConfig | IndexPolicy, name: str, saved: o
 
 def _refuse_averaged(config: ResolvedHashConfig | IndexPolicy, name: str, saved: object) -> None:
     """Refuse an identity that was computed with: averages of integers are floats, or equal except for rounding."""
-    if not isinstance(saved, Tensor) or saved.is_meta or saved.shape != (3,):
+    if not isinstance(saved, Tensor) or saved.is_meta or saved.shape not in ((3,), (4,)):
         return
-    own = identity(config, name)
+    saved, own = saved[:3], identity(config, name)[:3]
     difference = (saved.detach().double().cpu() - own).abs()
     is_near = bool((difference <= own.abs() * _ROUNDING).all())
     if saved.is_floating_point() or (is_near and not torch.equal(saved.cpu(), own)):

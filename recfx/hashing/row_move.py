@@ -15,7 +15,7 @@ from torch import Tensor
 
 from recfx.errors import CheckpointError
 from recfx.hashing import state
-from recfx.hashing.identity import IDENTITY, check_identity
+from recfx.hashing.identity import IDENTITY, check_identity, torn
 from recfx.hashing.index import HashIndex
 from recfx.kernels.index import buckets
 from recfx.kernels.index.index_buffers import FREED, NEVER_USED, IndexPolicy
@@ -30,8 +30,8 @@ class RowMove:
 
     Args:
         saved_rows: the number of rows of the saved table.
-        old_rows: int64 ``[n]``, the saved rows that are kept, each once.
-        new_rows: int64 ``[n]``, where each of them goes.
+        old_rows: int64 ``[n]``, the saved rows that are kept; the row that ids without a row read may go to several.
+        new_rows: int64 ``[n]``, where each of them goes, each once.
     """
 
     saved_rows: int
@@ -88,11 +88,11 @@ def fit_rows(index: HashIndex, saved: Mapping[str, object]) -> tuple[dict[str, o
     if saved_rows >= rows or any(value.numel() != saved_rows for value in tensors.values()):
         return dict(saved), None
     taken = (row_state != NEVER_USED) & (row_state != FREED)
-    moves = {_ROWS: _move(ids, taken, index.policy, index.name, "ids")}
+    moves = {_ROWS: _move(ids, taken, index.policy, index.name, "ids", _saved_buckets(index, saved, saved_rows))}
     counts = aligned.get(_CANDIDATES + "counts")
     waiting = aligned.get(_CANDIDATES + "ids")
     if isinstance(counts, Tensor) and isinstance(waiting, Tensor):
-        moves[_CANDIDATES] = _move(waiting, counts != 0, index.policy, index.name, "candidates")
+        moves[_CANDIDATES] = _move(waiting, counts != 0, index.policy, index.name, "candidates", 0)
     fitted = dict(saved)
     for name, value in tensors.items():
         if name.startswith(_CANDIDATES) and _CANDIDATES not in moves:
@@ -105,7 +105,17 @@ def fit_rows(index: HashIndex, saved: Mapping[str, object]) -> tuple[dict[str, o
     return fitted, moves[_ROWS]
 
 
-def _move(ids: Tensor, taken: Tensor, policy: IndexPolicy, name: str, kind: str) -> RowMove:
+def _saved_buckets(index: HashIndex, saved: Mapping[str, object], saved_rows: int) -> int:
+    """The number of buckets of the saved index; as many as here, if an early version has not saved it."""
+    numbers = saved.get(IDENTITY)
+    if not isinstance(numbers, Tensor) or numbers.numel() < 4:
+        return index.policy.buckets
+    if not 1 <= int(numbers[3]) <= saved_rows:
+        raise torn(f"{int(numbers[3])} is no number of buckets of a table of {saved_rows} rows.", index.name)
+    return int(numbers[3])
+
+
+def _move(ids: Tensor, taken: Tensor, policy: IndexPolicy, name: str, kind: str, saved_buckets: int) -> RowMove:
     ids, taken = ids.detach().cpu(), taken.cpu()
     dense = min(policy.own_dense_rows, ids.numel())
     old = dense + torch.nonzero(taken[dense:]).squeeze(1)
@@ -128,8 +138,10 @@ def _move(ids: Tensor, taken: Tensor, policy: IndexPolicy, name: str, kind: str)
     stay = torch.arange(dense, device="cpu")
     from_rows, to_rows = torch.cat([stay, old[order]]), torch.cat([stay, new])
     if kind == "ids" and policy.unseen == 2 and policy.is_whole_table:  # what ids without a row read moves as well
-        kept = buckets.bucket_begins(borders[1:], ids.numel(), policy.dense_rows, policy.buckets) - 1
-        free = ~taken[kept]  # unless the saved table had other buckets
+        saved_borders = torch.arange(1, saved_buckets + 1, device="cpu")
+        kept = buckets.bucket_begins(saved_borders, ids.numel(), policy.dense_rows, saved_buckets) - 1
+        kept = kept[borders[:-1] * saved_buckets // policy.buckets]  # for each bucket here
+        free = ~taken[kept]  # unless the table was saved with another `unseen`
         from_rows, to_rows = torch.cat([from_rows, kept[free]]), torch.cat([to_rows, begins[1:][free] - 1])
     return RowMove(ids.numel(), from_rows, to_rows)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import hypothesis
 import hypothesis.strategies as st
+import pytest
 import torch
 
-from recfx.errors import CheckpointError
+from recfx.errors import CheckpointError, TableFullError
 from recfx.hashing import HashConfig, HashIndex
 from recfx.hashing.row_move import fit_rows
 from recfx.kernels.index.buckets import bucket_begin, bucket_of
@@ -107,19 +110,33 @@ def test_rows_do_not_move_by_other_dense_rows() -> None:
     source.insert(torch.arange(100, 130))
     with refused("dense_rows_mismatch", error=CheckpointError):
         fit_rows(target, source.state_dict())
+    damaged = {**source.state_dict(), "identity": source.identity * torch.tensor([1, 1, 1, 0])}
+    with refused("torn_state", error=CheckpointError):
+        fit_rows(index_of(128, 4), damaged)
 
 
-def test_the_rows_of_unseen_ids_move_to_the_ends_of_their_buckets() -> None:
-    source, target = (HashIndex(rows, config=HashConfig(buckets=2, unseen="row"), name="t") for rows in (8, 14))
-    source.insert(torch.arange(100, 104))
+@pytest.mark.parametrize(
+    ("saved_buckets", "buckets", "kept"),
+    [(2, 2, {17: 3, 35: 7}), (1, 3, {11: 7, 23: 7, 35: 7}), (4, 2, {17: 1, 35: 5})],
+)
+def test_the_rows_of_unseen_ids_move_to_the_ends_of_their_buckets(
+    saved_buckets: int, buckets: int, kept: dict[int, int]
+) -> None:
+    source, target = (
+        HashIndex(rows, config=HashConfig(buckets=count, unseen="row"), name="t")
+        for rows, count in ((8, saved_buckets), (36, buckets))
+    )
+    with contextlib.suppress(TableFullError):
+        source.insert(torch.arange(100, 104))
     state, move = fit_rows(target, dict(source.state_dict()))
     assert move is not None
-    moved = dict(zip(move.old_rows.tolist(), move.new_rows.tolist(), strict=True))
-    assert (moved[3], moved[7]) == (6, 13)
-    assert len(set(moved.values())) == len(moved) == 6
+    moved = dict(zip(move.new_rows.tolist(), move.old_rows.tolist(), strict=True))
+    assert {row: moved[row] for row in kept} == kept
+    assert len(moved) == move.new_rows.numel() == len(source) + buckets
     target.load_state_dict(state)
     for asked in torch.arange(100, 120).split(1):
-        assert moved[int(source.answer(asked))] == int(target.answer(asked))
+        read = int(target.answer(asked))
+        assert read in kept if int(source.find(asked)) < 0 else moved[read] == int(source.find(asked))
 
 
 def test_a_bucket_that_needs_the_row_of_unseen_ids() -> None:

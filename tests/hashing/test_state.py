@@ -23,7 +23,7 @@ ALWAYS = {
     "row_ids": (torch.int64, (64,)),
     "row_state": (torch.uint8, (64,)),
     "counts": (torch.int64, (6,)),
-    "identity": (torch.int64, (3,)),
+    "identity": (torch.int64, (4,)),
     "slice_counts": (torch.int64, (2, 5)),
 }
 SCORES = {"row_scores": (torch.int64, (64,))}
