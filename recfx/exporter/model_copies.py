@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from recfx.checkpoint.load import load_part
-from recfx.collections.collection import UnshardedCollection
+from recfx.collections.collection import UnshardedCollection, unsharded_collections
 from recfx.collections.converted_collection import ConvertedCollection, converted_collections
 from recfx.collections.copy_modules import copy_modules, copy_with_tensors, own_modules
 from recfx.collections.hash_collections import CONVERTED_CLASSES
@@ -25,7 +25,7 @@ from recfx.collections.kinds import kind_of
 from recfx.collections.sharding.gather import WholeTable
 from recfx.conversion.convert import convert
 from recfx.discovery.nests import change_leaves
-from recfx.discovery.sample import Sample
+from recfx.discovery.sample import Sample, fixed_randomness
 from recfx.errors import CheckpointError, ExportError, told_by
 from recfx.exporter.state import Unchanged, storage_of, tensors_of_modules
 from recfx.runtime.base import FORWARD_HOOKS, MODULE_HOOKS
@@ -236,7 +236,12 @@ def loaded_copy(model: nn.Module, directory: str | os.PathLike[str], submodule: 
             return tensor
         return allocated.setdefault(id(tensor), torch.empty_like(tensor, device="cpu"))
 
+    collections = unsharded_collections(copy).values()
+    on_meta = [collection for collection in collections if any(weight.is_meta for weight in collection.parameters())]
     copy._apply(allocate)
+    with fixed_randomness(0):
+        for collection in on_meta:
+            collection.reset_parameters()  # a table may have more rows than were saved
     load_part(copy, directory, submodule)
     if unsaved:
         raise CheckpointError(

@@ -207,6 +207,32 @@ def test_a_tensor_on_meta_that_was_not_saved(tmp_path: Path) -> None:
     assert not (tmp_path / "model.pt").exists()
 
 
+def test_rows_of_a_bigger_table_on_meta_are_initial_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the memory that they take has held before."""
+
+    def built(rows: int, device: str) -> nn.Module:
+        settings: Any = {"weight_init_min": 1.0, "weight_init_max": 2.0}
+        table = EmbeddingBagConfig(name="t", embedding_dim=4, num_embeddings=8, feature_names=["f"], **settings)
+        collection = EmbeddingBagCollection(tables=[table], device=torch.device(device))
+        return recfx.convert(collection, hashing=recfx.HashConfig.raw_ids(rows=rows, unseen="share"))
+
+    def asked(first: int) -> KeyedJaggedTensor:
+        return KeyedJaggedTensor(["f"], torch.arange(first, first + 6), lengths=torch.ones(6, dtype=torch.int64))
+
+    small = built(8, "cpu")
+    small(asked(100))
+    recfx.save_checkpoint(small, tmp_path / "checkpoint")
+    empty_like = torch.empty_like
+    monkeypatch.setattr(torch, "empty_like", lambda *args, **options: empty_like(*args, **options).fill_(77))
+    sample = (asked(100),)
+    recfx.export(built(64, "meta"), tmp_path / "m.pt", sample, checkpoint=tmp_path / "checkpoint")
+    loaded = recfx.load(tmp_path / "m.pt")
+    torch.testing.assert_close(loaded(*sample).values(), small.eval()(*sample).values(), rtol=0, atol=0)
+    unknown = loaded(asked(10**9)).values()
+    assert unknown.min() >= 1
+    assert unknown.max() <= 2
+
+
 def test_a_damaged_checkpoint_and_none(model: nn.Module, tmp_path: Path) -> None:
     for folder, reason in (("", "checkpoint_torn"), ("nowhere", "checkpoint_missing")):
         directory = tmp_path / "checkpoint"
