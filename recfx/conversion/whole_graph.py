@@ -147,8 +147,7 @@ def _trace(
             tracer = ShallowTracer(collections, opaque, computed, known, reads)
             try:
                 with _tensor_attributes_stay(root), computed, reads.recorded():
-                    graph = trace_graph(root, sample, tracer)
-                tracer.check_reads()
+                    graph = trace_graph(root, sample, tracer, observe=not sharded_collections(root))
                 break
             except ValueNeeded as needed:
                 known[needed.node.name] = _known_value(root, sample, needed)

@@ -31,6 +31,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from recfx.collections.collection import UnshardedCollection
 from recfx.collections.kinds import SEQUENCE, kind_of
 from recfx.discovery.attribute_reads import AttributeReads
+from recfx.discovery.proxies import UNKNOWN, DictProxy, InPlaceProxy, Observed, proxy_of, remembered
 from recfx.discovery.sample import Sample, fixed_randomness
 from recfx.errors import Diagnostic, InputError, short
 from recfx.ir.meta import SourceLocation
@@ -103,34 +104,6 @@ class ValueNeeded(Exception):
         self.node, self.number = node, number
 
 
-class InPlaceProxy(fx.Proxy):
-    """A proxy for which ``x += 1`` is what it is for tensors: a change of ``x`` in place, and not a new value."""
-
-    def __index__(self) -> int:
-        tracer: Any = self.tracer
-        return int(tracer.fixed(self, number=True))
-
-    __int__ = __index__
-
-    def __len__(self) -> int:
-        tracer: Any = self.tracer
-        known = tracer.fixed(self)
-        return known if isinstance(known, int) else len(known)
-
-
-def _in_place(name: str) -> Callable[[fx.Proxy, Any], Any]:
-    function = getattr(operator, name)
-
-    def change(self: fx.Proxy, other: Any) -> Any:
-        return self.tracer.create_proxy("call_function", function, (self, other), {})
-
-    return change
-
-
-for _name in fx.graph.inplace_methods.keys() - {"setitem"}:
-    setattr(InPlaceProxy, f"__{_name}__", _in_place(_name))
-
-
 class UnpicklingTracer(fx.Tracer):
     """Traces the code of a pickled graph again, where what changes in place has to stay so."""
 
@@ -138,35 +111,6 @@ class UnpicklingTracer(fx.Tracer):
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return InPlaceProxy(node, self)
-
-
-class DictProxy(InPlaceProxy):
-    """A proxy of a dict whose keys are known while a model is traced, so that code may iterate over it."""
-
-    def __init__(self, node: fx.Node, tracer: fx.Tracer, keys: list[str]) -> None:
-        super().__init__(node, tracer)
-        self._keys = keys
-
-    def keys(self) -> list[str]:  # type: ignore[override]  # a proxy's would be a proxy
-        return list(self._keys)
-
-    def values(self) -> list[Any]:
-        return [item for _, item in self.items()]
-
-    def items(self) -> list[tuple[str, Any]]:
-        return [(key, operator.getitem(self, key)) for key in self._keys]
-
-    def get(self, key: str, default: Any = None) -> Any:
-        return dict(self.items()).get(key, default)
-
-    def __iter__(self) -> Iterator[str]:  # type: ignore[override]
-        return iter(self._keys)
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._keys
-
-    def __len__(self) -> int:
-        return len(self._keys)
 
 
 def _keys_of_output(collection: nn.Module) -> list[str] | None:
@@ -196,26 +140,37 @@ class ShallowTracer(fx.Tracer):
     ) -> None:
         super().__init__()
         self._computed, self._known, self._reads = computed, known, reads
+        self._thread = threading.get_ident()
+        self.observed: Any = None
+        self.raised: Exception | None = None
+        """The first error of a proxy in the code that is traced, which may have handled it."""
         self.record_stack_traces = True
         self.proxy_buffer_attributes = True  # buffers become nodes, so the trace itself never changes them
         self.rollbacks: list[Diagnostic] = []
         self.entered: list[str] = []
-        self._leaves = leaves
+        self.leaves = leaves
         self._opaque = opaque
         self._holds: dict[int, bool] = {}
         self._parameter_proxies: dict[str, Any] = {}
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """True for collections, and for modules that hold none."""
-        if id(m) in self._leaves or module_qualified_name in self._opaque:
+        if id(m) in self.leaves or module_qualified_name in self._opaque:
             return True
         holds = self._holds.get(id(m))
         if holds is None:
-            holds = self._holds[id(m)] = any(id(child) in self._leaves for child in m.modules())
+            holds = self._holds[id(m)] = any(id(child) in self.leaves for child in m.modules())
         return not holds
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
-        return InPlaceProxy(node, self)
+        return proxy_of(node, self)
+
+    def is_constant(self, node: fx.Node, attribute: str) -> bool:
+        """Whether an attribute of a tensor may be a constant of the graph."""
+        return False
+
+    create_proxy = remembered(fx.Tracer.create_proxy)
+    to_bool = remembered(fx.Tracer.to_bool)
 
     def fixed(self, proxy: fx.Proxy, *, number: bool = False) -> Any:
         """The known value of a proxy, as :func:`fixed_value` makes it; ``ValueNeeded`` is raised if it is not known."""
@@ -224,6 +179,7 @@ class ShallowTracer(fx.Tracer):
         expect_constant(proxy, known, "")
         return known
 
+    @remembered
     def iter(self, obj: fx.Proxy) -> Iterator[Any]:
         """The keys, if there are keys; otherwise proxies of the items."""
         items = items_of(obj)
@@ -232,12 +188,16 @@ class ShallowTracer(fx.Tracer):
 
     def create_arg(self, a: Any) -> Any:
         """Do what torch.fx does, which makes a constant of a tensor that is no attribute."""
+        if issubclass(type(a), fx.Proxy):  # whatever it says that it is
+            return a.node
         if self._computed is not None and a in self._computed:
             raise computed_from_state()
         return super().create_arg(a)
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
         """Do what torch.fx does, and keep a reference to the cache, which a rollback has to clean."""
+        if threading.get_ident() != self._thread:
+            return attr_val
         self._parameter_proxies = parameter_proxy_cache
         return super().getattr(attr, attr_val, parameter_proxy_cache)
 
@@ -245,10 +205,12 @@ class ShallowTracer(fx.Tracer):
         self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Enter ``m``, or make it an opaque leaf if that fails."""
+        if threading.get_ident() != self._thread:  # torch.fx patches modules for all threads
+            return forward(*args, **kwargs)
         path = self.path_of_module(m)
         if self.is_leaf_module(m, path):
             output = super().call_module(m, forward, args, kwargs)
-            keys = _keys_of_output(m) if id(m) in self._leaves else None
+            keys = _keys_of_output(m) if id(m) in self.leaves else None
             return output if keys is None else DictProxy(output.node, self, keys)
         # fx creates the nodes of attribute proxies lazily; if it did so inside `m`, a rollback would remove them.
         for value in _leaves((args, kwargs)):
@@ -256,12 +218,15 @@ class ShallowTracer(fx.Tracer):
         last = next(iter(reversed(self.graph.nodes)), None)
         module_stack = self.module_stack.copy()
         reads = {} if self._reads is None else dict(self._reads.values)
+        raised, self.raised = self.raised, None
         try:
             output = super().call_module(m, forward, args, kwargs)
             self.check_reads()
             self.entered.append(path)
+            self.raised = raised
             return output
         except Exception as error:  # whatever the user's code raises on proxies: kept as the reason
+            self.raised = raised
             self._erase_after(last)
             if self._reads is not None:
                 self._reads.values = reads
@@ -270,7 +235,11 @@ class ShallowTracer(fx.Tracer):
             return self.create_proxy("call_module", path, args, kwargs)
 
     def check_reads(self) -> None:
-        """Refuse to make a constant of an attribute that the traced code changes."""
+        """Refuse to make a constant of an attribute that the traced code changes, and a graph of code that has handled
+        an error of a proxy.
+        """
+        if self.raised is not None:
+            raise self.raised
         changed = None if self._reads is None else self._reads.changed()
         if changed is not None:
             raise LostByTracing(f"attribute {changed}, which the code changes, would be a constant of the graph")
@@ -302,15 +271,29 @@ def _raised_at(error: Exception) -> SourceLocation | None:
     return None
 
 
-def trace_graph(root: nn.Module, sample: Sample, tracer: ShallowTracer, *, inference: bool = False) -> fx.Graph:
+def trace_graph(
+    root: nn.Module, sample: Sample, tracer: ShallowTracer, *, inference: bool = False, observe: bool = False
+) -> fx.Graph:
     """Trace ``root`` as ``sample`` calls it, in its current mode, and raise whatever its code raises on proxies. With
-    ``inference``, the graph will never run backwards, so it may lack gradient modes and activation checkpointing.
+    ``inference``, the graph will never run backwards, so it may lack gradient modes and activation checkpointing. To
+    ``observe``, the sample is run besides: proxies then have the classes of what they stand for.
     """
-    target, concrete = _explicit_root(root, sample)
+    target, given, concrete = _explicit_root(root, sample.clone() if observe else sample)
     # Random numbers drawn while tracing become constants of the graph; the comparison, under another seed, finds them.
     randomness, refusals = fixed_randomness(seed=_TRACING_SEED), _raise_where_a_graph_would_forget(inference)
-    with randomness, refusals:
-        graph = tracer.trace(target, concrete_args=concrete or None)
+    if observe:
+        tracer.observed = Observed(target, given, tracer.leaves)
+    buffers = list(target.named_buffers())
+    target.__dict__["named_buffers"] = lambda: buffers  # `self.steps += 1` puts proxies there, which have no hash
+    try:
+        with randomness, refusals:
+            graph = tracer.trace(target, concrete_args=concrete or None)
+        tracer.check_reads()
+    finally:
+        del target.__dict__["named_buffers"]
+        if tracer.observed is not None:
+            tracer.observed.end()
+    _clone_changed_constants(graph, tracer.observed)
     root.__dict__.update({name: value for name, value in target.__dict__.items() if name not in root.__dict__})
     for node in list(graph.nodes):
         if node.op == "placeholder":
@@ -327,6 +310,23 @@ def trace_graph(root: nn.Module, sample: Sample, tracer: ShallowTracer, *, infer
             node.target, node.args = expect_constant, (*compared.args, str(compared.args[0].target))
             graph.erase_node(compared)
     return graph
+
+
+def _clone_changed_constants(graph: fx.Graph, observed: Observed | None) -> None:
+    """Let each call have its own copy of a tensor that ``forward`` has made, and that the graph may write into."""
+    constants: dict[str, list[fx.Node]] = {}
+    for node in graph.find_nodes(op="get_attr"):
+        if str(node.target).startswith("_tensor_constant"):
+            constants.setdefault(str(node.target), []).append(node)
+    for name, nodes in constants.items():
+        users = [user for node in nodes for user in node.users]
+        is_known = observed is not None and all(observed[user] is not UNKNOWN for user in users if user.op != "output")
+        if observed is None or not is_known or observed.is_changed(name):
+            with graph.inserting_after(nodes[0]):
+                clone = graph.call_method("clone", (nodes[0],))
+            for node in nodes:
+                node.replace_all_uses_with(clone)
+            clone.args = (nodes[0],)
 
 
 def expect_constant(value: object, constant: object, name: str) -> None:
@@ -370,8 +370,8 @@ def _type_hints(root: nn.Module) -> dict[str, Any]:
         return {}
 
 
-def _explicit_root(root: nn.Module, sample: Sample) -> tuple[nn.Module, dict[str, Any]]:
-    """``root`` with a signature that has no ``*args``, and the arguments that the sample fixes."""
+def _explicit_root(root: nn.Module, sample: Sample) -> tuple[nn.Module, dict[str, Any], dict[str, Any]]:
+    """``root`` with a signature that has no ``*args``, its arguments, and those of them that the sample fixes."""
     signature = inspect.signature(type(root).forward)
     parameters = list(signature.parameters.values())
     variadic = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
@@ -394,7 +394,7 @@ def _explicit_root(root: nn.Module, sample: Sample) -> tuple[nn.Module, dict[str
                 concrete[parameter.name] = parameter.default
         elif given[parameter.name] is None or isinstance(given[parameter.name], (bool, str)):
             concrete[parameter.name] = given[parameter.name]
-    return root, concrete
+    return root, given, concrete
 
 
 def with_forward(root: nn.Module, names: Iterable[str], call: Callable[..., Any]) -> nn.Module:

@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import fx
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recfx.discovery.shallow_tracer import InPlaceProxy
+from recfx.discovery.proxies import InPlaceProxy
 from recfx.exporter.serving.named_inputs import check_plain
-
-
-@dataclass(frozen=True)
-class Features:
-    """What is known about a batch: its features, in order, and whether it has weights."""
-
-    names: tuple[str, ...]
-    is_weighted: bool
-
-
-class CopiedProxy(InPlaceProxy):
-    """A proxy of which a deep copy is the same value, not a copy of the graph."""
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> CopiedProxy:
-        return self
 
 
 class _BatchType(type):
@@ -39,36 +25,26 @@ class _BatchType(type):
         return getattr(KeyedJaggedTensor, name)
 
 
-class BatchProxy(CopiedProxy, metaclass=_BatchType):
-    """A proxy of a KJT that has these features, all with one batch size; ``isinstance`` takes it for one.
+class BatchProxy(InPlaceProxy, metaclass=_BatchType):
+    """A proxy of a KJT that has the features of its value, all with one batch size.
 
     Args:
         node: its node.
         tracer: the tracer.
-        features: its features.
         reads: collects the nodes whose features the traced code has read.
     """
 
-    def __init__(self, node: fx.Node, tracer: fx.Tracer, features: Features, reads: set[fx.Node]) -> None:
+    def __init__(self, node: fx.Node, tracer: fx.Tracer, reads: set[fx.Node]) -> None:
         super().__init__(node, tracer)
-        self._features = features
         self._reads = reads
-
-    @property
-    def __class__(self) -> Any:
-        return KeyedJaggedTensor
-
-    @__class__.setter
-    def __class__(self, value: Any) -> None:
-        raise TypeError("a proxy keeps its class")
 
     def keys(self) -> list[str]:  # type: ignore[override]  # a proxy's would be a proxy
         """The names themselves: what is made of them is part of the graph."""
-        return list(self._read().names)
+        return list(self._read().keys())
 
     def weights_or_none(self) -> fx.Proxy | None:
         """The weights; None, as code asks for it, where the batch has none."""
-        if not self._read().is_weighted:
+        if self._read().weights_or_none() is None:
             return None
         weights: fx.Proxy = self.weights()
         return weights
@@ -78,20 +54,18 @@ class BatchProxy(CopiedProxy, metaclass=_BatchType):
         self._read()
         return False
 
-    def _read(self) -> Features:
+    def _read(self) -> KeyedJaggedTensor:
         self._reads.add(self.node)
-        return self._features
+        features: KeyedJaggedTensor = self.value
+        return features
 
 
-def features_made_by(node: fx.Node) -> Features | None:
-    """The features of the KJT that a node makes; None if their names are not known."""
-    if node.target is not KeyedJaggedTensor:
-        return None
-    arguments = dict(zip(("keys", "values", "weights"), node.args, strict=False)) | node.kwargs
-    keys = arguments["keys"]
-    if not isinstance(keys, (list, tuple)) or not all(isinstance(key, str) for key in keys):
-        return None
-    return Features(tuple(str(key) for key in keys), arguments.get("weights") is not None)
+def has_known_features(node: fx.Node) -> bool:
+    """Whether the names of the features of a KJT that a node takes or makes are constants."""
+    if node.op == "placeholder":
+        return True
+    keys = ([*node.args[:1], node.kwargs.get("keys")] if node.target is KeyedJaggedTensor else [None])[0]
+    return isinstance(keys, (list, tuple)) and all(isinstance(key, str) for key in keys)
 
 
 def as_traced(features: KeyedJaggedTensor, argument: str, names: list[str], is_weighted: bool) -> KeyedJaggedTensor:
@@ -111,12 +85,42 @@ def as_traced(features: KeyedJaggedTensor, argument: str, names: list[str], is_w
     return features
 
 
-def check_read_features(graph: fx.Graph, reads: set[fx.Node], features: dict[str, Features]) -> None:
-    """Let the graph check the batches whose features the traced code has read: those at ``reads``."""
-    for node in graph.find_nodes(op="placeholder"):
-        if node in reads:
-            expected = features[str(node.target)]
-            with graph.inserting_after(node):
-                arguments = (node, str(node.target), list(expected.names), expected.is_weighted)
-                checked = graph.call_function(as_traced, arguments)
-            node.replace_all_uses_with(checked, lambda user, checked=checked: user is not checked)
+def as_in_sample(tensor: torch.Tensor, argument: str, dtype: torch.dtype, dimensions: int) -> torch.Tensor:
+    """The tensor, if it has the dtype and the rank that the traced code has read in the sample.
+
+    Raises:
+        RuntimeError: it has not.
+    """
+    if tensor.dtype != dtype:
+        raise RuntimeError(f"input {argument} has not the dtype of the sample, which the model reads [wrong_dtype]")
+    if tensor.dim() != dimensions:
+        raise RuntimeError(f"input {argument} must have {dimensions} dimensions [wrong_rank]")
+    return tensor
+
+
+def check_dtypes(graph: fx.Graph, arguments: dict[fx.Node, Any]) -> None:
+    """Let the graph check that the dtypes and ranks of these arguments are those of the sample."""
+    for node, value in arguments.items():
+        if isinstance(value, torch.Tensor):
+            _check(graph, node, as_in_sample, value.dtype, value.dim())
+        else:
+            parts = {"values": value.values(), "weights": value.weights_or_none()}
+            for part, tensor in parts.items():
+                if tensor is not None:
+                    with graph.inserting_after(node):
+                        read = graph.call_method(part, (node,))
+                    _check(graph, read, as_in_sample, tensor.dtype, tensor.dim())
+
+
+def check_read_features(graph: fx.Graph, reads: dict[fx.Node, KeyedJaggedTensor]) -> None:
+    """Let the graph check the batches whose features the traced code has read, as the sample has them."""
+    for node, features in reads.items():
+        if node.op == "placeholder":
+            _check(graph, node, as_traced, features.keys(), features.weights_or_none() is not None)
+
+
+def _check(graph: fx.Graph, node: fx.Node, function: Callable[..., Any], *expected: Any) -> None:
+    argument = node if node.op == "placeholder" else node.all_input_nodes[0]
+    with graph.inserting_after(node):
+        checked = graph.call_function(function, (node, str(argument.target), *expected))
+    node.replace_all_uses_with(checked, lambda user: user is not checked)

@@ -6,7 +6,7 @@ features, and files of every format rebuild dicts in the sample's order, so both
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from torch import nn
@@ -17,6 +17,7 @@ from recfx.discovery.sample import Sample
 from recfx.exporter.arguments import Signature
 from recfx.exporter.compare_outputs import first_difference, run_as_is, run_model
 from recfx.exporter.model_copies import fresh_copy
+from recfx.exporter.patterns import Pattern
 from recfx.exporter.returns import return_pattern, take_apart
 
 _BY_NAME = frozenset({"__class__", "device", "inverse_indices_or_none", "stride", "variable_stride_per_key"})
@@ -27,8 +28,8 @@ def read_as_a_whole(
     model: nn.Module, collections: Iterable[nn.Module], sample: Sample, signature: Signature
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The names of the KJTs of which the model reads more than features by name, of the batches that it returns as they
-    are, and the paths of the dicts over which it iterates. If the model does not take the arguments that record this,
-    all of them.
+    are, and the paths of the dicts, if the model answers differently where their keys come in another order. If the
+    model does not take such arguments, all of them.
     """
     reads: set[str] = set()
     returned_too: tuple[str, ...] = ()
@@ -40,26 +41,32 @@ def read_as_a_whole(
     for collection in collections:
         watched.let_read(copies[id(collection)])
     call = signature.call_of(leaves)
-    dicts: list[str] = []
-    values = [*call.args, *call.kwargs.values()]
-    values = [_nest(value, name, reads, dicts) for name, value in zip(signature.parameters, values, strict=True)]
-    keywords = zip(call.kwargs, values[len(call.args) :], strict=True)
     try:
         with watched:
-            returned = run_as_is(copy, Sample(*values[: len(call.args)], **dict(keywords)))
+            returned = run_as_is(copy, call)
         of_arguments = {id(leaf): leaf_of.name for leaf, leaf_of in zip(leaves, signature.leaves(), strict=True)}
         whole = {id(value) for value in leaves_of(returned) if isinstance(value, (JaggedTensor, KeyedJaggedTensor))}
         returned_too = tuple(name for of, name in of_arguments.items() if of in whole)
     except Exception:  # whatever the user's code raises
-        reads |= {*names, *dicts}
-    if dicts and not _is_same_for_other_orders(model, sample):
-        reads |= {*dicts}
+        reads |= {*names}
+    dicts = [path for name, pattern in zip(signature.parameters, signature.patterns, strict=True)
+             for path in _dicts(pattern, name)]  # fmt: skip
+    if dicts and _is_same_for_other_orders(model, sample):
+        dicts = []
     exact = dict.fromkeys([*(name for name in names if name in reads and name), *returned_too])
-    return tuple(exact), tuple(path for path in dicts if path in reads)
+    return tuple(exact), tuple(dicts)
+
+
+def _dicts(pattern: Pattern, path: str) -> Iterator[str]:
+    """The paths of the dicts of more than one item in an argument."""
+    if pattern.kind == "dict" and len(pattern.keys) > 1:
+        yield path
+    for key, item in zip(pattern.keys, pattern.items, strict=False):
+        yield from _dicts(item, f"{path}.{key}")
 
 
 def _is_same_for_other_orders(model: nn.Module, sample: Sample) -> bool:
-    """Whether the model answers alike if its dicts come in other orders: it may not take those that record."""
+    """Whether the model answers alike if its dicts come in other orders."""
     calls = [sample]
     for order in (lambda keys: keys[::-1], lambda keys: keys[1:] + keys[:1]):
         args, kwargs = _reordered((list(sample.args), dict(sample.kwargs)), order)
@@ -83,31 +90,6 @@ def _reordered(value: Any, order: Callable[[list[Any]], list[Any]]) -> Any:
         for key in order(list(items)):  # to the end, one after the other
             made[key] = made.pop(key)
     return made
-
-
-def _nest(value: Any, path: str, reads: set[str], dicts: list[str]) -> Any:
-    nest = None if isinstance(value, KeyedJaggedTensor) else nest_of(value)
-    if nest is None:
-        return value
-    items = [_nest(item, f"{path}.{key}", reads, dicts) for key, item in nest.items.items()]
-    if nest.kind != "dict":
-        return nest.make(items)
-    dicts.append(path)
-    return _dict(dict(zip(nest.items, items, strict=True)), path, reads)
-
-
-def _dict(content: dict[str, Any], path: str, reads: set[str]) -> dict[str, Any]:
-    """A dict that adds its path to ``reads`` if somebody iterates over it."""
-
-    def recorded(name: str) -> Any:
-        def method(self: Any, *args: Any) -> Any:
-            reads.add(path)
-            return getattr(dict, name)(self, *args)
-
-        return method
-
-    names = ("__iter__", "__reversed__", "__or__", "__ror__", "copy", "items", "keys", "popitem", "values")
-    return type("Dict", (dict,), {name: recorded(name) for name in names})(content)
 
 
 class _Watched:

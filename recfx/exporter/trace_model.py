@@ -21,7 +21,7 @@ from recfx.conversion.whole_graph import inline_graph
 from recfx.discovery.sample import Sample
 from recfx.discovery.shallow_tracer import LostByTracing, ShallowTracer, rollback_of, trace_graph, with_forward
 from recfx.errors import Diagnostic
-from recfx.exporter.batch_proxies import BatchProxy, CopiedProxy, Features, check_read_features, features_made_by
+from recfx.exporter.batch_proxies import BatchProxy, check_dtypes, check_read_features, has_known_features
 from recfx.exporter.compare_outputs import run_model
 from recfx.exporter.model_call import ModelCall
 from recfx.exporter.model_copies import fresh_copy, restore_buffers
@@ -89,11 +89,12 @@ class Ways:
 class _Tracer(ShallowTracer):
     """A shallow tracer that records forward hooks, and enters more than modules that hold collections."""
 
-    def __init__(self, root: nn.Module, collections: set[int], ways: Ways, features: dict[str, Features]) -> None:
+    def __init__(self, root: nn.Module, collections: set[int], ways: Ways) -> None:
         super().__init__(collections)
         self.ways = ways
-        self.features = features
         self.reads: set[fx.Node] = set()
+        self.described: dict[fx.Node, Any] = {}
+        """The arguments, as the sample has them, on whose dtypes or ranks constants of the graph depend."""
         self._buffers = [
             (f"{path}.{name}" if path else name, module._buffers, name, buffer)
             for path, module in root.named_modules()
@@ -115,8 +116,25 @@ class _Tracer(ShallowTracer):
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         """A proxy that knows its features, if it is a batch and they are known."""
-        features = self.features.get(str(node.target)) if node.op == "placeholder" else features_made_by(node)
-        return CopiedProxy(node, self) if features is None else BatchProxy(node, self, features, self.reads)
+        proxy = super().proxy(node)
+        is_batch = isinstance(proxy.value, KeyedJaggedTensor) and has_known_features(node)
+        return BatchProxy(node, self, self.reads) if is_batch else proxy
+
+    def is_constant(self, node: fx.Node, attribute: str) -> bool:
+        """True: the graph checks the dtypes and ranks of the arguments that it depends on."""
+        waiting, reached = [node], set[fx.Node]()
+        while waiting:
+            node = waiting.pop()
+            is_collection = node.op == "call_module" and id(self.root.get_submodule(str(node.target))) in self.leaves
+            if node not in reached and not is_collection:
+                reached.add(node)
+                waiting += node.all_input_nodes
+        for node in reached:
+            if node.op == "placeholder" and (
+                attribute not in ("dim", "ndim") or isinstance(self.observed[node], torch.Tensor)
+            ):
+                self.described[node] = self.observed[node]
+        return True
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """True for collections, and for modules that hold none; but hooks are part of the graph, and TorchScript would
@@ -153,15 +171,13 @@ def trace_model(call: ModelCall, ways: Ways) -> fx.GraphModule:
         WayFailed: it cannot be traced.
     """
     live, copies = fresh_copy(call.model)
-    batches = [leaf for leaf in call.signature.leaves() if leaf.kind == "kjt"]
-    features = {leaf.name: Features(leaf.keys, leaf.is_weighted) for leaf in batches}
-    tracer = _Tracer(live, {id(copies[collection]) for collection in call.served}, ways, features)
+    tracer = _Tracer(live, {id(copies[collection]) for collection in call.served}, ways)
     entry = _with_leaves(live, call)
     try:
-        graph = trace_graph(entry, Sample(*call.leaves(call.sample)), tracer, inference=True)
-        tracer.check_reads()
+        graph = trace_graph(entry, Sample(*call.leaves(call.sample)), tracer, inference=True, observe=True)
         graph._tracer_cls = None
-        check_read_features(graph, tracer.reads, features)
+        check_read_features(graph, {node: tracer.observed[node] for node in tracer.reads})
+        check_dtypes(graph, tracer.described)
     except Exception as error:  # user code on proxies can raise anything; the reason is part of the error
         raise WayFailed(rollback_of("", error)) from error
     paths = {identifier(str(node.target), ()): str(node.target) for node in graph.find_nodes(op="call_module")}
