@@ -122,7 +122,7 @@ def test_too_little_memory(format: str, tmp_path: Path) -> None:
         import gc, pathlib, resource, sys, torch, recfx
         from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
         sample = KeyedJaggedTensor(["f"], torch.arange(4), lengths=torch.tensor([2, 2]))
-        for rows in (10, 200_000):
+        for rows in (10, 400_000):
             table = EmbeddingBagConfig(name="t", embedding_dim=64, num_embeddings=rows, feature_names=["f"])
             recfx.export(EmbeddingBagCollection(tables=[table]), f"{rows}.model", sample, format=sys.argv[1])
         recfx.load("10.model")
@@ -131,7 +131,7 @@ def test_too_little_memory(format: str, tmp_path: Path) -> None:
         for megabytes in (0, 10, 2000):
             resource.setrlimit(resource.RLIMIT_AS, (pages * 4096 + megabytes * 2**20, resource.RLIM_INFINITY))
             try:
-                print(tuple(recfx.load("200000.model")(sample).values().shape))
+                print(tuple(recfx.load("400000.model")(sample).values().shape))
             except recfx.ExportError as error:
                 print(error.reason)
     """

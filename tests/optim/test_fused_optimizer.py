@@ -20,6 +20,7 @@ from recfx.optim.rules.adagrad import ADAGRAD
 from recfx.optim.rules.adam import ADAM
 from recfx.optim.rules.rowwise_adagrad import ROWWISE_ADAGRAD
 from recfx.optim.rules.rule import Rule
+from recfx.runtime.lookup import Lookup
 from tests.builders.batches import bags
 from tests.builders.collections import one_table, tables_named
 from tests.builders.optimizers import attach
@@ -197,4 +198,4 @@ def test_tables_with_equal_learning_rate_tensors_share_a_call(rates: tuple[float
     for parameter, rate in zip(model.parameters(), rates, strict=True):
         attach([parameter], "sgd", lr=torch.tensor(rate))
     converted = recfx.convert(model)
-    assert sum(isinstance(module, recfx.runtime.Lookup) for module in converted.modules()) == calls
+    assert sum(isinstance(module, Lookup) for module in converted.modules()) == calls
