@@ -55,6 +55,7 @@ class Lookup(NodeModule):
         self._may_read_untrained = any(_may_read_untrained(table) for table in tables)
         self._decided = ""
         self._choice: Choice | None = None
+        self._reading: tuple[Choice, LookupKernel] | None = None
         if "kernel" in of.node.kwargs:
             self.choose_kernel(str(of.node.kwargs["kernel"]))
 
@@ -210,7 +211,7 @@ class Lookup(NodeModule):
         return tuple(map(torch.add, self._call(replace(batch, values=torch.where(untrained, -1, values))), read))
 
     def _plain_kernel(self) -> LookupKernel:
-        """A kernel of torch's own operators, without a fused step: for torch.func, and for rows that are only read."""
+        """A kernel of torch's own operators, without a fused step, for torch.func, which returns gradients."""
         spec = self.spec()
         return reference.build(replace(spec, optimizers=[None] * len(spec.weights)))
 
@@ -292,15 +293,28 @@ class Lookup(NodeModule):
             with torch.no_grad():
                 read = self._pool(keep_ids(features, -values - 2, untrained))
             return self._pool(keep_ids(features, values, ~untrained)) + read
+        kernel, untouched = self._reading_kernel()
         pooled = self._pool(keep_ids(features, values, ~untrained))
         # Made last, so that its backward runs first: before the fused step of the rows that are trained.
-        untouched = [weight.detach() for weight in self._kernel()[0]]  # which get no gradient
-        (read,) = self._plain_kernel()(untouched, self._batch(keep_ids(features, -values - 2, untrained)))
+        (read,) = kernel(untouched, self._batch(keep_ids(features, -values - 2, untrained)))
         return pooled + read
+
+    def _reading_kernel(self) -> tuple[LookupKernel, list[torch.Tensor]]:
+        """A kernel of the chosen target that steps no optimizer, and the weights to call it with, which get no
+        gradient.
+        """
+        weights, choice = self._kernel()
+        untouched = [weight.detach() for weight in weights]
+        if _inside_torch_func():
+            return self._plain_kernel(), untouched
+        if self._reading is None or self._reading[0] is not choice:
+            spec = replace(self.spec(), weights=untouched, optimizers=[None] * len(untouched))
+            self._reading = (choice, select_backend(spec, choice.backend, self.collection).kernel)
+        return self._reading[1], untouched
 
     def __getstate__(self) -> dict[str, object]:
         # The kernel depends on the tables, so a copy chooses its own.
-        return {**self.__dict__, "_choice": None}
+        return {**self.__dict__, "_choice": None, "_reading": None}
 
 
 def _one_bag_per_key(values: torch.Tensor, lengths: list[int]) -> LookupBatch:
