@@ -138,6 +138,7 @@ def _rows(index: HashIndex | None, ids: torch.Tensor, training: bool) -> torch.T
         raise ConversionError(
             "return_remapped_features cannot tell ids that share a row from ids that are not admitted yet.",
             reason="id_without_row",
+            module_path=index.name,
             what_to_do="convert with HashConfig(unseen='share'), admit_after=1 or another on_full.",
         )
     return torch.where(rows < 0, index.shared_rows(ids), rows)

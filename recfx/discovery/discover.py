@@ -135,7 +135,7 @@ def set_mode(root: nn.Module, training: bool) -> None:
     try:
         with _NoWrites():
             root.train(training)
-    except Exception:
+    except Exception:  # whatever the user's `train` raises; what the mode changes besides, a comparison shows
         for module in own:
             module.training = training
     for module, mode in modes:

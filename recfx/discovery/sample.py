@@ -342,6 +342,13 @@ def _of_bags(value: JaggedTensor, bags: list[int], lengths: torch.Tensor) -> Jag
     return JaggedTensor(taken(value.values()), lengths=lengths, weights=None if weights is None else taken(weights))
 
 
+def random_state() -> tuple[Any, bytes]:
+    """The states of Python's and numpy's random numbers, to be compared."""
+    state: Any = numpy.random.get_state()
+    kind, words, *rest = state
+    return (random.getstate(), kind, rest), bytes(words)
+
+
 @contextlib.contextmanager
 def fixed_randomness(seed: int = 0) -> Iterator[None]:
     """Seed torch, numpy and Python inside, and run deterministically; restore their states afterwards."""

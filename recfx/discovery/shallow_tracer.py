@@ -31,7 +31,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from recfx.collections.collection import UnshardedCollection
 from recfx.collections.kinds import SEQUENCE, kind_of
 from recfx.discovery.attribute_reads import AttributeReads
-from recfx.discovery.proxies import UNKNOWN, DictProxy, InPlaceProxy, Observed, proxy_of, remembered
+from recfx.discovery.observed import UNKNOWN, Observed
+from recfx.discovery.proxies import DictProxy, InPlaceProxy, proxy_of, remembered
 from recfx.discovery.sample import Sample, fixed_randomness
 from recfx.errors import Diagnostic, InputError, short
 from recfx.ir.meta import SourceLocation

@@ -18,7 +18,7 @@ from torch import nn
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
-from recfx.discovery.nests import leaves_of
+from recfx.discovery.nests import leaves_of, nest_of
 from recfx.discovery.sample import Sample
 from recfx.errors import ExportError, InputError, type_of
 from recfx.exporter.input_errors import SECOND_FILE, with_values
@@ -268,8 +268,15 @@ def _check_nest(value: Any, pattern: Pattern, where: str) -> None:
         missing = [key for key in pattern.keys if not hasattr(value, key)]
         if missing:
             raise _wrong(f"{where} is {type_of(value)} without {missing[0]}; a {pattern.type_name} has it.")
-    elif not isinstance(value, (list, tuple)) or len(value) != len(pattern.items):
+        nest = nest_of(value)
+        others = [key for key in (() if nest is None else nest.items) if key not in pattern.keys]
+        if others:
+            raise _wrong(f"{where} has {others[0]}, which the sample had not.")
+    elif not isinstance(value, (list, tuple)) or hasattr(value, "_fields") or len(value) != len(pattern.items):
         raise _wrong(f"{where} must be a {pattern.kind} of {len(pattern.items)} items.")
+    # The model may ask for the class, and a class may answer otherwise: the file answers as for the sample's.
+    if pattern.type_name not in ("", type(value).__name__):
+        raise _wrong(f"{where} is {type_of(value)}; in the sample it was a {pattern.type_name}.")
 
 
 def _keyed_jagged(value: Any, where: str) -> KeyedJaggedTensor:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from recfx.collections.copy_modules import copy_modules
-from recfx.discovery.sample import Sample, fixed_randomness, tensors_of
+from recfx.discovery.sample import Sample, fixed_randomness, random_state, tensors_of
 from recfx.errors import Diagnostic, ExportError
 from recfx.exporter.model_call import BIGGER, EMPTY, ONE, STRIDED, VARIED, ModelCall
 from recfx.exporter.model_copies import fresh_copy, own_buffers
@@ -52,10 +52,20 @@ def run_copy(model: nn.Module, sample: Sample, copy: nn.Module | None = None) ->
     """What a copy of the model returns.
 
     Raises:
-        ExportError: ``changes_state``, before the call writes into a tensor of the model.
+        ExportError: ``changes_state``, before the call writes into a tensor of the model, or because it draws random
+            numbers that a file cannot draw.
     """
+    run = copy or fresh_copy(model)[0]
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        before = random_state()
+        returned = run(*args, **kwargs)
+        if random_state() != before:
+            raise changes_state("", "the state of Python's or numpy's random numbers")
+        return returned
+
     with Unchanged(model):
-        return run_model(copy or fresh_copy(model)[0], sample)
+        return run_model(call, sample)
 
 
 def other_batches(model: nn.Module, sample: Sample) -> Iterator[tuple[str, Sample, Any]]:

@@ -52,7 +52,8 @@ class Pattern:
         value: the value of a constant, which the exported program has built in; for a tensor, the sample's number of
             dimensions, and whether it is of floats; for a keyed tensor, the columns of each key.
         is_weighted: whether a KJT or a jagged tensor has weights.
-        type_name: the name of a dataclass or of a tensor's dtype, for messages; older files lack that of a dtype.
+        type_name: the name of a tensor's dtype, or of the class of a dataclass or of a dict that is an argument; older
+            files lack those of dtypes and dicts.
         make: makes a nest of its items; None after loading.
     """
 
@@ -121,7 +122,8 @@ def pattern_of(
         items = items if taken is not None else {str(number): item for number, item in enumerate(value)}
     separator = "." if taken is None else "_"
     parts = tuple(pattern_of(item, f"{name}{separator}{key}", refusal, taken) for key, item in items.items())
-    type_name = type(value).__name__ if kind == "dataclass" else ""
+    is_class = kind == "dataclass" or (kind == "dict" and taken is not None)
+    type_name = type(value).__name__ if is_class else ""
     return Pattern(kind, "", tuple(items), parts, type_name=type_name, make=nest.make)
 
 

@@ -95,7 +95,8 @@ def changes_state(path: str, what: str = "") -> ExportError:
         f"a call of the model in eval mode changes {what or repr(path)}, which a file would not keep.",
         reason="changes_state",
         module_path=path.rpartition(".")[0],
-        what_to_do="register it as a buffer of its own, which files keep, or leave it alone in eval mode.",
+        what_to_do="register it as a buffer of its own, which files keep, or leave it alone in eval mode. Random "
+        "numbers that are tensors of torch's are drawn by files as well.",
     )
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 import pytest
@@ -247,6 +248,65 @@ def test_the_order_of_what_a_model_iterates_over_is_the_samples(form: str, forma
         return
     with refused("wrong_argument", match="two, one in this order", error=recfx.InputError):
         loaded(*reversed_order.args, **reversed_order.kwargs)
+
+
+@dataclass
+class Pair:
+    one: torch.Tensor
+    two: torch.Tensor
+
+
+class SubclassOfPair(Pair):
+    def scale(self) -> float:
+        return 3.0
+
+
+class Named(NamedTuple):
+    one: torch.Tensor
+    two: torch.Tensor
+
+
+class OwnDict(dict[str, torch.Tensor]):
+    pass
+
+
+class TakesPair(TwoTensors):
+    def forward(self, features: KeyedJaggedTensor, pair: Any) -> torch.Tensor:  # type: ignore[override]
+        one, two = pair if isinstance(pair, tuple) else pair.values() if isinstance(pair, dict) else vars(pair).values()
+        return self.ebc(features).values() * one + two
+
+
+def with_attribute(one: torch.Tensor, two: torch.Tensor) -> Pair:
+    pair = Pair(one, two)
+    pair.temperature = torch.ones(1)  # type: ignore[attr-defined]
+    return pair
+
+
+def in_dict(kind: Any) -> Any:
+    return lambda one, two: kind(one=one, two=two)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize(
+    ("sample", "other"),
+    [
+        (Pair, SubclassOfPair),
+        (Pair, with_attribute),
+        (Pair, Named),
+        (Named, Pair),
+        (lambda one, two: (one, two), Named),
+        (in_dict(dict), in_dict(OrderedDict)),
+        (in_dict(OrderedDict), in_dict(dict)),
+        (in_dict(dict), in_dict(OwnDict)),
+    ],
+)
+def test_a_batch_of_another_class_than_the_samples(sample: Any, other: Any, format: str, tmp_path: Path) -> None:
+    """The model may ask for the class, or call what only one of them has."""
+    one, two = torch.rand(2, 3, 2)
+    model, loaded = exported(TakesPair(), recfx.Sample(features(), sample(one, two)), tmp_path, format)
+    assert torch.allclose(loaded(features(), sample(one, two)), model(features(), sample(one, two)))
+    with refused("wrong_argument", error=recfx.InputError):
+        loaded(features(), other(one, two))
 
 
 class Attributes(dict[str, Any]):

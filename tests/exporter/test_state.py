@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ from torchrec import KeyedJaggedTensor
 import recfx
 from tests.builders.batches import batch
 from tests.builders.collections import collection
+from tests.support.needs import NEEDS_PT2
 from tests.support.refusals import refused
 
 
@@ -195,6 +197,26 @@ def test_what_is_no_buffer_of_its_own_must_not_change(kind: type[_Model], tmp_pa
 def test_state_of_any_kind_is_noticed_before_it_shows_in_an_answer(kept: str, tmp_path: Path) -> None:
     with refused("changes_state", error=recfx.ExportError):
         recfx.export(_Steps(*STEPS[kept]).eval(), tmp_path / "model", (batch(4),))
+
+
+class _Explores(_Model):
+    """A branch that hardly any call takes, so that no comparison of answers would see it."""
+
+    def prepare(self) -> None:
+        self.draw: Callable[[], float] = lambda: 1.0
+
+    def forward(self, features: KeyedJaggedTensor) -> Tensor:
+        pooled: Tensor = self.ebc(features).values()
+        return pooled + 100 if self.draw() < 1e-9 else pooled
+
+
+@pytest.mark.parametrize("format", ["torchscript", pytest.param("pt2", marks=NEEDS_PT2)])
+@pytest.mark.parametrize("draw", [lambda: random.random(), lambda: numpy.random.rand()])
+def test_random_numbers_that_a_file_cannot_draw(draw: Callable[[], float], format: str, tmp_path: Path) -> None:
+    model = _Explores().eval()
+    model.draw = draw
+    with refused("changes_state", match="random", error=recfx.ExportError):
+        recfx.export(model, tmp_path / "model", (batch(4),), format=format)
 
 
 class _LeavesBehind(_Model):
