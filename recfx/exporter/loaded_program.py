@@ -67,6 +67,9 @@ def flat_tensors(signature: Signature, leaves: list[Any]) -> list[torch.Tensor]:
         if leaf.kind == "tensor":
             flat.append(value)
             continue
+        weights = value.weights_or_none()
+        if leaf.is_weighted and weights is not None and weights.dtype in (torch.float64, torch.int64, torch.int32):
+            raise RuntimeError(f"{leaf.name}: weights must be float32, got {weights.dtype} [wrong_dtype]")
         if leaf.kind == "jagged":
             values, lengths, weights = value.values(), value.lengths().view(-1), value.weights_or_none()
             check_lengths(leaf.name, values, lengths, False)

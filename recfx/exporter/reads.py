@@ -27,9 +27,11 @@ _BY_NAME = frozenset({"__class__", "device", "inverse_indices_or_none", "stride"
 def read_as_a_whole(
     model: nn.Module, collections: Iterable[nn.Module], sample: Sample, signature: Signature
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The names of the KJTs of which the model reads more than features by name, of the batches that it returns as they
-    are, and the paths of the dicts, if the model answers differently where their keys come in another order. If the
-    model does not take such arguments, all of them.
+    """The names of the batches that must be as the sample's, and the paths of the dicts that must have its order.
+
+    Those are the KJTs of which the model reads more than features by name, the batches without weights that it asks
+    for weights, and those that it returns as they are; and the dicts, if the model answers differently where their
+    keys come in another order. If the model does not take such arguments, all of them.
     """
     reads: set[str] = set()
     returned_too: tuple[str, ...] = ()
@@ -38,6 +40,9 @@ def read_as_a_whole(
     leaves = signature.flatten(sample.args, sample.kwargs)
     names = [leaf.name if leaf.kind == "kjt" else "" for leaf in signature.leaves()]
     watched = _Watched({id(leaf): (name, leaf) for leaf, name in zip(leaves, names, strict=True) if name}, reads)
+    for leaf, pattern in zip(leaves, signature.leaves(), strict=True):
+        if pattern.kind == "jagged":
+            watched.watch_weights(leaf, pattern.name)
     for collection in collections:
         watched.let_read(copies[id(collection)])
     call = signature.call_of(leaves)
@@ -103,6 +108,7 @@ class _Watched:
 
     def __init__(self, batches: dict[int, tuple[str, KeyedJaggedTensor]], reads: set[str]) -> None:
         self._batches, self._reads = batches, reads
+        self._unweighted: dict[int, tuple[str, JaggedTensor]] = {}
 
     def __enter__(self) -> None:
         item = KeyedJaggedTensor.__getitem__
@@ -118,19 +124,38 @@ class _Watched:
             return object.__getattribute__(batch, attribute)
 
         def by_name(batch: KeyedJaggedTensor, key: str) -> JaggedTensor:
-            plain = _plain(batch)
+            plain, (name, _) = _plain(batch), self._batches.get(id(batch), ("", None))
             keys = plain.keys()
             if key not in keys:  # other batches may have it
-                self._reads.add(self._batches.get(id(batch), ("", None))[0])
-            return item(plain, key)
+                self._reads.add(name)
+            feature = item(plain, key)
+            self.watch_weights(feature, name)
+            return feature
+
+        def reading_weights(method: Callable[[JaggedTensor], Any]) -> Callable[[JaggedTensor], Any]:
+            def read(batch: JaggedTensor) -> Any:
+                self._reads.add(self._unweighted.get(id(batch), ("", None))[0])
+                return method(batch)
+
+            return read
 
         KeyedJaggedTensor.__getattribute__ = get
         KeyedJaggedTensor.__getitem__ = by_name
         self._item = item
+        self._of_weights = {name: getattr(JaggedTensor, name) for name in ("weights", "weights_or_none")}
+        for name, method in self._of_weights.items():
+            setattr(JaggedTensor, name, reading_weights(method))
 
     def __exit__(self, *error: object) -> None:
         del KeyedJaggedTensor.__getattribute__
         KeyedJaggedTensor.__getitem__ = self._item
+        for name, method in self._of_weights.items():
+            setattr(JaggedTensor, name, method)
+
+    def watch_weights(self, batch: JaggedTensor, name: str) -> None:
+        """Add the name to ``reads`` if somebody asks a batch without weights for them."""
+        if batch.weights_or_none() is None:
+            self._unweighted[id(batch)] = name, batch
 
     def _copied(self, batch: KeyedJaggedTensor, name: str) -> KeyedJaggedTensor:
         self._batches[id(batch)] = name, batch

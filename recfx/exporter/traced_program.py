@@ -17,6 +17,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from recfx.discovery.sample import Sample
 from recfx.discovery.shallow_tracer import with_forward
 from recfx.errors import Diagnostic
 from recfx.exporter.arguments import Signature
-from recfx.exporter.compare_outputs import run_copy
+from recfx.exporter.compare_outputs import difference_of, run_copy
 from recfx.exporter.loaded_program import LoadedProgram, flat_names, flat_tensors, join_tensors
 from recfx.exporter.model_call import BIGGER, EMPTY, ModelCall
 from recfx.exporter.model_copies import detach_parameters, fresh_copy, own_buffers
@@ -64,7 +65,11 @@ def traced_programs(call: ModelCall) -> Iterator[Program]:
         message = f"its forward changes buffer {name!r}, which a program of torch.export would forget"
         call.failures.append(Diagnostic("not_exportable", path, message))
         return
-    examples = _examples(call)
+    try:
+        examples = _examples(call)
+    except RuntimeError as error:  # the sample has what the program cannot take
+        call.failures.append(Diagnostic("not_exportable", "", str(error)))
+        return
     for name, tensor in zip(flat_names(call.signature), examples[0], strict=True):
         if 0 in tensor.shape:
             message = f"size {tensor.shape.index(0)} of {name} is 0, as in every batch then; pass a bigger sample"
@@ -126,7 +131,11 @@ def _exported(root: nn.Module, run: Run, call: ModelCall, examples: Examples) ->
     except SyntaxError as error:  # torch makes Python of the program, with the names of modules, which may be keywords
         call.failures.append(_why_not(error, root))
         return
-    yield program
+    constant = _unlike_at_one(exported, program, call, symbols)
+    if constant:
+        yield from _exported(root, run, call, (tensors, _with_constants(symbols, constant)))
+    else:
+        yield program
 
 
 def _program(exported: ExportedProgram, signature: Signature) -> Program:
@@ -230,12 +239,42 @@ def _fixed(exported: ExportedProgram, symbols: list[dict[int, Any]]) -> tuple[di
     Torch knows of the widths of two inputs that are concatenated only their sum, for example. None if there are none.
     """
     constant = {(number, dim) for number, dim, _ in _narrow(exported) if symbols[number].get(dim) is Dim.AUTO}
-    if not constant:
-        return None
-    return tuple(
+    return tuple(_with_constants(symbols, constant)) if constant else None
+
+
+def _with_constants(symbols: list[dict[int, Any]], constant: set[tuple[int, int]]) -> list[dict[int, Any]]:
+    return [
         {dim: Dim.STATIC if (number, dim) in constant else symbol for dim, symbol in of_argument.items()}
         for number, of_argument in enumerate(symbols)
-    )
+    ]
+
+
+def _unlike_at_one(
+    exported: ExportedProgram, program: Program, call: ModelCall, symbols: list[dict[int, Any]]
+) -> set[tuple[int, int]]:
+    """The sizes besides the batch's that the program takes, if it answers otherwise than the model where they are 1.
+
+    A trace takes a size for one that is not 1, and code that compares it with 1 leaves no condition behind.
+    """
+    tensors = flat_tensors(call.signature, call.leaves(call.sample))
+    examples = (node.meta["val"] for node in exported.graph.find_nodes(op="placeholder")
+                if node.name in exported.graph_signature.user_inputs)  # fmt: skip
+    ones: set[tuple[int, int]] = set()
+    for number, (example, sizes) in enumerate(zip(examples, symbols, strict=True)):
+        for dim, size in enumerate(example.shape):
+            is_free = not isinstance(size, int) and size.node.expr.free_symbols  # others are constants by now
+            if sizes.get(dim) is Dim.AUTO and is_free and tensors[number].size(dim) > 1:
+                ones.add((number, dim))
+                tensors[number] = tensors[number].narrow(dim, 0, 1)
+    if not ones:
+        return ones
+    sample = call.signature.call_of(join_tensors(call.signature, iter(tensors)))
+    try:
+        run_copy(call.model, sample)
+    except Exception:  # whatever the user's code raises: no such call has an answer
+        return set()
+    difference = difference_of(replace(call, other_calls={"sizes of 1": sample}), program.named, program.buffers)
+    return ones if isinstance(difference, Diagnostic) else set()
 
 
 def _without_checks_for_ids(graph: fx.Graph) -> None:

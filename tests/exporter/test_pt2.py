@@ -114,6 +114,7 @@ def test_sizes_that_no_batch_changes_are_constants_where_the_model_wants_it(tmp_
         (lambda wide, narrow, padded: wide.shape[0] == 9, "not_exportable"),
         (lambda wide, narrow, padded: narrow.shape[1] == padded.shape[1], "wrong_size"),
         (lambda wide, narrow, padded: padded.shape[1] % 2 == 0, "wrong_size"),
+        (lambda wide, narrow, padded: padded.shape[1] == 1, "wrong_size"),
     ],
 )
 def test_a_program_takes_no_sizes_for_which_the_model_takes_another_branch(
@@ -156,6 +157,14 @@ def test_stored_rows_are_those_of_the_torchscript_file(
     for batch_size in (0, 1, 7):
         sample = call(batch_size, seed=9)
         assert torch.allclose(loaded(*sample.args), script(*sample.args), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64])
+def test_weights_that_a_program_would_round_are_refused(dtype: torch.dtype, tmp_path: Path) -> None:
+    features = batch(3)
+    times = KeyedJaggedTensor(features.keys(), features.values(), features.values().to(dtype), features.lengths())
+    with refused("not_exportable", error=recfx.ExportError):
+        recfx.export(ReadsItsBatch("weights").eval(), tmp_path / "model", (times,), format="pt2")
 
 
 @pytest.mark.parametrize(
@@ -240,6 +249,7 @@ _OF_BATCH = {  # every one is a read of the batch as a whole; which number comes
     "a copy": lambda features: copy.copy(features).lengths().max(),
     "a feature that it lacks": _of_other_batches,
     "by its class": lambda features: features.values().sum() if type(features) is KeyedJaggedTensor else 0,
+    "weights of a feature": lambda features: 0 if features["f3"].weights_or_none() is None else features.stride(),
     "another device": lambda features: features.to("cpu").values().max(),
 }
 
