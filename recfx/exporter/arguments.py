@@ -282,6 +282,10 @@ def _check_nest(value: Any, pattern: Pattern, where: str) -> None:
 def _keyed_jagged(value: Any, where: str) -> KeyedJaggedTensor:
     if isinstance(value, KeyedJaggedTensor):
         _of_tensors(value, where)
+        subclasses = type(value).__mro__[: type(value).__mro__.index(KeyedJaggedTensor)]
+        names = (name for cls in subclasses for name in vars(cls) if not name.startswith("_"))
+        if own := [name for name in names if hasattr(KeyedJaggedTensor, name)]:
+            raise _wrong(f"{where} is {type_of(value)}, whose own {own[0]} a file does not have.")
         return _without_caches(value)
     if isinstance(value, TensorDict):
         return maybe_td_to_kjt(value, None)

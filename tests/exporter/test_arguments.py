@@ -309,6 +309,19 @@ def test_a_batch_of_another_class_than_the_samples(sample: Any, other: Any, form
         loaded(features(), other(one, two))
 
 
+class ShiftsItsIds(KeyedJaggedTensor):
+    def values(self) -> torch.Tensor:
+        return super().values() + 1
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_kjt_that_answers_by_itself_is_not_taken(format: str, tmp_path: Path) -> None:
+    _, loaded = exported(TwoTensors(), recfx.Sample(features(), *torch.rand(2, 3, 2)), tmp_path, format)
+    plain = features()
+    with refused("wrong_argument", error=recfx.InputError):
+        loaded(ShiftsItsIds(plain.keys(), plain.values(), lengths=plain.lengths()), *torch.rand(2, 3, 2))
+
+
 class Attributes(dict[str, Any]):
     """Its items are its attributes, too, as in many projects' own classes."""
 
