@@ -24,6 +24,7 @@ from recfx.discovery.nests import change_leaves, leaves_of
 from recfx.runtime.bags import select_bags
 
 _MOST_SHOWN = 4
+Change = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Sample:
@@ -106,7 +107,7 @@ class Sample:
         """
         if _first_keyed_jagged((self.args, self.kwargs)) is None:
             return None
-        return self._changed(without_ids)
+        return self._changed(_without_ids)
 
     def strided(self) -> Sample:
         """This call with tensors that are not contiguous.
@@ -115,7 +116,7 @@ class Sample:
             >>> recfx.Sample(batch).strided().args[0].values().stride()
             (2,)
         """
-        return self._changed(lambda leaf: _copied(leaf, _as_column))
+        return self._changed(lambda leaf: _with_tensors(leaf, _as_column, _as_column, _as_column))
 
     def varied(self, *, ids: bool) -> Sample:
         """This call with greater floats, and other ids in its KJTs if ``ids``, because a sample's may all be equal.
@@ -126,15 +127,13 @@ class Sample:
         """
         random_numbers = torch.Generator().manual_seed(0)
 
-        def change(tensor: torch.Tensor) -> torch.Tensor:
-            random = torch.rand(tensor.shape, generator=random_numbers).to(tensor.device)
-            return tensor + random.to(tensor.dtype) if tensor.is_floating_point() else tensor ^ (random < 0.5)
+        def drawn(tensor: torch.Tensor) -> torch.Tensor:
+            return torch.rand(tensor.shape, generator=random_numbers).to(tensor.device)
 
-        def varied(leaf: Any) -> Any:
-            is_number = isinstance(leaf, torch.Tensor) and not leaf.is_floating_point()
-            return leaf if is_number else _with_values(leaf, change, ids)
+        def greater(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor + drawn(tensor).to(tensor.dtype) if tensor.is_floating_point() else _clone(tensor)
 
-        return self._changed(varied)
+        return self._changed(lambda leaf: _with_tensors(leaf, greater, lambda x: x ^ (drawn(x) < 0.5) if ids else x))
 
     def filled(self, *values: float) -> Sample | None:
         """This call with these values in turn in all its floats, or, if they are integers, in all its dense integers;
@@ -146,13 +145,13 @@ class Sample:
         """
         content, changed = torch.tensor(values), list[torch.Tensor]()
 
-        def change(tensor: torch.Tensor) -> torch.Tensor:
+        def fill(tensor: torch.Tensor) -> torch.Tensor:
             if tensor.is_floating_point() != content.is_floating_point():
                 return _clone(tensor)
             changed.append(tensor)
             return content[torch.arange(tensor.numel()) % len(values)].to(tensor).view(tensor.shape)
 
-        call = self._changed(lambda leaf: _with_values(leaf, change))
+        call = self._changed(lambda leaf: _with_tensors(leaf, fill))
         return call if changed else None
 
     def sizes(self) -> tuple[int | None, dict[str, Fraction]]:
@@ -194,28 +193,11 @@ class Sample:
 
 def clone_value(value: Any) -> Any:
     """A copy that shares no tensors; leaf tensors stay leaves, and require gradients as before."""
-    return change_leaves(value, lambda leaf: _copied(leaf, _clone))
+    return change_leaves(value, lambda leaf: _with_tensors(leaf, _clone, _clone))
 
 
-def _copied(leaf: Any, of_tensor: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    def copied(tensor: torch.Tensor) -> torch.Tensor:
-        return of_tensor(tensor.detach()).requires_grad_(tensor.requires_grad)
-
-    if isinstance(leaf, torch.Tensor):
-        return copied(leaf)
-    if isinstance(leaf, KeyedJaggedTensor):
-        weights = leaf.weights_or_none()
-        return _keyed_jagged(leaf, copied(leaf.values()), None if weights is None else copied(weights), copied)
-    return copy.deepcopy(leaf)
-
-
-def _with_values(leaf: Any, change: Callable[[torch.Tensor], torch.Tensor], ids: bool = False) -> Any:
-    """A tensor, or a KJT's weights and, if asked, ids, with other values."""
-    if not isinstance(leaf, KeyedJaggedTensor):
-        return _copied(leaf, change) if isinstance(leaf, torch.Tensor) else leaf
-    weights = leaf.weights_or_none()
-    values = change(leaf.values()) if ids else leaf.values()
-    return _keyed_jagged(leaf, values, None if weights is None else _copied(weights, change), _clone)
+def _unchanged(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
 
 
 def _clone(tensor: torch.Tensor) -> torch.Tensor:
@@ -230,21 +212,29 @@ def _as_column(tensor: torch.Tensor) -> torch.Tensor:
     return torch.stack([tensor, rest], dim=-1)[..., 0]
 
 
-def _keyed_jagged(value: KeyedJaggedTensor, values: Any, weights: Any, changed: Any) -> KeyedJaggedTensor:
-    if value.variable_stride_per_key() or value.inverse_indices_or_none() is not None:
-        inverse = value.inverse_indices_or_none()
+def _with_tensors(leaf: Any, dense: Change, ids: Change = _unchanged, lengths: Change = _clone) -> Any:
+    """A copy of a leaf. Changed are a tensor and the weights of a KJT by ``dense``, its values by ``ids``, and the rest
+    of it by ``lengths``.
+    """
+
+    def copied(change: Change, tensor: torch.Tensor | None) -> Any:
+        return None if tensor is None else change(tensor.detach()).requires_grad_(tensor.requires_grad)
+
+    if isinstance(leaf, torch.Tensor):
+        return copied(dense, leaf)
+    if not isinstance(leaf, KeyedJaggedTensor):
+        return copy.deepcopy(leaf)
+    parts = leaf.keys(), copied(ids, leaf.values()), copied(dense, leaf.weights_or_none())
+    inverse = leaf.inverse_indices_or_none()
+    if leaf.variable_stride_per_key() or inverse is not None:
         return KeyedJaggedTensor(
-            value.keys(), values, weights, lengths=changed(value.lengths()),
-            stride_per_key_per_rank=value.stride_per_key_per_rank() or None,
-            inverse_indices=None if inverse is None else (list(inverse[0]), changed(inverse[1])),
-        )  # fmt: skip
-    lengths, offsets = value.lengths_or_none(), value.offsets_or_none()
-    return KeyedJaggedTensor(
-        value.keys(), values, weights,
-        lengths=None if lengths is None else changed(lengths),
-        offsets=None if offsets is None else changed(offsets),
-        stride=value.stride(),
-    )  # fmt: skip
+            *parts,
+            lengths=copied(lengths, leaf.lengths()),
+            stride_per_key_per_rank=leaf.stride_per_key_per_rank() or None,
+            inverse_indices=None if inverse is None else (list(inverse[0]), copied(lengths, inverse[1])),
+        )
+    sizes = (copied(lengths, tensor) for tensor in (leaf.lengths_or_none(), leaf.offsets_or_none()))
+    return KeyedJaggedTensor(*parts, **dict(zip(("lengths", "offsets"), sizes, strict=True)), stride=leaf.stride())
 
 
 def tensors_of(value: Any) -> list[torch.Tensor]:
@@ -292,20 +282,14 @@ def _tensor_dict(features: KeyedJaggedTensor, like: TensorDict) -> TensorDict:
     return TensorDict(parts, batch_size=[features.stride()] if like.batch_size else [])
 
 
-def without_ids(value: Any) -> Any:
+def _without_ids(value: Any) -> Any:
     """Jagged values without any, because values that come with ids are as many; what is not jagged stays as it is."""
-    if isinstance(value, JaggedTensor):
-        return _of_bags(value, [], torch.zeros_like(value.lengths()))
-    if not isinstance(value, KeyedJaggedTensor) or value.variable_stride_per_key():
-        return value
-    weights = value.weights_or_none()
-    return KeyedJaggedTensor(
-        value.keys(),
-        value.values()[:0],
-        None if weights is None else weights[:0],
-        lengths=torch.zeros_like(value.lengths()),
-        stride=value.stride(),
-    )
+    if isinstance(value, JaggedTensor) or (
+        isinstance(value, KeyedJaggedTensor) and not value.variable_stride_per_key()
+    ):
+        weights = value.weights_or_none()
+        return _like(value, value.values()[:0], None if weights is None else weights[:0], value.lengths() * 0)
+    return value
 
 
 def _take(value: Any, batch_size: int, take: torch.Tensor) -> Any:
@@ -313,17 +297,9 @@ def _take(value: Any, batch_size: int, take: torch.Tensor) -> Any:
     if isinstance(value, KeyedJaggedTensor):
         if value.variable_stride_per_key() or value.stride() != batch_size:
             return value
-        features = len(value.keys())
-        device = value.values().device
-        bags = (torch.arange(features).unsqueeze(1) * batch_size + take).view(-1).to(device)
-        weights = value.weights_or_none()
-        requires_grad = weights is not None and weights.requires_grad
-        values, lengths, _, weights = select_bags(value, bags, None if weights is None else weights.detach())
-        if weights is not None:
-            weights.requires_grad_(requires_grad)
-        return KeyedJaggedTensor(value.keys(), values, weights, lengths=lengths, stride=take.numel())
+        return _bags(value, (torch.arange(len(value.keys())).unsqueeze(1) * batch_size + take).view(-1))
     if isinstance(value, JaggedTensor) and value.lengths().numel() == batch_size:
-        return _of_bags(value, take.tolist(), value.lengths()[take.to(value.lengths().device)])
+        return _bags(value, take)
     if isinstance(value, KeyedTensor) and value.key_dim() == 1:
         return KeyedTensor(value.keys(), value.length_per_key(), _take(value.values(), batch_size, take))
     if not isinstance(value, torch.Tensor) or value.dim() == 0 or value.shape[0] != batch_size:
@@ -331,15 +307,23 @@ def _take(value: Any, batch_size: int, take: torch.Tensor) -> Any:
     return value.detach().index_select(0, take.to(value.device)).requires_grad_(value.requires_grad)
 
 
-def _of_bags(value: JaggedTensor, bags: list[int], lengths: torch.Tensor) -> JaggedTensor:
-    """The values of these bags, which have the given lengths, and their weights."""
+def _bags(value: KeyedJaggedTensor | JaggedTensor, bags: torch.Tensor) -> Any:
+    """A batch, or a jagged tensor, of these bags of another one."""
+    weights, values = value.weights_or_none(), value.values()
+    detached = None if weights is None else weights.detach()
+    features = KeyedJaggedTensor(["values"], values.detach(), lengths=value.lengths().view(-1))
+    values_of_bags, lengths, _, weights_of_bags = select_bags(features, bags.to(values.device), detached)
+    if weights is not None and weights_of_bags is not None:
+        weights_of_bags.requires_grad_(weights.requires_grad)
+    return _like(value, values_of_bags.requires_grad_(values.requires_grad), weights_of_bags, lengths)
 
-    def taken(tensor: torch.Tensor) -> torch.Tensor:
-        parts = tensor.detach().split(value.lengths().tolist())
-        return torch.cat([tensor.detach()[:0], *(parts[bag] for bag in bags)]).requires_grad_(tensor.requires_grad)
 
-    weights = value.weights_or_none()
-    return JaggedTensor(taken(value.values()), lengths=lengths, weights=None if weights is None else taken(weights))
+def _like(
+    value: KeyedJaggedTensor | JaggedTensor, values: torch.Tensor, weights: torch.Tensor | None, lengths: torch.Tensor
+) -> KeyedJaggedTensor | JaggedTensor:
+    if isinstance(value, JaggedTensor):
+        return JaggedTensor(values, weights, lengths)
+    return KeyedJaggedTensor(value.keys(), values, weights, lengths)
 
 
 def random_state() -> tuple[Any, bytes]:

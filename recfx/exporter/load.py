@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import fbgemm_gpu  # noqa: F401  registers the operators that files use
@@ -30,19 +29,7 @@ from recfx.exporter.returns import put_together
 from recfx.exporter.serving import triton
 from recfx.exporter.serving.targets import FOR_DEVICES, TRITON
 from recfx.kernels.build import library
-from recfx.printing.grid import Grid
-from recfx.printing.shown import Shown
 from recfx.versions.differences import let_files_take_batches
-
-_COLUMNS: dict[str, Callable[[tuple[str, dict[str, Any]]], str]] = {
-    "table": lambda of: ".".join(filter(None, (of[0], of[1]["table"]))),
-    "features": lambda of: few(of[1]["features"], 3),
-    "rows": lambda of: f"{of[1]['rows']:,}",
-    "dim": lambda of: f"{of[1]['dim']}",
-    "pooling": lambda of: of[1]["pooling"],
-    "stored as": lambda of: of[1]["stored_as"],
-    "ids": lambda of: f"{of[1]['ids']:,}" if of[1]["hashing"] else "",
-}
 
 _NO_MEMORY = re.compile("can't allocate memory|bad_alloc|out of memory", re.IGNORECASE)
 
@@ -176,9 +163,8 @@ def _of_torch(file: ModelFile, manifest: dict[str, Any], error: RuntimeError) ->
     )
 
 
-class LoadedModel(Shown, nn.Module):
-    """An exported model. It is in eval mode, whatever is asked of it. ``str()`` is a table of its tables; notebooks
-    show one.
+class LoadedModel(nn.Module):
+    """An exported model. It is in eval mode, whatever is asked of it.
 
     Example:
         >>> model = recfx.load("model.pt")
@@ -190,8 +176,6 @@ class LoadedModel(Shown, nn.Module):
         manifest: what is in the file.
         inputs: the names of the tensors that ``serve`` takes.
     """
-
-    MOST = 20
 
     def __init__(self, script: nn.Module, manifest: dict[str, Any]) -> None:
         super().__init__()
@@ -207,18 +191,6 @@ class LoadedModel(Shown, nn.Module):
         collections = list(self.manifest["collections"])
         counted = f"{plural(len(collections), 'collection')}: {few(collections, 3)}"
         return f"LoadedModel({self.manifest.get('format', 'torchscript')}, {counted})"
-
-    def as_grid(self) -> Grid:
-        """The tables of the file, and its inputs; ``str()`` and notebooks show it.
-
-        Example:
-            >>> print(recfx.load("model.pt"))
-            torchscript, written by recfx ...
-        """
-        made = f"{self.manifest.get('format', 'torchscript')}, written by recfx {self.manifest['recfx_version']}"
-        tables = [(path, table) for path, own in self.manifest["collections"].items() for table in own]
-        inputs = f"serve takes {few(self.inputs, 4)}"
-        return Grid.of(made, tables, _COLUMNS, ("rows", "dim", "ids"), above=(inputs,))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's answer; it takes the arguments of the model that was exported.

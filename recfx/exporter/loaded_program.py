@@ -18,7 +18,6 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recfx.errors import ExportError
 from recfx.exporter.arguments import Signature
-from recfx.exporter.batch_proxies import as_traced
 from recfx.exporter.model_file import ModelFile
 from recfx.exporter.patterns import Pattern, identifier
 from recfx.exporter.serving.named_inputs import NamedFeatures, NamedJagged, NamedTensor, check_lengths, check_weights
@@ -78,8 +77,6 @@ def flat_tensors(signature: Signature, leaves: list[Any]) -> list[torch.Tensor]:
             if weights is not None and leaf.is_weighted:
                 check_weights(leaf.name, values, weights)
         else:
-            if leaf.name in signature.exact:
-                as_traced(value, leaf.name, list(leaf.keys), leaf.is_weighted)
             select = SelectBags(leaf.name, (), leaf.is_weighted)
             select.feature_names = list(leaf.keys)
             bags = select(value)

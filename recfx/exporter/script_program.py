@@ -36,7 +36,7 @@ from recfx.exporter.model_file import Program
 from recfx.exporter.patterns import Pattern, as_in_file
 from recfx.exporter.returns import expressions, is_typed, tensor_names
 from recfx.exporter.serving.select_bags import ServedNode
-from recfx.exporter.trace_model import PATHS, ROLLBACKS, WayFailed, Ways, each_way, trace_model, warmed
+from recfx.exporter.trace_model import WayFailed, trace_model, warmed
 from recfx.ir.printer import format_graph
 from recfx.runtime.base import has_forward_hooks
 
@@ -53,33 +53,36 @@ def _undeprecated() -> Iterator[None]:
 
 
 def script_programs(call: ModelCall) -> Iterator[Program]:
-    """Compile a model around exported collections, in one way after the other."""
+    """Compile a model around exported collections: the graph of a trace, and then its own code."""
     call = warmed(call)
     fold_parametrizations(call.model)
-    yield from each_way(partial(_trace_and_compile, call), call.failures)
-    try:
-        program = _program(_script(_plain_root(call)), call, None, is_typed=True, passed=_passed(call.signature))
-    except WayFailed as failed:
-        call.failures.append(failed.diagnostic)
-    else:
-        call.failures.extend(_hooks_left_out(call.model, {}))
-        yield program
+    for way in (_traced, _own_code):
+        try:
+            program = way(call)
+        except WayFailed as failed:
+            call.failures.append(failed.diagnostic)
+        else:
+            yield program
 
 
-def _trace_and_compile(call: ModelCall, ways: Ways) -> Program:
-    graph_module = trace_model(call, ways)
-    left_out = _hooks_left_out(graph_module, graph_module.meta[PATHS])
+def _traced(call: ModelCall) -> Program:
+    graph_module, paths, rollbacks = trace_model(call)
+    left_out = _hooks_left_out(graph_module, paths)
     try:
         script = _script(graph_module)
     except WayFailed as failed:
         why = failed.diagnostic
-        path = graph_module.meta[PATHS].get(why.path, why.path)
-        rollback = graph_module.meta[ROLLBACKS].get(path)
-        untraced = "" if rollback is None else f"it cannot be traced ({rollback}), nor compiled: "
-        named = dataclasses.replace(why, path=path, message=f"{untraced}{why.message}")
-        raise WayFailed(named) from failed
+        path = paths.get(why.path, why.path)
+        untraced = f"it cannot be traced ({rollbacks[path]}), nor compiled: " if path in rollbacks else ""
+        raise WayFailed(dataclasses.replace(why, path=path, message=f"{untraced}{why.message}")) from failed
     program = _program(script, call, graph_module, is_typed(call.returns))
     call.failures.extend(left_out)
+    return program
+
+
+def _own_code(call: ModelCall) -> Program:
+    program = _program(_script(_plain_root(call)), call, None, is_typed=True, passed=_passed(call.signature))
+    call.failures.extend(_hooks_left_out(call.model, {}))
     return program
 
 

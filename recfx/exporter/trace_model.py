@@ -1,16 +1,15 @@
-"""The traced model around exported graphs of its collections, by one way of tracing after the other.
+"""The traced model around exported graphs of its collections.
 
 A trace takes the model's own Python away as far as it reaches: dataclasses, dictionaries and other arguments that
-TorchScript does not know are gone then. It is shallow at first; then it enters what TorchScript cannot compile.
+TorchScript does not know are gone then. A module that cannot be traced stays one call, which TorchScript may compile.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx, nn
@@ -29,15 +28,7 @@ from recfx.exporter.patterns import identifier
 from recfx.exporter.returns import is_typed, take_apart
 from recfx.runtime.base import has_forward_hooks
 
-_Made = TypeVar("_Made")
-
 _TYPES = {"tensor": torch.Tensor, "kjt": KeyedJaggedTensor, "jagged": JaggedTensor}
-
-PATHS = "recfx_paths"
-"""Where a traced graph's ``meta`` has the path in the model of each module of the graph, by its name there."""
-
-ROLLBACKS = "recfx_rollbacks"
-"""Where a traced graph's ``meta`` says why modules could not be traced, by path."""
 
 
 def warmed(call: ModelCall) -> ModelCall:
@@ -48,50 +39,33 @@ def warmed(call: ModelCall) -> ModelCall:
     return replace(call, model=warm, served={id(copies[key]): module for key, module in call.served.items()})
 
 
-def each_way(make: Callable[[Ways], _Made], failures: list[Diagnostic]) -> Iterator[_Made]:
-    """What ``make`` returns for one way of tracing after the other; the next is asked for if one was not good enough.
-
-    A trace enters what could not be compiled, or else every module. ``failures`` collects why ``make`` raised
-    ``WayFailed``.
-    """
-    ways = Ways()
-    while True:
-        path = ""
-        try:
-            yield make(ways)
-        except WayFailed as failed:
-            failures.append(failed.diagnostic)
-            path = failed.diagnostic.path
-        if path and path not in ways.inside:
-            ways.inside |= {path}
-        elif not ways.deep:
-            ways = Ways(deep=True)
-        else:
-            break
-
-
 class WayFailed(Exception):
-    """A way does not lead to a program; if that is because of one module, the diagnostic has its path."""
+    """A way does not lead to a program. If that is because of one module, the diagnostic has its path."""
 
     def __init__(self, diagnostic: Diagnostic) -> None:
         super().__init__(str(diagnostic))
         self.diagnostic = diagnostic
 
 
-@dataclass
-class Ways:
-    """What a trace enters: modules of these paths that hold no collections, or, ``deep``, all but torch's own."""
+class TracedModel(NamedTuple):
+    """A model as a graph around exported graphs of its collections.
 
-    inside: frozenset[str] = frozenset()
-    deep: bool = False
+    Args:
+        graph_module: the graph.
+        paths: the path in the model of each module of the graph, by its name there.
+        rollbacks: why modules could not be traced, by path.
+    """
+
+    graph_module: fx.GraphModule
+    paths: dict[str, str]
+    rollbacks: dict[str, str]
 
 
 class _Tracer(ShallowTracer):
-    """A shallow tracer that records forward hooks, and enters more than modules that hold collections."""
+    """A tracer that enters all modules but collections and torch's own, and records forward hooks."""
 
-    def __init__(self, root: nn.Module, collections: set[int], ways: Ways) -> None:
+    def __init__(self, root: nn.Module, collections: set[int]) -> None:
         super().__init__(collections)
-        self.ways = ways
         self.reads: set[fx.Node] = set()
         self.described: dict[fx.Node, Any] = {}
         """The arguments, as the sample has them, on whose dtypes or ranks constants of the graph depend."""
@@ -137,22 +111,12 @@ class _Tracer(ShallowTracer):
         return True
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """True for collections, and for modules that hold none; but hooks are part of the graph, and TorchScript would
+        """True for collections, and for torch's own modules; but hooks are part of the graph, and TorchScript would
         take what is passed to ``nn.Identity`` for a tensor.
         """
-        if has_forward_hooks(m) or module_qualified_name in self.ways.inside or type(m) is nn.Identity:
+        if has_forward_hooks(m) or type(m) is nn.Identity:
             return False
-        if self.ways.deep and not isinstance(m, ConvertedCollection):
-            return super(ShallowTracer, self).is_leaf_module(m, module_qualified_name)
-        return super().is_leaf_module(m, module_qualified_name)
-
-    def call_module(
-        self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """Enter modules that take a dataclass, which TorchScript could not pass to them."""
-        if any(dataclasses.is_dataclass(value) for value in (*args, *kwargs.values())):
-            self.ways.inside |= {self.path_of_module(m)}
-        return super().call_module(m, forward, args, kwargs)
+        return isinstance(m, ConvertedCollection) or super(ShallowTracer, self).is_leaf_module(m, module_qualified_name)
 
 
 def _changed_in_place(node: fx.Node) -> str:
@@ -162,8 +126,8 @@ def _changed_in_place(node: fx.Node) -> str:
     return str(node.target) if node.op == "get_attr" else ""
 
 
-def trace_model(call: ModelCall, ways: Ways) -> fx.GraphModule:
-    """The trace of a warmed model around exported graphs, by one way.
+def trace_model(call: ModelCall) -> TracedModel:
+    """The trace of a warmed model around exported graphs.
 
     If ``is_typed`` is False for what the model returns, the graph returns tensors by name.
 
@@ -171,7 +135,7 @@ def trace_model(call: ModelCall, ways: Ways) -> fx.GraphModule:
         WayFailed: it cannot be traced.
     """
     live, copies = fresh_copy(call.model)
-    tracer = _Tracer(live, {id(copies[collection]) for collection in call.served}, ways)
+    tracer = _Tracer(live, {id(copies[collection]) for collection in call.served})
     entry = _with_leaves(live, call)
     try:
         graph = trace_graph(entry, Sample(*call.leaves(call.sample)), tracer, inference=True, observe=True)
@@ -181,10 +145,8 @@ def trace_model(call: ModelCall, ways: Ways) -> fx.GraphModule:
     except Exception as error:  # user code on proxies can raise anything; the reason is part of the error
         raise WayFailed(rollback_of("", error)) from error
     paths = {identifier(str(node.target), ()): str(node.target) for node in graph.find_nodes(op="call_module")}
-    graph_module = _around_served(call, entry, graph)
-    graph_module.meta[PATHS] = paths
-    graph_module.meta[ROLLBACKS] = {rollback.path: rollback.message for rollback in tracer.rollbacks}
-    return graph_module
+    rollbacks = {rollback.path: rollback.message for rollback in tracer.rollbacks}
+    return TracedModel(_around_served(call, entry, graph), paths, rollbacks)
 
 
 def _around_served(call: ModelCall, entry: nn.Module, graph: fx.Graph) -> fx.GraphModule:

@@ -39,7 +39,7 @@ from recfx.exporter.model_file import Program
 from recfx.exporter.patterns import Pattern
 from recfx.exporter.returns import is_typed, take_apart
 from recfx.exporter.serving.traced import contiguous_copy
-from recfx.exporter.trace_model import each_way, trace_model, warmed
+from recfx.exporter.trace_model import WayFailed, trace_model, warmed
 from recfx.runtime.base import has_forward_hooks
 from recfx.versions.differences import programs_without_stacks
 
@@ -83,11 +83,12 @@ def traced_programs(call: ModelCall) -> Iterator[Program]:
             return take_apart(call.returns, root(*made.args, **made.kwargs))
 
         yield from _exported(root, call_whole, call, examples)
-    tried = ""
-    for graph_module in each_way(partial(trace_model, call), call.failures):
-        if graph_module.code != tried:  # another way may lead to the same graph
-            yield from _exported(graph_module, _flat_call(graph_module, call.returns), call, examples)
-        tried = graph_module.code
+    try:
+        graph_module = trace_model(call).graph_module
+    except WayFailed as failed:
+        call.failures.append(failed.diagnostic)
+        return
+    yield from _exported(graph_module, _flat_call(graph_module, call.returns), call, examples)
 
 
 def _assigned_buffer(call: ModelCall) -> str | None:

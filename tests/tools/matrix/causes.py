@@ -55,13 +55,11 @@ CAUSES: Mapping[str, Mapping[str, str]] = {
         "tests/planner/test_sharder.py::test_kernels_that_the_planner_refuses": _LETS_DENSE,
         "tests/planner/test_plan.py::test_what_recfx_does_not_shard_is_planned_where_torchrec_can_run_it": _NO_META,
         "tests/planner/test_priced_plan.py::test_tables_on_one_rank_that_recfx_does_not_shard_take_their": _NO_META,
-        "tests/exporter/test_torchrec_flow.py::test_unconverted_models_are_quantized_sharded": _NO_OPERATOR,
     },
     "2.9": {
         "tests/conversion/test_convert.py::test_a_converted_copy_agrees_and_nothing_else_changes[mixed_": _NO_MIXED,
         "tests/conversion/test_convert.py::test_models_converted_in_place_agree[mixed_": _NO_MIXED,
         "tests/conversion/test_convert.py::test_the_whole_graph_agrees_or_is_refused[mixed_": _NO_LENGTH,
-        "tests/exporter/test_torchrec_flow.py::test_unconverted_models_are_quantized_sharded": _NO_OPERATOR,
         "tests/passes/test_fuse_hash_lookup.py::test_inside_torch_func_it_gives_gradients": _NO_LISTS,
         "tests/planner/test_sharder.py::test_kernels_that_the_planner_refuses": _LETS_DENSE,
         "tests/runtime/test_base.py::test_the_graph_of_a_converted_model_is_that_of_the_standard_one[mi": _NO_LENGTH,
