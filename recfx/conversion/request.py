@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from torchrec.distributed.planner import Topology
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 from recfx.collections.sharding.plan import MOST_RANKS, check_plan
@@ -16,7 +17,7 @@ from recfx.hashing import HashConfig, as_integer
 from recfx.ir.tables import IdRange
 from recfx.passes import Pass
 from recfx.planner.pricing.node_facts import whole_number
-from recfx.planner.topology import AnyTopology, check_topology
+from recfx.planner.topology import check_topology
 from recfx.replacement.replace_collections import Asked, Hashing, check_asked
 
 DEFAULT_HASHING = HashConfig()
@@ -41,7 +42,7 @@ class Request:
     passes: tuple[Pass, ...] | None = None
     managed_collisions: Literal["keep", "convert"] = "keep"
     dedup: Asked = "auto"
-    topology: AnyTopology | None = None  # of a dry run: ranks that need not be there
+    topology: Topology | None = None  # of a dry run: ranks that need not be there
 
     @property
     def keeps(self) -> bool:

@@ -46,22 +46,14 @@ ON_THE_CPU = ON_A_DEVICE | {torch.float32: 1e-5}
 
 @dataclass(frozen=True)
 class Call:
-    """A kernel, called for a case.
+    """A kernel, called for a case."""
 
-    Args:
-        name: of the operator of namespace ``recfx``, perhaps with more after a colon.
-        operator, reference: return or change tensors, and have to agree in what they return and in what they change.
-        arguments: of both, on the CPU.
-        in_one_order: whether both add up in one order.
-        bytes: that have to be read and written; 0: its speed is not measured.
-    """
-
-    name: str
+    name: str  # of the operator of namespace ``recfx``, perhaps with more after a colon
     operator: Callable[..., Any]
-    reference: Callable[..., Any]
-    arguments: tuple[Any, ...]
-    in_one_order: bool = True
-    bytes: int = 0
+    reference: Callable[..., Any]  # returns, or changes, the tensors that the operator has to
+    arguments: tuple[Any, ...]  # of both, on the CPU
+    in_one_order: bool = True  # whether both add up in one order
+    bytes: int = 0  # that have to be read and written; 0: its speed is not measured
 
     @property
     def kernel(self) -> str:

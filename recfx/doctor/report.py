@@ -94,26 +94,19 @@ class Choice:
 
 @dataclass
 class Report:
-    """Everything, in the order in which it is found.
+    """Everything, in the order in which it is found."""
 
-    Args:
-        device: as it was asked for, such as ``npu:0``; ``device_name``: as its driver calls it.
-        how: ``real``, ``simulated`` or ``interpreted``; only the first one has times.
-        workload: on what speeds were measured; ``""`` if none were.
-        complete: whether everything was done; ``stopped`` says why it was not.
-    """
-
-    device: str
-    device_name: str = ""
-    how: str = "real"
+    device: str  # as it was asked for, such as ``npu:0``
+    device_name: str = ""  # as its driver calls it
+    how: str = "real"  # ``real``, ``simulated`` or ``interpreted``; only the first one has times
     quick: bool = False
     findings: list[Finding] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
-    workload: str = ""
+    workload: str = ""  # on what speeds were measured; ``""`` if none were
     speeds: list[Speed] = field(default_factory=list)
     choices: list[Choice] = field(default_factory=list)
-    complete: bool = False
-    stopped: str = ""
+    complete: bool = False  # whether everything was done
+    stopped: str = ""  # why it was not
 
     @property
     def ok(self) -> bool:

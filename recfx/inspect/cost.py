@@ -28,15 +28,13 @@ from recfx.ir.operator_graph import lowered_from
 from recfx.passes import Rewriting
 from recfx.planner.plan import plan_of_collections as make_plan
 from recfx.planner.priced_plan import topology_of, world_size_of
-from recfx.planner.pricing.cost import COST_VERSION, Cost, PlanComparison, PlanRow, features_of
+from recfx.planner.pricing.cost import Cost, PlanComparison, PlanRow, features_of
 from recfx.planner.pricing.graph_prices import ModelPrices, price_graph
 from recfx.planner.pricing.hardware import CPU_HOST, NAMED, TYPICAL, Hardware, HardwareName
 from recfx.planner.pricing.node_facts import KnownBatch, whole_number
 from recfx.planner.pricing.planned_collection import PlannedCollection, graph_on, planned_as_sharded, planned_by
 from recfx.planner.pricing.work import NodeCost
 from recfx.planner.topology import (
-    AnyTopology,
-    NpuTopology,
     device_of,
     device_of_tables,
     hardware_of,
@@ -49,7 +47,7 @@ from recfx.replacement.replace_collections import as_converted
 @typed(ConversionError)
 def cost(
     model_or_graph: nn.Module,
-    topology: Topology | NpuTopology | Hardware | HardwareName | None = None,
+    topology: Topology | Hardware | HardwareName | None = None,
     *,
     plan: ShardingPlan | None = None,
     world_size: int | None = None,
@@ -103,7 +101,7 @@ def batch_of(sample: Any) -> KnownBatch:
 
 def priced_with_graphs(
     model_or_graph: nn.Module,
-    topology: AnyTopology | Hardware | None,
+    topology: Topology | Hardware | None,
     plan: ShardingPlan | None,
     world_size: int | None,
     sample: Any = None,
@@ -119,7 +117,7 @@ def priced_with_graphs(
         model = model.graph_module
     collections: list[Any] = list(converted_collections(model).values())
     is_graph, is_sharded = isinstance(model, fx.GraphModule), any(collection.is_sharded for collection in collections)
-    ranks, again = topology.world_size if isinstance(topology, (Topology, NpuTopology)) else 1, None
+    ranks, again = topology.world_size if isinstance(topology, Topology) else 1, None
     converted: Mapping[str, UnshardedCollection] = {}
     if is_graph or is_sharded:
         if plan is not None or (ranks > 1 and not is_sharded and _ranks([model])[1] == 1):
@@ -135,7 +133,7 @@ def priced_with_graphs(
             raise _no_collection()
         if plan is not None:
             check_plan(plan)
-            is_for_ranks = world_size is None and isinstance(topology, (Topology, NpuTopology))
+            is_for_ranks = world_size is None and isinstance(topology, Topology)
             world_size = world_size_of(plan, ranks if is_for_ranks else world_size)
             topology = topology_of(plan) if topology is None else topology
         again = None if isinstance(topology, Hardware) else _again(model_or_graph, topology, sample)
@@ -155,10 +153,9 @@ def priced_with_graphs(
         graphs = {part.name: part.rewriting(rank=0) for part in planned}
         nodes = [node for part in planned for node in price_graph(graphs[part.name].graph, model.training, part.calls)]
         for collection in collections:
-            prices.residents.of_dense(collection)  # counted above
+            prices.dense("", collection)  # what it keeps is counted above
         nodes += prices.rest(model, collections, world_size)
     priced = Cost(
-        version=COST_VERSION,
         nodes=tuple(nodes),
         features=features_of(nodes, planned),
         world_size=world_size,
@@ -196,7 +193,7 @@ def _as_it_is(prices: ModelPrices, model: nn.Module, parts: Sequence[Any], targe
             calls = max(part.calls, 1)
             if is_elsewhere:
                 graph = graph_on(part, target).graph
-                nodes += price_graph(graph, model.training, calls, residents=prices.residents, store=part.store)
+                nodes += price_graph(graph, model.training, calls, counted=prices.counted, store=part.store)
             else:
                 nodes += prices.nodes_of(part.graph_module, calls)
         nodes += prices.rest(model, parts, world_size=1)
@@ -220,7 +217,7 @@ def _as_planned(
     )
 
 
-def _again(model: nn.Module, topology: AnyTopology | None, sample: Any) -> Callable[[int], Cost]:
+def _again(model: nn.Module, topology: Topology | None, sample: Any) -> Callable[[int], Cost]:
     """The cost of the model on another number of ranks, for which a plan is made."""
 
     def again(world_size: int) -> Cost:
@@ -231,9 +228,9 @@ def _again(model: nn.Module, topology: AnyTopology | None, sample: Any) -> Calla
     return again
 
 
-def checked_topology(given: Any) -> AnyTopology | Hardware | None:
+def checked_topology(given: Any) -> Topology | Hardware | None:
     """What to price for, which a name may say."""
-    topology: AnyTopology | Hardware | None = NAMED.get(given) if isinstance(given, str) else given
+    topology: Topology | Hardware | None = NAMED.get(given) if isinstance(given, str) else given
     if topology is None and given is not None:
         raise ConversionError(
             f"topology is {given!r}{did_you_mean(given, NAMED)}.",
@@ -265,7 +262,7 @@ def _ranks(graphs: Iterable[nn.Module]) -> tuple[int, int]:
 def compare_plans(
     model: nn.Module,
     plans: Sequence[ShardingPlan] | Mapping[str, ShardingPlan],
-    topology: Topology | NpuTopology | Hardware | HardwareName | None = None,
+    topology: Topology | Hardware | HardwareName | None = None,
     *,
     world_size: int | None = None,
     B: int | None = None,

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torchrec.distributed.planner import Topology
 from torchrec.distributed.types import ShardingPlan
 from torchrec.modules.embedding_configs import DATA_TYPE_NUM_BITS, BaseEmbeddingConfig
 from torchrec.modules.mc_embedding_modules import BaseManagedCollisionEmbeddingCollection
@@ -34,7 +35,7 @@ from recfx.ir.shards import CollectionSharding, ShardedTable
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.passes import Rewriting
 from recfx.planner.pricing.planned_collection import planned_with
-from recfx.planner.topology import AnyTopology, device_of, device_of_tables
+from recfx.planner.topology import device_of, device_of_tables
 from recfx.printing.grid import size
 from recfx.runtime.dedup_ids import DedupIds
 from recfx.runtime.find_rows import FindRows
@@ -58,7 +59,7 @@ class AsPlanned:
     plan: ShardingPlan
     rank: int
     world_size: int
-    topology: AnyTopology | None = None
+    topology: Topology | None = None
 
 
 def describe(

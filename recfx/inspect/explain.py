@@ -38,7 +38,7 @@ from recfx.passes import Pass
 from recfx.planner.plan import plan_of_collections as make_plan
 from recfx.planner.priced_plan import price_of, topology_of, world_size_of
 from recfx.planner.pricing.node_facts import whole_number
-from recfx.planner.topology import NpuTopology, device_of_tables, plain_topology
+from recfx.planner.topology import device_of_tables, plain_topology
 from recfx.replacement.conversion_record import Conversion, Found, conversion_of
 from recfx.replacement.replace_collections import unchanged
 from recfx.replacement.resize_tables import TableResizing
@@ -52,7 +52,7 @@ def explain(
     plan: ShardingPlan | None = None,
     *,
     hashing: HashConfig | Mapping[str, HashConfig | None] | None = DEFAULT_HASHING,
-    topology: Topology | NpuTopology | None = None,
+    topology: Topology | None = None,
     world_size: int | None = None,
     env: ShardingEnv | None = None,
     device: torch.device | str | None = None,

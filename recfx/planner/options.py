@@ -25,19 +25,19 @@ from torchrec.distributed.types import ModuleSharder
 
 from recfx.collections.collection import UnshardedCollection
 from recfx.collections.converted_collection import index_of
-from recfx.collections.sharding.types import TableWise, type_named, type_names
+from recfx.collections.sharding.types import type_named, type_names
 from recfx.errors import ConversionError
 from recfx.hashing import row_cuts
 from recfx.ir import tables as ir
 from recfx.ir.context import CollectionContext
-from recfx.ir.shards import CollectionSharding, ShardedTable
-from recfx.ir.ways_back import ALL_TO_ALL
+from recfx.ir.shards import unsharded
 from recfx.planner.pricing.graph_prices import costs_of_shard, load_of
-from recfx.planner.pricing.hardware import Constant, Hardware
+from recfx.planner.pricing.hardware import Constant
 from recfx.planner.pricing.node_facts import Symbols, TableLoad
 from recfx.planner.pricing.planned_collection import planned_with
 from recfx.planner.pricing.step_price import seconds_of_collective, seconds_of_work
 from recfx.planner.pricing.work import LENGTH
+from recfx.planner.topology import device_of, hardware_of
 
 
 class ShardEstimates(EmbeddingPerfEstimator):
@@ -52,14 +52,13 @@ class ShardEstimates(EmbeddingPerfEstimator):
         topology: Topology,
         constraints: dict[str, ParameterConstraints] | None,
         collections: Mapping[str, UnshardedCollection],
-        hardware: Hardware,
-        device: str,
         trains: bool,
     ) -> None:
         super().__init__(topology, constraints)
         self._storage = EmbeddingStorageEstimator(topology, constraints)
-        self._collections, self._world_size, self._device = collections, topology.world_size, device
-        self._hardware, self._trains = replace(hardware, node_overhead=Constant(0.0, "counted for nodes")), trains
+        self._collections, self._trains = collections, trains
+        self._world_size, self._device = topology.world_size, device_of(topology)
+        self._hardware = replace(hardware_of(topology), node_overhead=Constant(0.0, "counted for nodes"))
         self._context = cache(self._context_of)
 
     def estimate(self, sharding_options: list[ShardingOption], sharder_data_map: Any) -> None:
@@ -74,11 +73,9 @@ class ShardEstimates(EmbeddingPerfEstimator):
 
     def _context_of(self, path: str, kernel: str) -> CollectionContext:
         """The collection with its tables on one kernel; where they are does not matter."""
-        collection, tables = self._collections[path], []
-        for table in collection.tables:
-            whole = ir.Shard(table, 0, (0, table.num_embeddings), (0, table.embedding_dim), name=table.name)
-            tables.append(ShardedTable(table, TableWise(), kernel, ALL_TO_ALL, (whole,)))
-        sharding = CollectionSharding(tuple(tables), 0, self._world_size)
+        collection = self._collections[path]
+        whole = unsharded(collection.tables)
+        sharding = replace(whole, tables=tuple(replace(table, compute_kernel=kernel) for table in whole.tables))
         return planned_with(collection, path, sharding, self._device).context
 
     def _time(self, option: ShardingOption, shard: Shard) -> Perf:
@@ -91,8 +88,10 @@ class ShardEstimates(EmbeddingPerfEstimator):
         lengths |= dict(zip(table.sent_lengths, option.input_lengths, strict=False))
         symbols = Symbols(option.batch_size, self._world_size, lambda name: lengths.get(name, LENGTH), float)
         nodes = costs_of_shard(context, part, self._trains, symbols=symbols)
-        forward = sum(seconds_of_work(node.forward, hardware, node.on_host) for node in nodes)
-        backward = sum(seconds_of_work(node.backward, hardware, node.on_host) for node in nodes)
+        forward, backward = (
+            sum(seconds_of_work(getattr(node, phase), hardware, node.on_host) for node in nodes)
+            for phase in ("forward", "backward")
+        )
         there, back = self._wire(option, load_of(context, part, symbols), context.is_pooled)
         return Perf(1e3 * forward, 1e3 * there, 1e3 * backward, 1e3 * back)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain, repeat
 from typing import Any
 
 from torch import nn
@@ -30,12 +31,11 @@ from recfx.planner.pricing.cost_text import step_text
 from recfx.planner.pricing.graph_prices import ModelPrices
 from recfx.planner.pricing.node_facts import Values, not_negative, shares_of, whole_number
 from recfx.planner.pricing.planned_collection import planned_by
-from recfx.planner.pricing.step_price import Totals, price, price_step
-from recfx.planner.pricing.work import LENGTH
+from recfx.planner.pricing.step_price import price, price_step
+from recfx.planner.pricing.work import LENGTH, Totals
 from recfx.planner.search import Placed, busy, plans_to_price
 from recfx.planner.sharder import HashEmbeddingBagCollectionSharder, planned_types, torchrec_sharders
 from recfx.planner.topology import (
-    NpuTopology,
     check_topology,
     device_of,
     hardware_of,
@@ -53,7 +53,7 @@ OTHERS = "others"
 @typed(ConversionError)
 def plan(
     model: nn.Module,
-    topology: Topology | NpuTopology,
+    topology: Topology,
     constraints: Mapping[str, ParameterConstraints] | None = None,
     *,
     batch_size: int = BATCH_SIZE,
@@ -95,7 +95,7 @@ def plan(
     return _plan(model, topology, constraints, batch_size, empty_ranks)
 
 
-def plan_of_collections(model: nn.Module, topology: Topology | NpuTopology) -> ShardingPlan:
+def plan_of_collections(model: nn.Module, topology: Topology) -> ShardingPlan:
     """The plan that ``plan`` makes, without the modules that recfx does not convert: they stay as they are.
 
     So do those that a conversion has left in ``model``.
@@ -105,7 +105,7 @@ def plan_of_collections(model: nn.Module, topology: Topology | NpuTopology) -> S
 
 def _plan(
     model: nn.Module,
-    topology: Topology | NpuTopology,
+    topology: Topology,
     constraints: Mapping[str, ParameterConstraints] | None = None,
     batch_size: int = BATCH_SIZE,
     empty_ranks: bool = False,
@@ -121,33 +121,33 @@ def _plan(
             module_path=path,
             what_to_do="make the plan from the model before it is sharded.",
         )
-    pod = topology.as_cuda() if isinstance(topology, NpuTopology) else topology
+    is_npu = device_of(topology) == "npu"
     collections = as_converted(model)
     if not with_torchrec:
         here = {path: collection for path, collection in collections.items() if model.get_submodule(path) is collection}
         collections = here or collections
-    sharders = planning_sharders(model, collections, with_torchrec=with_torchrec and pod is topology)
+    sharders = planning_sharders(model, collections, with_torchrec=with_torchrec and not is_npu)
     limits = dict(constraints or {})
-    _check_constraints(limits, model, sharders, pod.compute_device)
-    hardware, device = hardware_of(topology), device_of(topology)
-    estimates = ShardEstimates(pod, limits, collections, hardware, device, trains=model.training)
+    _check_constraints(limits, model, sharders, topology.compute_device)
+    estimates = ShardEstimates(topology, limits, collections, trains=model.training)
     bound = {table for table, limit in limits.items() if len(limit.sharding_types or ()) == 1}
-    enumerator = ShardingOptions(pod, batch_size, limits, estimates, empty_ranks=empty_ranks)
+    enumerator = ShardingOptions(topology, batch_size, limits, estimates, empty_ranks=empty_ranks)
     try:
         options = enumerator.enumerate(model, sharders)
-        capacity = _capacity(pod, batch_size, model, sharders, limits)
+        capacity = _capacity(topology, batch_size, model, sharders, limits)
         tried, plans = plans_to_price(options, capacity, bound)
     except PlannerError as error:
         raise _refusal(error) from error
-    cheapest, pricing = _cheapest(model, collections, topology, pod, batch_size, plans, tried)
-    best = to_sharding_plan(cheapest.assigned(), pod)
-    if pod is not topology:
-        best = replace_placements(best, "npu", pod.local_world_size)
+    values = _values(collections, limits, batch_size, topology.world_size)
+    cheapest, pricing = _cheapest(model, collections, topology, values, plans, tried)
+    best = to_sharding_plan(cheapest.assigned(), topology)
+    if is_npu:
+        best = replace_placements(best, "npu", topology.local_world_size)
     return PricedPlan(best.plan, int(topology.world_size), topology, pricing)
 
 
 def _capacity(
-    pod: Topology,
+    topology: Topology,
     batch_size: int,
     model: nn.Module,
     sharders: list[ModuleSharder[nn.Module]],
@@ -160,7 +160,7 @@ def _capacity(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
             reservation = HeuristicalStorageReservation(RESERVED)
-            return reservation.reserve(pod, batch_size, model, sharders, limits)
+            return reservation.reserve(topology, batch_size, model, sharders, limits)
     finally:
         logger.disabled = before
 
@@ -168,41 +168,38 @@ def _capacity(
 def _cheapest(
     model: nn.Module,
     collections: Mapping[str, UnshardedCollection],
-    topology: Topology | NpuTopology,
-    pod: Topology,
-    batch_size: int,
+    topology: Topology,
+    values: Values,
     plans: Sequence[Placed],
     tried: int,
 ) -> tuple[Placed, Pricing]:
-    """The cheapest of the plans as ``recfx.cost`` prices them, and how it was chosen of so many that were tried.
-
-    ``pod`` is the topology as TorchRec knows it.
-    """
+    """The cheapest of the plans as ``recfx.cost`` prices them, and how it was chosen of so many that were tried."""
     hardware, device = hardware_of(topology), device_of(topology)
-    values = _values(plans[0], collections, batch_size, pod)
     trains = model.training
-    dense = ModelPrices(trains).rest(model, list(collections.values()), pod.world_size)
+    dense = ModelPrices(trains).rest(model, list(collections.values()), topology.world_size)
     rest = Totals.of(price(node, values, hardware) for node in dense)
 
     def priced(plan: Placed) -> PlanPrice:
         options = plan.assigned()
         ours = [option for option in options if option.path in collections]
-        tables: Mapping[str, Any] = to_sharding_plan(ours, pod).plan
+        tables: Mapping[str, Any] = to_sharding_plan(ours, topology).plan
         planned = [
-            planned_by(collections[path], of_tables, pod.world_size, device, path) for path, of_tables in tables.items()
+            planned_by(collections[path], of_tables, topology.world_size, device, path)
+            for path, of_tables in tables.items()
         ]
         parts = dict(price_step(planned, trains, values, hardware, rest).parts)
         if len(ours) < len(options):
             others = [option for option in options if option.path not in collections]
-            parts[OTHERS] = float(busy(others, pod.world_size).max()) / 1e3
+            parts[OTHERS] = float(busy(others, topology.world_size).max()) / 1e3
         types = {option.fqn.lstrip("."): str(option.sharding_type) for option in options}
         return PlanPrice(sum(parts.values()), parts, types)
 
-    prices, lengths = [priced(plan) for plan in plans], {name: float(one) for name, one in values.lengths.items()}
+    prices = [priced(plan) for plan in plans]
     chosen = min(prices, key=lambda one: one.seconds)
     others = [one for one in prices if one != chosen]
+    lengths = {name: float(length) for name, length in values.lengths.items()}
     pricing = Pricing(
-        step=step_text(trains, hardware.name, batch_size, lengths, pod.world_size),
+        step=step_text(trains, hardware.name, values.batch, lengths, topology.world_size),
         tried=max(tried, len(plans)),
         priced=len(plans),
         chosen=chosen,
@@ -211,18 +208,20 @@ def _cheapest(
     return plans[prices.index(chosen)], pricing
 
 
-def _values(plan: Placed, collections: Mapping[str, UnshardedCollection], batch_size: int, pod: Topology) -> Values:
+def _values(
+    collections: Mapping[str, UnshardedCollection],
+    limits: Mapping[str, ParameterConstraints],
+    batch_size: int,
+    world_size: int,
+) -> Values:
     """The batch that TorchRec's constraints describe."""
-    specs = {path: {table.name: table for table in part.tables} for path, part in collections.items()}
-    tables = [table for of_path in specs.values() for table in of_path.values()]
-    lengths: dict[str, float] = {}
-    for option in plan.options:
-        features = specs[option.path][option.name].feature_names if option.path in specs else ()
-        for feature, length in zip(features, option.input_lengths, strict=False):
+    tables, lengths = [table for part in collections.values() for table in part.tables], dict[str, float]()
+    for table in tables:
+        factors = limits.get(table.name, ParameterConstraints()).pooling_factors or ()
+        for feature, length in zip(table.feature_names, chain(factors, repeat(LENGTH)), strict=False):
             lengths[feature] = max(lengths.get(feature, 0.0), float(length))
-    lengths = {name: lengths.get(name, float(LENGTH)) for table in tables for name in table.feature_names}
     names = [*lengths, *(name for table in tables for name in table.sent_lengths)]
-    return Values(batch_size, pod.world_size, lengths, names, shares_of(tables))
+    return Values(batch_size, world_size, lengths, names, shares_of(tables))
 
 
 def planning_sharders(
@@ -264,18 +263,16 @@ def _check_constraints(
         )
     for table, limits in constraints.items():
         if not isinstance(limits, ParameterConstraints):
-            raise _invalid_constraint(f"the constraints of table {table!r} are {limits!r}", "ParameterConstraints")
+            raise ConversionError(
+                f"the constraints of table {table!r} are {limits!r}.",
+                reason="invalid_argument",
+                what_to_do="pass ParameterConstraints.",
+            )
         if limits.min_partition is not None:
             whole_number(limits.min_partition, f"min_partition of table {table!r}")
-        for name, check in _LISTS.items():
-            given = getattr(limits, name)
-            if given is None and name != "pooling_factors":
-                continue
-            if not isinstance(given, Iterable) or isinstance(given, str):
-                raise _invalid_constraint(f"{name} of table {table!r} is {given!r}", "a list, or nothing")
-            if check is not None:
-                for value in given:
-                    check(value, f"one of {name} of table {table!r}")
+        for name, check in _NUMBERS.items():
+            for value in getattr(limits, name) or ():
+                check(value, f"one of {name} of table {table!r}")
     tables = {name for name, _, _ in sharded}
     unknown = sorted(constraints.keys() - tables)
     if unknown:
@@ -306,18 +303,12 @@ def _check_constraints(
             )
 
 
-_LISTS: dict[str, Callable[[Any, str], object] | None] = {
+_NUMBERS: dict[str, Callable[[Any, str], object]] = {
     "pooling_factors": not_negative,
     "num_poolings": not_negative,
     "batch_sizes": whole_number,
-    "sharding_types": None,
-    "compute_kernels": None,
 }
-"""The lists in constraints, and what checks their numbers."""
-
-
-def _invalid_constraint(message: str, instead: str) -> ConversionError:
-    return ConversionError(f"{message}.", reason="invalid_argument", what_to_do=f"pass {instead}.")
+"""The lists of numbers in constraints, and what checks these."""
 
 
 def _refusal(error: PlannerError) -> ConversionError:

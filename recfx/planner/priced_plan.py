@@ -8,27 +8,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from torchrec.distributed.planner import Topology
 from torchrec.distributed.types import ShardingPlan
 
 from recfx.collections.sharding.plan import ranks_named, ranks_spanned
 from recfx.errors import ConversionError, Diagnostic
 from recfx.planner.pricing.cost_text import in_time
-from recfx.planner.topology import AnyTopology
 
 
 @dataclass(frozen=True)
 class PlanPrice:
-    """What one plan that was tried would cost.
+    """What one plan that was tried would cost."""
 
-    Args:
-        seconds: the predicted time of a step.
-        parts: how it is made up: ids, tables, output, wire, dense.
-        types: the sharding type of every table, by ``<collection>.<table>``.
-    """
-
-    seconds: float
-    parts: Mapping[str, float]
-    types: Mapping[str, str]
+    seconds: float  # the predicted time of a step
+    parts: Mapping[str, float]  # how it is made up: ids, tables, output, wire, dense
+    types: Mapping[str, str]  # the sharding type of every table, by ``<collection>.<table>``
 
     def __str__(self) -> str:
         counts = Counter(self.types.values()).most_common()
@@ -37,21 +31,13 @@ class PlanPrice:
 
 @dataclass(frozen=True)
 class Pricing:
-    """How a plan was chosen.
+    """How a plan was chosen."""
 
-    Args:
-        step: the step that times were predicted for, with its hardware and its batch.
-        tried: the number of plans that fit.
-        priced: how many of them, the best by estimates, were priced.
-        chosen: the cheapest.
-        runner_up: the cheapest of the others; None if there was no other.
-    """
-
-    step: str
-    tried: int
-    priced: int
-    chosen: PlanPrice
-    runner_up: PlanPrice | None = None
+    step: str  # the step that times were predicted for, with its hardware and its batch
+    tried: int  # the number of plans that fit
+    priced: int  # how many of them, the best by estimates, were priced
+    chosen: PlanPrice  # the cheapest
+    runner_up: PlanPrice | None = None  # the cheapest of the others; None if there was no other
 
     def __str__(self) -> str:
         text = f"{self.chosen}, {self.step_text}"
@@ -83,7 +69,7 @@ class PricedPlan(ShardingPlan):
         self,
         plan: dict[str, Any],
         world_size: int | None,
-        topology: AnyTopology | None = None,
+        topology: Topology | None = None,
         pricing: Pricing | None = None,
     ) -> None:
         super().__init__(plan)
@@ -147,6 +133,6 @@ def world_size_said(plan: ShardingPlan, requested: int | None = None) -> int | N
     return own or requested
 
 
-def topology_of(plan: ShardingPlan | None) -> AnyTopology | None:
+def topology_of(plan: ShardingPlan | None) -> Topology | None:
     """The topology that a plan was made for; None if it is not recfx's own."""
     return plan.topology if isinstance(plan, PricedPlan) else None

@@ -23,15 +23,10 @@ Proposal = Sequence[ShardingOption]
 
 @dataclass(frozen=True)
 class Placed:
-    """A proposal with the rank of every shard: a plan.
+    """A proposal with the rank of every shard: a plan."""
 
-    Args:
-        options: one for each table.
-        ranks: those of the shards of each option.
-    """
-
-    options: Proposal
-    ranks: Sequence[Sequence[int]]
+    options: Proposal  # one for each table
+    ranks: Sequence[Sequence[int]]  # those of the shards of each option
 
     @classmethod
     def of(cls, proposal: Proposal, world_size: int) -> Placed:

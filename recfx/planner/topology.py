@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import astuple, replace
 from functools import lru_cache
 from numbers import Integral, Real
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import nn
@@ -33,7 +33,7 @@ from recfx.collections.pieces import rank_of
 from recfx.collections.sharding.plan import MOST_RANKS
 from recfx.errors import ConversionError
 from recfx.planner.pricing.hardware import ASCEND_910B, CPU_HOST, H100, Constant, Hardware, same_for_all
-from recfx.versions.differences import make_topology
+from recfx.versions.differences import BY_FACTORY, make_topology
 
 # `npu-smi info` shows 65536 MB per device; Rec SDK Torch's patch of TorchRec plans with the same.
 HBM_BYTES = 64 * 1024**3
@@ -46,9 +46,32 @@ PRIVATE = "privateuseone"
 """What torch calls the device type ``npu`` until torch_npu renames it."""
 
 
-@dataclass(frozen=True)
-class NpuTopology:
-    """A pod of equal NPU servers, for ``recfx.plan``; TorchRec's ``Topology`` knows no NPU.
+class NpuTopology(Topology):
+    """A pod of equal NPU servers, for ``recfx.plan``, made by :func:`npu_topology`.
+
+    TorchRec knows no NPU, and takes the devices for ones of type ``cuda``. Bandwidths are in bytes per millisecond.
+    """
+
+
+def npu_topology(
+    world_size: int,
+    local_world_size: int = DEVICES_A_SERVER,
+    *,
+    hbm_cap: int = HBM_BYTES,
+    ddr_cap: int = DDR_BYTES,
+    hbm_bandwidth: float = ASCEND_910B.memory_bandwidth.value,
+    ddr_bandwidth: float = ASCEND_910B.host_memory_bandwidth.value,
+    intra_host_bandwidth: float = HCCS_BANDWIDTH,
+    inter_host_bandwidth: float = ASCEND_910B.network_bandwidth.value,
+) -> NpuTopology:
+    """A pod of ``world_size`` NPUs; if a server has more than that, they are all in one server. The defaults describe
+    Atlas 800T A2 servers.
+
+    Example:
+        >>> from recfx.planner.topology import npu_topology
+        >>> topology = npu_topology(16, hbm_cap=32 * 1024**3)  # two servers
+        >>> topology.local_world_size
+        8
 
     Args:
         world_size: total number of devices.
@@ -63,54 +86,34 @@ class NpuTopology:
     Raises:
         ConversionError: ``invalid_topology``.
     """
-
-    world_size: int
-    local_world_size: int
-    hbm_cap: int = HBM_BYTES
-    ddr_cap: int = DDR_BYTES
-    hbm_bandwidth: float = ASCEND_910B.memory_bandwidth.value
-    ddr_bandwidth: float = ASCEND_910B.host_memory_bandwidth.value
-    intra_host_bandwidth: float = HCCS_BANDWIDTH
-    inter_host_bandwidth: float = ASCEND_910B.network_bandwidth.value
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            _check_number(field.name, getattr(self, field.name))
-        if self.world_size % self.local_world_size:
-            raise _invalid(
-                f"{self.world_size} devices are not a whole number of servers with {self.local_world_size} each.",
-                f"pass at most {self.local_world_size} devices, or a multiple of that; or another local_world_size.",
-            )
-
-    def as_cuda(self) -> Topology:
-        """This pod as TorchRec can plan for it: devices called ``cuda``, bandwidths in bytes per millisecond."""
-        return make_topology(
-            world_size=self.world_size,
-            local_world_size=self.local_world_size,
-            compute_device="cuda",
-            hbm_cap=self.hbm_cap,
-            ddr_cap=self.ddr_cap,
-            hbm_mem_bw=self.hbm_bandwidth / 1000,
-            ddr_mem_bw=self.ddr_bandwidth / 1000,
-            intra_host_bw=self.intra_host_bandwidth / 1000,
-            inter_host_bw=self.inter_host_bandwidth / 1000,
+    for name, value in dict(locals()).items():
+        _check_number(name, value)
+    local_world_size = min(world_size, local_world_size)
+    if world_size % local_world_size:
+        raise _invalid(
+            f"{world_size} devices are not a whole number of servers with {local_world_size} each.",
+            f"pass at most {local_world_size} devices, or a multiple of that; or another local_world_size.",
         )
+    bandwidths = {
+        "hbm_mem_bw": hbm_bandwidth,
+        "ddr_mem_bw": ddr_bandwidth,
+        "intra_host_bw": intra_host_bandwidth,
+        "inter_host_bw": inter_host_bandwidth,
+    }
+    return _topology(
+        "npu",
+        world_size,
+        local_world_size=local_world_size,
+        hbm_cap=hbm_cap,
+        ddr_cap=ddr_cap,
+        **{name: value / 1000 for name, value in bandwidths.items()},
+    )
 
 
-def npu_topology(world_size: int, local_world_size: int = DEVICES_A_SERVER, **settings: Any) -> NpuTopology:
-    """A pod of ``world_size`` NPUs; if a server has more than that, they are all in one server.
-
-    The other arguments are as for :class:`NpuTopology`; their defaults describe Atlas 800T A2 servers.
-
-    Example:
-        >>> from recfx.planner.topology import npu_topology
-        >>> topology = npu_topology(16, hbm_cap=32 * 1024**3)  # two servers
-        >>> topology.local_world_size
-        8
-    """
-    _check_number("world_size", world_size)
-    _check_number("local_world_size", local_world_size)
-    return NpuTopology(world_size, min(world_size, local_world_size), **settings)
+def _topology(device: str, world_size: int, **settings: Any) -> Topology:
+    if device == "npu":
+        return NpuTopology(world_size=world_size, compute_device="cuda", **BY_FACTORY, **settings)
+    return make_topology(world_size=world_size, compute_device=device, **settings)
 
 
 def replace_placements(plan: ShardingPlan, device: str, local_world_size: int = MOST_RANKS) -> ShardingPlan:
@@ -156,20 +159,17 @@ _BANDWIDTHS = {
 }
 """The bandwidths of a ``Topology``, with TorchRec's defaults and the names of the constants of ``Hardware``."""
 
-AnyTopology: TypeAlias = Topology | NpuTopology
 
-
-def check_topology(topology: AnyTopology) -> AnyTopology:
+def check_topology(topology: Topology) -> Topology:
     """Refuse a topology without ranks or with memory that is no number (``invalid_topology``)."""
-    if isinstance(topology, Topology):
-        _check_number("world_size", topology.world_size)
-        for rank, device in enumerate(topology.devices):
-            if not all(map(math.isfinite, astuple(device.storage))):
-                raise _invalid(f"rank {rank} has {device.storage} bytes of memory.", "pass finite numbers of bytes.")
+    _check_number("world_size", topology.world_size)
+    for rank, device in enumerate(topology.devices):
+        if not all(map(math.isfinite, astuple(device.storage))):
+            raise _invalid(f"rank {rank} has {device.storage} bytes of memory.", "pass finite numbers of bytes.")
     return topology
 
 
-def hardware_of(topology: AnyTopology | Hardware) -> Hardware:
+def hardware_of(topology: Topology | Hardware) -> Hardware:
     """The bandwidths of a topology; what it does not say is taken from an Ascend 910B, an H100 or a host. Hardware is
     itself.
 
@@ -177,41 +177,34 @@ def hardware_of(topology: AnyTopology | Hardware) -> Hardware:
     """
     if isinstance(topology, Hardware):
         return topology
-    if isinstance(topology, NpuTopology):
-        return replace(
-            ASCEND_910B,
-            memory_bandwidth=_said(topology.hbm_bandwidth),
-            random_access=Constant(64 / topology.hbm_bandwidth, ASCEND_910B.random_access.source),
-            host_memory_bandwidth=_said(topology.ddr_bandwidth),
-            link_bandwidth=same_for_all(*_said(topology.intra_host_bandwidth / 2, ": half of both directions")),
-            network_bandwidth=_said(topology.inter_host_bandwidth),
-            ranks_per_host=topology.local_world_size,
-        )
     # TorchRec's defaults are those of no device in particular: a topology that has them says nothing.
     said: dict[str, Any] = {
         constant: _said(getattr(topology, name) * 1000)
         for name, (default, constant) in _BANDWIDTHS.items()
         if getattr(topology, name) != default
     }
+    device, ranks = device_of(topology), topology.local_world_size
     if "link_bandwidth" in said:
-        said["link_bandwidth"] = same_for_all(*said["link_bandwidth"])
-    ranks = topology.local_world_size
-    if topology.compute_device == "cpu":
+        link, source = said["link_bandwidth"]
+        said["link_bandwidth"] = same_for_all(
+            *((link / 2, f"{source}: half of both directions") if device == "npu" else (link, source))
+        )
+    if device == "cpu":
         of_memory = said.get("host_memory_bandwidth", CPU_HOST.memory_bandwidth)
         said |= {"memory_bandwidth": of_memory, "copy_bandwidth": CPU_HOST.copy_bandwidth}
         return replace(CPU_HOST, ranks_per_host=ranks, **said)
-    name = "CUDA device" if said else H100.name
+    base = ASCEND_910B if device == "npu" else replace(H100, name="CUDA device" if said else H100.name)
     if "memory_bandwidth" in said:
-        said["random_access"] = Constant(64 / said["memory_bandwidth"].value, H100.random_access.source)
-    return replace(H100, name=name, ranks_per_host=ranks, **said)
+        said["random_access"] = Constant(64 / said["memory_bandwidth"].value, base.random_access.source)
+    return replace(base, ranks_per_host=ranks, **said)
 
 
-def plain_topology(world_size: int, device: str) -> AnyTopology:
+def plain_topology(world_size: int, device: str) -> Topology:
     """``world_size`` devices of a type, where nothing else is known of them."""
     return npu_topology(world_size) if device in ("npu", PRIVATE) else make_topology(world_size, device)
 
 
-def device_of(topology: AnyTopology | Hardware) -> str:
+def device_of(topology: Topology | Hardware) -> str:
     """The type of device that has the tables; ``""`` for hardware that is no type."""
     if isinstance(topology, Hardware):
         return topology.device
@@ -224,21 +217,17 @@ def device_of_tables(model: nn.Module) -> str:
     return "npu" if device == PRIVATE else device
 
 
-def of_ranks(topology: AnyTopology, world_size: int) -> AnyTopology:
+def of_ranks(topology: Topology, world_size: int) -> Topology:
     """Describe the same devices and links for other ranks; if there are fewer than a host has, they are on one host."""
     settings = settings_of(topology)
     return topology_of_settings(settings | {"local_world_size": min(world_size, topology.local_world_size)}, world_size)
 
 
-def settings_of(topology: AnyTopology) -> dict[str, Any]:
+def settings_of(topology: Topology) -> dict[str, Any]:
     """What a topology says of every rank, as plain data."""
-    if isinstance(topology, NpuTopology):
-        settings = {field.name: getattr(topology, field.name) for field in fields(topology)}
-        del settings["world_size"]
-        return {"device": "npu", **settings}
     storage = topology.devices[0].storage
     return {
-        "device": topology.compute_device,
+        "device": device_of(topology),
         "local_world_size": topology.local_world_size,
         "hbm_cap": storage.hbm,
         "ddr_cap": storage.ddr,
@@ -247,11 +236,9 @@ def settings_of(topology: AnyTopology) -> dict[str, Any]:
     }
 
 
-def topology_of_settings(settings: Mapping[str, Any], world_size: Any) -> AnyTopology:
+def topology_of_settings(settings: Mapping[str, Any], world_size: Any) -> Topology:
     """The topology of so many ranks of which :func:`settings_of` says this."""
-    settings = {**settings, "world_size": world_size}
-    device = settings.pop("device")
-    return NpuTopology(**settings) if device == "npu" else make_topology(compute_device=device, **settings)
+    return _topology(world_size=world_size, **settings)
 
 
 def _check_number(name: str, value: Any) -> None:
@@ -263,8 +250,8 @@ def _check_number(name: str, value: Any) -> None:
         raise _invalid(f"{name} is {value!r}.", f"pass a {'whole' if whole else 'finite'} number above 0{above}.")
 
 
-def _said(value: float, more: str = "") -> Constant:
-    return Constant(value, f"as the topology says{more}")
+def _said(value: float) -> Constant:
+    return Constant(value, "as the topology says")
 
 
 def _invalid(message: str, what_to_do: str) -> ConversionError:

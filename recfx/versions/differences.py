@@ -68,9 +68,8 @@ CHECKPOINT_WITHOUT_REENTRY = next(
 )
 
 # TorchRec 1.8 and newer warn of a topology that Meta's factory has not made, unless they are told otherwise.
-make_topology: Callable[..., Topology] = (
-    functools.partial(Topology, created_by_factory=True) if _takes(Topology, "created_by_factory") else Topology
-)
+BY_FACTORY = {"created_by_factory": True} if _takes(Topology, "created_by_factory") else {}
+make_topology: Callable[..., Topology] = functools.partial(Topology, **BY_FACTORY)
 
 
 # What an EmbeddingCollection is told beside its tables: need_indices alone in TorchRec 1.4 and older, and not the last

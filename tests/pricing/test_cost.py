@@ -49,10 +49,10 @@ def test_what_a_converted_model_keeps() -> None:
     model(batch(4)).sum().backward()
     cost = recfx.cost(model, H100)
     indexes = [buffer for index in model.ebc.hash_indexes.values() for buffer in index.buffers()]
-    assert cost.resident.index == sum(buffer.nbytes for buffer in indexes)
-    assert cost.resident.weights == sum(parameter.nbytes for parameter in model.parameters())
+    assert cost.totals.resident.index == sum(buffer.nbytes for buffer in indexes)
+    assert cost.totals.resident.weights == sum(parameter.nbytes for parameter in model.parameters())
     state = [value for optimizer in model.ebc.store.optimizers.values() for value in optimizer.state.values()]
-    assert cost.resident.optimizer == sum(tensor.nbytes for tensor in state)
+    assert cost.totals.resident.optimizer == sum(tensor.nbytes for tensor in state)
     assert cost.node("dense").resident_bytes == (24 * 3 + 3) * 4
 
 
@@ -106,17 +106,17 @@ def test_collections_that_are_called_twice_are_kept_once() -> None:
 
     model = recfx.convert(Twice(), hashing=RAW)
     twice, once = recfx.cost(recfx.trace(model, batch(4))), recfx.cost(hashed("sgd"))
-    assert twice.resident == once.resident
-    assert sympy.expand(twice.read_bytes) != sympy.expand(once.read_bytes)
+    assert twice.totals.resident == once.totals.resident
+    assert sympy.expand(twice.totals.read_bytes) != sympy.expand(once.totals.read_bytes)
     assert len({node.name for node in twice.nodes if node.kind == "select_features"}) == 2
 
 
 def test_tables_that_share_a_weight_keep_it_once() -> None:
     model = nn.ModuleDict({"one": collection(), "other": collection()})
-    alone = recfx.cost(recfx.convert(model, hashing=None)).resident.weights
+    alone = recfx.cost(recfx.convert(model, hashing=None)).totals.resident.weights
     tables = [part.embedding_bags["t1"] for part in model.values()]
     tables[0].weight = tables[1].weight
-    assert recfx.cost(recfx.convert(model, hashing=None)).resident.weights == alone - tables[0].weight.nbytes
+    assert recfx.cost(recfx.convert(model, hashing=None)).totals.resident.weights == alone - tables[0].weight.nbytes
 
 
 def changed(model: nn.Module) -> nn.Module:
@@ -134,14 +134,14 @@ def test_what_has_changed_since_the_conversion_is_known_before_a_forward(
     model.ebc(batch(4))
     assert price.nodes == recfx.cost(model, H100).nodes
     weight, cost = model.ebc.weight("t2"), price.node("dense")
-    assert price.resident.weights == cost.resident.weights + sum(
+    assert price.totals.resident.weights == cost.resident.weights + sum(
         parameter.nbytes for parameter in model.ebc.parameters()
     )
     (node,) = [node for node in price.nodes if node.kind.endswith("lookup") and "t2" in node.tables]
     per_id = node.forward.read_bytes.coeff(BATCH).expand().coeff(mean_length("f2"))
     index = 64 if node.kind == "hash_lookup" else 0
     assert per_id == 8 + index + weight.shape[1] * weight.element_size()
-    assert (price.resident.optimizer > 0) == (change is changed)
+    assert (price.totals.resident.optimizer > 0) == (change is changed)
 
 
 def test_lengths_by_feature_and_for_all() -> None:
@@ -174,7 +174,7 @@ def test_a_model_on_this_host_is_priced_as_on_the_device(topology: Any) -> None:
     cost = recfx.cost(model, topology)
     assert [node.kind for node in cost.nodes][:4] == ["select_features", "to_host", "hash_ids", "to_device"]
     assert {node.kind for node in cost.nodes[4:]} == {"lookup", "mean_divide", "keyed_tensor", "dense"}
-    assert cost.resident == recfx.cost(model, CPU_HOST).resident
+    assert cost.totals.resident == recfx.cost(model, CPU_HOST).totals.resident
     assert cost.device == cost.hardware.device
     evaluated = [node.kind for node in recfx.cost(model.eval(), topology).nodes]
     assert "to_host" not in evaluated

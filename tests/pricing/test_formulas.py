@@ -198,8 +198,6 @@ def test_ranks_of_one_host_share_its_links_and_those_of_two_do_not() -> None:
         for name, hardware in {"shared": shared, "own": own}.items():
             on_hosts_of_two = replace(hardware, ranks_per_host=2)
             cost = recfx.cost(model, on_hosts_of_two, plan=plan, world_size=world_size)
-            step = cost.at(100_000, L=10).step
-            assert step is not None
-            wire[name, world_size] = step.parts["wire"]
+            wire[name, world_size] = cost.at(100_000, L=10).step.parts["wire"]
     assert wire["shared", 2] < 0.9 * wire["own", 2]
     assert wire["shared", 4] == wire["own", 4]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterator
 from typing import Any
@@ -113,7 +112,6 @@ def test_other_numbers_of_ranks() -> None:
     assert [(row.name, row.cost.world_size, len(row.cost.ranks)) for row in sweep] == [
         (f"W={ranks}", ranks, ranks) for ranks in (1, 2, 16)
     ]
-    assert [price["world_size"] for price in json.loads(sweep.to_json())["plans"]] == [1, 2, 16]
 
 
 def test_gradients_take_the_way_of_the_rows_back() -> None:
@@ -148,8 +146,7 @@ def test_plans_side_by_side(is_pooled: bool) -> None:
     assert cost["heaped"].ranks[3].resident_bytes == 0
     (of_file,) = recfx.compare_plans(model, [PricedPlan(spread.plan, 4)], topology=CPU_HOST, B=2048, L=10)
     assert of_file.cost == cost["spread"]
-    data = json.loads(compared.to_json())
-    assert (data["best"], [plan["name"] for plan in data["plans"]]) == ("spread", ["spread", "heaped", "copied"])
+    assert [row.name for row in compared] == ["spread", "heaped", "copied"]
 
 
 @pytest.mark.parametrize("is_pooled", [True, False])

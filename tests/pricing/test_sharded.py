@@ -73,7 +73,7 @@ def step_and_cost(rank: int, world_size: int, case: Case) -> tuple[Any, ...]:
     sent += recorded(lambda: results[0].sum().backward())
     cost = recfx.cost(sharded, H100)
     at = cost.at(features.stride(), L=lengths_of(features))
-    resident = cost.resident
+    resident = cost.totals.resident
     assert (cost.rank, cost.world_size) == (rank, world_size)
     sizes = ("read_bytes", "written_bytes", "flops", "wire_bytes", "resident_bytes")
     return (

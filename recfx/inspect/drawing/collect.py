@@ -12,6 +12,7 @@ import sympy
 import torch
 import torch.distributed as dist
 from torch import fx, nn
+from torchrec.distributed.planner import Topology
 from torchrec.distributed.types import ShardingPlan
 
 from recfx.collections.collection import UnshardedCollection
@@ -39,7 +40,6 @@ from recfx.planner.pricing.cost_text import expression
 from recfx.planner.pricing.hardware import Hardware
 from recfx.planner.pricing.node_facts import NOTHING_KNOWN, KnownBatch
 from recfx.planner.pricing.planned_collection import graph_on
-from recfx.planner.topology import AnyTopology
 from recfx.replacement.conversion_record import Found, conversion_of
 from recfx.versions import __version__
 
@@ -61,7 +61,7 @@ _STAGE_OF = {
 
 def collect(
     subject: nn.Module,
-    topology: AnyTopology | Hardware | None = None,
+    topology: Topology | Hardware | None = None,
     plan: ShardingPlan | None = None,
     world_size: int | None = None,
     known: KnownBatch = NOTHING_KNOWN,

@@ -16,7 +16,7 @@ from recfx.errors import ConversionError
 from recfx.inspect.cost import cost
 from recfx.ir.meta import BATCH, WORLD, mean_length
 from recfx.ir.tables import Shard
-from recfx.planner.pricing.cost import COST_VERSION, Cost
+from recfx.planner.pricing.cost import Cost
 from recfx.planner.pricing.cost_text import expression
 from recfx.planner.pricing.graph_prices import costs_of_shard
 from recfx.planner.pricing.hardware import CPU_HOST, Constant, Hardware
@@ -161,7 +161,7 @@ class DrawnCosts:
                 }
 
 
-NO_COSTS = DrawnCosts(Cost(COST_VERSION, (), (), 1, 0, False, "", replace(CPU_HOST, device="")))
+NO_COSTS = DrawnCosts(Cost((), (), 1, 0, False, "", replace(CPU_HOST, device="")))
 
 
 def costs_of(model: nn.Module, hardware: Hardware | None = None) -> DrawnCosts:
@@ -174,7 +174,7 @@ def costs_of(model: nn.Module, hardware: Hardware | None = None) -> DrawnCosts:
         if hardware is not None and error.reason != "no_collection":
             raise
         return NO_COSTS  # nothing is converted, or its graph cannot be priced
-    left_out = priced.copies_left_out(priced.hardware)
+    left_out = priced.copies_left_out
     device = "" if priced.device == device_of_tables(model) else priced.device
     return DrawnCosts(priced, left_out and f"{left_out[0].upper()}{left_out[1:]}.", device)
 

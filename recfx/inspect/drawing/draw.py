@@ -22,7 +22,6 @@ from recfx.inspect.drawing.assets import read
 from recfx.inspect.drawing.collect import collect
 from recfx.kernels.build.private_files import new_file
 from recfx.planner.pricing.hardware import Hardware, HardwareName
-from recfx.planner.topology import NpuTopology
 
 
 def write_text(path: Path, text: str) -> None:
@@ -74,7 +73,7 @@ class Picture:
 def draw(
     model_or_graph: nn.Module,
     path: None = None,
-    topology: Topology | NpuTopology | Hardware | HardwareName | None = None,
+    topology: Topology | Hardware | HardwareName | None = None,
     *,
     plan: ShardingPlan | None = None,
     world_size: int | None = None,
@@ -86,7 +85,7 @@ def draw(
 def draw(
     model_or_graph: nn.Module,
     path: str | os.PathLike[str],
-    topology: Topology | NpuTopology | Hardware | HardwareName | None = None,
+    topology: Topology | Hardware | HardwareName | None = None,
     *,
     plan: ShardingPlan | None = None,
     world_size: int | None = None,
@@ -98,7 +97,7 @@ def draw(
 def draw(
     model_or_graph: nn.Module,
     path: str | os.PathLike[str] | None = None,
-    topology: Topology | NpuTopology | Hardware | HardwareName | None = None,
+    topology: Topology | Hardware | HardwareName | None = None,
     *,
     plan: ShardingPlan | None = None,
     world_size: int | None = None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,47 +11,30 @@ from typing import Any
 import sympy
 
 from recfx.errors import ConversionError, InputError
-from recfx.planner.pricing.cost_text import expression, in_time, plain, step_text
+from recfx.planner.pricing.cost_text import expression, in_time, step_text
 from recfx.planner.pricing.graph_prices import DENSE
 from recfx.planner.pricing.hardware import Hardware
-from recfx.planner.pricing.node_facts import NOTHING_KNOWN, KnownBatch, Values, shares_of
+from recfx.planner.pricing.node_facts import NOTHING_KNOWN, KnownBatch, Values, shares_of, whole_number
 from recfx.planner.pricing.planned_collection import PlannedCollection
-from recfx.planner.pricing.step_price import NodePrice, StepPrice, Totals, price, price_step
-from recfx.planner.pricing.work import NodeCost, Resident
+from recfx.planner.pricing.step_price import StepPrice, price, price_step
+from recfx.planner.pricing.work import NodeCost, Totals
 from recfx.printing.grid import Grid, size
 from recfx.printing.shown import Shown
-
-COST_VERSION = "2"
-COMPARISON_VERSION = "1"
 
 
 @dataclass(frozen=True, repr=False)
 class CostAt(Shown):
-    """The cost of a step in numbers. ``str()`` is a table for a terminal; notebooks show one as well.
+    """The cost of a step in numbers. ``str()`` is a table for a terminal; notebooks show one as well."""
 
-    Args:
-        version: the version of this schema.
-        batch: samples per rank.
-        world_size: the number of ranks.
-        rank: the rank whose nodes these are.
-        lengths: the mean number of ids per sample, by feature.
-        hardware: what the times are predicted for.
-        nodes: every node, in order.
-        step: all ranks, if the model is sharded.
-        trains: whether the step has a backward.
-        notes: what the numbers assume, and what is not in them, in sentences.
-    """
-
-    version: str
-    batch: int
-    world_size: int
-    rank: int
-    lengths: Mapping[str, float]
-    hardware: Hardware
-    nodes: tuple[NodePrice, ...]
-    step: StepPrice | None = None
-    trains: bool = True
-    notes: tuple[str, ...] = ()
+    batch: int  # samples per rank
+    world_size: int  # the number of ranks
+    rank: int  # the rank whose nodes these are
+    lengths: Mapping[str, float]  # the mean number of ids per sample, by feature
+    hardware: Hardware  # what the times are predicted for
+    nodes: tuple[NodeCost, ...]  # every node, in order
+    step: StepPrice  # all ranks; without parts of the step if the model is not sharded
+    trains: bool = True  # whether the step has a backward
+    notes: tuple[str, ...] = ()  # what the numbers assume, and what is not in them, in sentences
 
     @cached_property
     def totals(self) -> Totals:
@@ -62,17 +44,17 @@ class CostAt(Shown):
     @property
     def seconds(self) -> float:
         """The predicted time of a step; if there are several ranks, with their waiting for each other."""
-        return self.totals.seconds if self.step is None else self.step.seconds
+        return self.step.seconds
 
     @property
     def ranks(self) -> tuple[Totals, ...]:
         """The totals of every rank."""
-        return (self.totals,) if self.step is None else self.step.ranks
+        return self.step.ranks
 
     @property
     def imbalance(self) -> float:
         """The time of the slowest rank over the mean of all ranks, 1 if all are equal."""
-        return 1.0 if self.step is None else self.step.imbalance
+        return self.step.imbalance
 
     @property
     def step_text(self) -> str:
@@ -85,86 +67,44 @@ class CostAt(Shown):
 
     def as_grid(self) -> Grid:
         rows = [(node.name, node.kind, *_numbers(node)) for node in self.nodes]
-        rows.append(("total" if self.step is None else "total of this rank", "", *_numbers(self.totals)))
-        parts = {} if self.step is None else {name: seconds for name, seconds in self.step.parts.items() if seconds}
-        sums = " + ".join(f"{name} {in_time(seconds)}" for name, seconds in parts.items())
+        rows.append(("total of this rank" if self.step.parts else "total", "", *_numbers(self.totals)))
+        sums = " + ".join(f"{name} {in_time(seconds)}" for name, seconds in self.step.parts.items() if seconds)
         ranks = f"a step of all {self.world_size} ranks, which wait for each other: {in_time(self.seconds)} = {sums}"
         return Grid(
             title=f"{_rank(self.rank, self.world_size)}{self._step_in_words}",
             columns=("node", "kind", *_AMOUNTS),
             rows=tuple(rows),
             numbers=frozenset(_AMOUNTS),
-            more="" if self.step is None else ranks,
+            more=ranks if self.step.parts else "",
             above=(f"{_times(self)}; wire is what the rank passes to collectives", *self.notes),
         )
 
     def __repr__(self) -> str:
         return f"CostAt(W={self.world_size}, {len(self.nodes):,} nodes, {self.step_text})"
 
-    def to_json(self) -> str:
-        """Everything, with the totals; keys are in the order of the fields."""
-        return json.dumps(plain(self) | {"totals": plain(self.totals)}, indent=2)
-
 
 @dataclass(frozen=True, repr=False)
 class Cost:
     """What each node of a model costs per step on one rank, in ``B``, ``W`` and ``L_<feature>``; ``str()`` lists
     them.
-
-    Args:
-        version: the version of this schema; it changes when a field changes its meaning or is removed.
-        nodes: every node, in order.
-        features: the features of all collections.
-        world_size: the number of ranks.
-        rank: the rank whose nodes these are.
-        trains: whether a step has a backward.
-        device: the type of the device that has the tables.
-        hardware: what times are predicted for.
-        planned: the sharded collections, on all ranks.
-        again: gives the cost of the same model on another number of ranks, if it is not sharded already.
-        known: the batch that numbers start from.
     """
 
-    version: str
-    nodes: tuple[NodeCost, ...]
-    features: tuple[str, ...]
-    world_size: int
-    rank: int
-    trains: bool
-    device: str
-    hardware: Hardware
-    planned: tuple[PlannedCollection, ...] = ()
+    nodes: tuple[NodeCost, ...]  # every node, in order
+    features: tuple[str, ...]  # the features of all collections
+    world_size: int  # the number of ranks
+    rank: int  # the rank whose nodes these are
+    trains: bool  # whether a step has a backward
+    device: str  # the type of the device that has the tables
+    hardware: Hardware  # what times are predicted for
+    planned: tuple[PlannedCollection, ...] = ()  # the sharded collections, on all ranks
+    # gives the cost of the same model on another number of ranks, if it is not sharded already
     again: Callable[[int], Cost] | None = None
-    known: KnownBatch = NOTHING_KNOWN
+    known: KnownBatch = NOTHING_KNOWN  # the batch that numbers start from
 
-    @property
-    def read_bytes(self) -> sympy.Expr:
-        """Bytes read from memory per step."""
-        return sympy.Add(*(node.read_bytes for node in self.nodes))
-
-    @property
-    def written_bytes(self) -> sympy.Expr:
-        """Bytes written to memory per step."""
-        return sympy.Add(*(node.written_bytes for node in self.nodes))
-
-    @property
-    def flops(self) -> sympy.Expr:
-        """Floating-point operations per step."""
-        return sympy.Add(*(node.flops for node in self.nodes))
-
-    @property
-    def wire_bytes(self) -> sympy.Expr:
-        """Bytes that this rank passes to collectives per step, its own part included."""
-        return sympy.Add(*(node.wire_bytes for node in self.nodes))
-
-    @property
-    def resident(self) -> Resident:
-        """Bytes that stay in this rank's memory between steps."""
-        return sum((node.resident for node in self.nodes), Resident())
-
-    @property
-    def resident_bytes(self) -> int:
-        return self.resident.total
+    @cached_property
+    def totals(self) -> Totals:
+        """The sums over all nodes of this rank."""
+        return Totals.of(self.nodes)
 
     def node(self, name: str) -> NodeCost:
         """The node of this name.
@@ -191,39 +131,48 @@ class Cost:
             InputError: ``invalid_argument``, ``unknown_feature``.
             ConversionError: ``already_sharded``, and those of ``recfx.plan``.
         """
-        if W is not None and Values(1, W, 0, ()).world != self.world_size:
-            return self._on(W).at(B, L=L)
+        if W is not None and whole_number(W, "W") != self.world_size:
+            if self.again is None:
+                raise ConversionError(
+                    f"this is the cost on {self.world_size} ranks of a model that is sharded, of a graph, or of "
+                    f"hardware without links between hosts; it says nothing about {W} ranks.",
+                    reason="already_sharded",
+                    what_to_do="pass the model before it is sharded, with a topology.",
+                )
+            return self.again(W).at(B, L=L)
         shares = shares_of(table for collection in self.planned for table in collection.tables)
         batch = self.known.batch if B is None else B
         values = Values(batch, self.world_size, L, self.features, shares, self.known)
         nodes = tuple(price(node, values, self.hardware) for node in self.nodes)
         return CostAt(
-            version=self.version,
             batch=values.batch,
             world_size=values.world,
             rank=self.rank,
             lengths={name: float(length) for name, length in values.lengths.items()},
             hardware=self.hardware,
             nodes=nodes,
-            step=self._step(nodes, values) if self.planned else None,
+            step=self._step(nodes, values),
             trains=self.trains,
-            notes=tuple(filter(None, [self.copies_left_out(self.hardware), _NOT_IN_IT])),
+            notes=tuple(filter(None, [self.copies_left_out, _NOT_IN_IT])),
         )
 
-    def _step(self, nodes: Sequence[NodePrice], values: Values) -> StepPrice:
+    def _step(self, nodes: Sequence[NodeCost], values: Values) -> StepPrice:
         sharded = {collection.name for collection in self.planned}
         rest = Totals.of(node for node in nodes if node.kind == DENSE or node.collection not in sharded)
+        if not self.planned:
+            return StepPrice((rest,), rest.seconds, {})
         return price_step(self.planned, self.trains, values, self.hardware, rest)
 
-    def copies_left_out(self, hardware: Hardware) -> str:
-        """That the graph is one of a host, without the copies that ``hardware`` needs; ``""`` if it is not."""
+    @property
+    def copies_left_out(self) -> str:
+        """That the graph is one of a host, without the copies that the hardware needs; ``""`` if it is not."""
         kinds = {node.kind for node in self.nodes}
-        is_like_it = hardware.device in ("", "cpu", self.device)
+        is_like_it = self.hardware.device in ("", "cpu", self.device)
         if is_like_it or "to_host" in kinds or not kinds & {"hash_ids", "hash_lookup"}:
             return ""
         return (
-            f"priced as the graph of this host: on {hardware.name}, ids are also copied to the host, hashed there and "
-            "copied back; plan for several ranks, with a topology or --ranks, to see these nodes"
+            f"priced as the graph of this host: on {self.hardware.name}, ids are also copied to the host, hashed there "
+            "and copied back; plan for several ranks, with a topology or --ranks, to see these nodes"
         )
 
     def sweep(self, W: Iterable[int], *, B: int | None = None, L: Any = None) -> PlanComparison:
@@ -238,16 +187,6 @@ class Cost:
             )
         return PlanComparison(tuple(PlanRow(f"W={ranks}", {}, self.at(B, ranks, L)) for ranks in W))
 
-    def _on(self, world_size: int) -> Cost:
-        if self.again is None:
-            raise ConversionError(
-                f"this is the cost on {self.world_size} ranks of a model that is already sharded, of a graph, or of "
-                f"hardware without links between hosts; it says nothing about {world_size} ranks.",
-                reason="already_sharded",
-                what_to_do="pass the model before it is sharded, with a topology.",
-            )
-        return self.again(world_size)
-
     def __str__(self) -> str:
         lines = [f"{self._title}, as formulas: .at(B=..., L=...) gives numbers and times"]
         for node in self.nodes:
@@ -256,19 +195,14 @@ class Cost:
             for name, amount in {**amounts, "wire": node.wire_bytes}.items():
                 lines += [f"  {name:<9}{expression(amount)}"] if amount != 0 else []
             lines += [f"  resident {size(node.resident_bytes)}"] if node.resident_bytes else []
-        return "\n".join([*lines, f"resident in all: {size(self.resident_bytes)}"])
+        return "\n".join([*lines, f"resident in all: {size(self.totals.resident_bytes)}"])
 
     def __repr__(self) -> str:
-        return f"Cost({self._title}, {len(self.nodes):,} nodes, {size(self.resident_bytes)} resident)"
+        return f"Cost({self._title}, {len(self.nodes):,} nodes, {size(self.totals.resident_bytes)} resident)"
 
     @property
     def _title(self) -> str:
         return f"{_rank(self.rank, self.world_size)}{'training' if self.trains else 'eval'} step"
-
-    def to_json(self) -> str:
-        """Everything; keys are in the order of the fields, and expressions are text."""
-        names = ("version", "rank", "world_size", "trains", "device", "features", "nodes")
-        return json.dumps({name: plain(getattr(self, name)) for name in names}, indent=2)
 
 
 def features_of(nodes: Sequence[NodeCost], planned: Sequence[PlannedCollection] = ()) -> tuple[str, ...]:
@@ -285,17 +219,11 @@ def features_of(nodes: Sequence[NodeCost], planned: Sequence[PlannedCollection] 
 
 @dataclass(frozen=True)
 class PlanRow:
-    """One plan.
+    """One plan."""
 
-    Args:
-        name: as given.
-        types: the sharding type of every table, by ``<collection>.<table>``.
-        cost: what it costs.
-    """
-
-    name: str
-    types: Mapping[str, str]
-    cost: CostAt
+    name: str  # as given
+    types: Mapping[str, str]  # the sharding type of every table, by ``<collection>.<table>``
+    cost: CostAt  # what it costs
 
 
 @dataclass(frozen=True, repr=False)
@@ -325,11 +253,6 @@ class PlanComparison(Shown):
     def __repr__(self) -> str:
         return f"PlanComparison({len(self.rows):,} plans, best: {self.best.name}, {self.best.cost.step_text})"
 
-    def to_json(self) -> str:
-        """Every plan with its types and totals; keys are in a fixed order."""
-        rows = [{"name": row.name, "types": dict(row.types), **_totals(row.cost)} for row in self.rows]
-        return json.dumps({"version": COMPARISON_VERSION, "best": self.best.name, "plans": rows}, indent=2)
-
 
 _AMOUNTS = ("read", "written", "flops", "wire", "resident", "time")
 _SHOWN = ("ids", "tables", "output", "wire")
@@ -346,25 +269,13 @@ _NOT_IN_IT = (
 )
 
 
-def _totals(cost: CostAt) -> dict[str, object]:
-    return {
-        "world_size": cost.world_size,
-        "seconds": cost.seconds,
-        "parts": {} if cost.step is None else cost.step.parts,
-        "wire_bytes": max(rank.wire_bytes for rank in cost.ranks),
-        "resident_bytes": max(rank.resident_bytes for rank in cost.ranks),
-        "imbalance": cost.imbalance,
-    }
-
-
 def _cells(cost: CostAt) -> tuple[str, ...]:
-    totals: dict[str, Any] = _totals(cost)
     return (
         str(cost.world_size),
         in_time(cost.seconds),
-        *(in_time(totals["parts"][name]) if name in totals["parts"] else "" for name in _SHOWN),
-        size(totals["wire_bytes"]),
-        size(totals["resident_bytes"]),
+        *(in_time(cost.step.parts[name]) if name in cost.step.parts else "" for name in _SHOWN),
+        size(max(rank.wire_bytes for rank in cost.ranks)),
+        size(max(rank.resident_bytes for rank in cost.ranks)),
         f"{cost.imbalance:.2f}",
     )
 
@@ -373,6 +284,6 @@ def _rank(rank: int, world_size: int) -> str:
     return "" if world_size == 1 else f"rank {rank} of {world_size}, "
 
 
-def _numbers(node: NodePrice | Totals) -> list[str]:
+def _numbers(node: NodeCost | Totals) -> list[str]:
     sizes = [size(node.read_bytes), size(node.written_bytes), f"{node.flops:.3g}"]
     return [*sizes, size(node.wire_bytes), size(node.resident_bytes), in_time(node.seconds)]

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import sympy
+import torch
 from torch import fx, nn
 
 from recfx.collections.compile_graph import context_now
@@ -43,32 +44,17 @@ _SENT = (ValueType.ROUTED_IDS, ValueType.IDS_IN_FLIGHT)
 _STEP_BYTES = 4  # the number of steps is one float32
 
 
-class Residents:
-    """Counts what tables keep, as their facts tell it; tensors that are here, in a store, are counted once."""
+class Counted(set[int]):
+    """The tensors that are here and whose bytes are counted already, by ``id``."""
 
-    def __init__(self) -> None:
-        self._seen: set[int] = set()
-
-    def of_table(self, table: TableSpec, facts: TableFacts, store: TableStore | None) -> Resident:
-        if store is not None and not self._is_new(store.weight(table.name)):
-            return NO_RESIDENT
-        return _table(table, facts)
-
-    def of_index(self, table: TableSpec, store: TableStore | None) -> Resident:
-        if store is None or table.name not in store.indexes:
-            return Resident(index=_index(table))
-        buffers = store.index(table.name).buffers()  # one that was loaded may keep more than a new one
-        return Resident(index=sum(buffer.nbytes for buffer in buffers if self._is_new(buffer)))
-
-    def of_dense(self, module: nn.Module) -> Resident:
-        """The parameters and buffers of ``module`` that were not counted yet."""
-        tensors = [*module.parameters(), *module.buffers()]
-        return Resident(weights=sum(tensor.nbytes for tensor in tensors if self._is_new(tensor)))
-
-    def _is_new(self, counted: object) -> bool:
-        is_new = id(counted) not in self._seen
-        self._seen.add(id(counted))
+    def is_new(self, tensor: object) -> bool:
+        is_new = id(tensor) not in self
+        self.add(id(tensor))
         return is_new
+
+    def bytes_of(self, tensors: Iterable[torch.Tensor]) -> int:
+        """The bytes of those that were not counted yet."""
+        return sum(tensor.nbytes for tensor in tensors if self.is_new(tensor))
 
 
 def rule_of(facts: TableFacts) -> Rule | None:
@@ -112,22 +98,23 @@ def price_graph(graph: OperatorGraph, trains: bool, calls: int = 1, **settings: 
 
 
 class GraphPrices:
-    """Prices nodes of one graph; what ``residents`` has counted already is not counted again, and ``store`` has the
-    tables that are here.
+    """Prices nodes of one graph, each of whose tables is kept by one node; ``store`` has the tables that are here, of
+    which those that are ``counted`` are not counted again.
     """
 
     def __init__(
         self,
         graph: OperatorGraph,
         trains: bool,
-        residents: Residents | None = None,
+        counted: Counted | None = None,
         store: TableStore | None = None,
         symbols: Symbols = SYMBOLS,
     ) -> None:
         self.graph, self.trains, self.store, self.symbols = graph, trains, store, symbols
-        self.residents = Residents() if residents is None else residents
+        self.counted = Counted() if counted is None else counted
         self.metas = {node: meta_of_value(graph, node) for node in graph.operators}
-        self._loads: dict[tuple[str, TableSpec], TableLoad] = {}
+        collections = graph.context.collections
+        self._load = functools.cache(lambda name, table: load_of(collections[name], table, symbols))
 
     def cost(self, node: fx.Node, calls: int = 1) -> NodeCost:
         """What a node costs, if a step runs it so often."""
@@ -154,7 +141,7 @@ class GraphPrices:
         """What the formula of a node's kind is given. A value of two dimensions is rows; others are counted in ids."""
         meta, collection, number = self.metas[node], self.graph.collection(node), self.symbols.number
         kind, has_rows = NODE_KINDS[meta.kind], len(meta.shape) == 2
-        loads = tuple(self._load(collection, table) for table in self.graph.tables(node))
+        loads = tuple(self._load(collection.name, table) for table in self.graph.tables(node))
         rows = [giver for giver in node.all_input_nodes if giver in self.metas and len(self.metas[giver].shape) == 2]
         orders_columns = ValueType.KEYED_TENSOR in kind.outputs and rows
         sent = () if collection.sharding is None or kind.outputs[0] not in _SENT else collection.sharding.tables
@@ -175,23 +162,17 @@ class GraphPrices:
             trains=self.trains,
         )
 
-    def _load(self, collection: CollectionContext, table: TableSpec) -> TableLoad:
-        key = (collection.name, table)
-        if key not in self._loads:
-            self._loads[key] = load_of(collection, table, self.symbols)
-        return self._loads[key]
-
     def _resident(self, node: fx.Node) -> Resident:
-        """What tables keep, at the node that looks them up, and what their indexes do, at that which hashes; once per
-        table.
-        """
-        once, resident = NODE_KINDS[self.graph.kind(node)].once, NO_RESIDENT
-        collection = self.graph.collection(node)
+        """What tables keep, at the node that looks them up, and what their indexes do, at that which hashes."""
+        once, collection, resident = NODE_KINDS[self.graph.kind(node)].once, self.graph.collection(node), NO_RESIDENT
         for table in self.graph.tables(node) if once else ():
-            if "lookup" in once:
-                resident += self.residents.of_table(table, collection.facts_of(table), self.store)
-            if "hash_ids" in once:
-                resident += self.residents.of_index(table, self.store)
+            store = self.store
+            if "lookup" in once and (store is None or self.counted.is_new(store.weight(table.name))):
+                resident += _table(table, collection.facts_of(table))
+            if "hash_ids" in once:  # an index that was loaded may keep more than a new one
+                is_here = store is not None and table.name in store.indexes
+                own = self.counted.bytes_of(store.index(table.name).buffers()) if store and is_here else _index(table)
+                resident += Resident(index=own)
         return resident
 
 
@@ -228,7 +209,7 @@ class ModelPrices:
 
     def __init__(self, trains: bool) -> None:
         self._trains = trains
-        self.residents = Residents()
+        self.counted = Counted()
 
     def nodes_of(self, graph_module: fx.GraphModule, calls: int = 1) -> list[NodeCost]:
         """What each node of a graph costs, in order; nodes that only take items of a value are left out."""
@@ -252,7 +233,7 @@ class ModelPrices:
         if store is not None:
             now = {name: context_now(context, store) for name, context in graph.context.collections.items()}
             graph = OperatorGraph(graph.graph, replace(graph.context, collections=now))
-        return GraphPrices(graph, self._trains, self.residents, store)
+        return GraphPrices(graph, self._trains, self.counted, store)
 
     def rest(self, model: nn.Module, collections: Sequence[nn.Module], world_size: int) -> list[NodeCost]:
         """A model around its collections; nothing if it is one of them."""
@@ -276,7 +257,7 @@ class ModelPrices:
         forward = Work.total(parts).mapped(sympy.sympify)
         backward = forward + forward if self._trains else NOTHING.mapped(sympy.sympify)
         device = next((parameter.device.type for parameter in module.parameters()), "")
-        resident = self.residents.of_dense(module)
+        resident = Resident(weights=self.counted.bytes_of([*module.parameters(), *module.buffers()]))
         return NodeCost(name, DENSE, "", (), device, "", forward, backward, (), resident, calls)
 
     def dense_all_reduce(self, model: nn.Module, collections: Sequence[nn.Module]) -> list[NodeCost]:

@@ -26,48 +26,29 @@ ONE_COPY = Constant(0.0, "assumption: one kernel copies all ranges; only their b
 
 @dataclass(frozen=True, repr=False)
 class Hardware:
-    """One kind of device, with its links to others.
+    """One kind of device, with its links to others."""
 
-    Args:
-        name: what it is.
-        memory_bandwidth: bytes per second of the memory that holds the tables.
-        random_access: seconds per read at a place that no prefetcher can guess, beyond the time for its bytes.
-        flops: floating-point operations per second.
-        sort_per_id: seconds per id of a fused step, which sorts the ids of a batch by row and adds up gradients.
-        node_overhead: seconds per node and phase, whatever the node does.
-        table_overhead: seconds per table of a lookup and phase, however few its ids are.
-        index_overhead: seconds per index that a node calls, however few the ids are.
-        host_memory_bandwidth: bytes per second of the memory that holds the indexes.
-        host_random_access: seconds per access to an index in that memory, beyond the time for its bytes.
-        copy_bandwidth: bytes per second between the host and the device.
-        link_bandwidth: bytes per second that one rank sends to ranks of its own host, by operation.
-        network_bandwidth: bytes per second that one rank sends to other hosts.
-        collective_latency: seconds per collective call, whatever it sends, by operation.
-        range_overhead: seconds per range of columns and row that is copied to put columns into order, beyond the time
-            for its bytes.
-        ranks_per_host: ranks that share a host, and its ``link_bandwidth``.
-        device: torch's type of the device; ``""`` for that of the model.
-        links_are_shared: whether what all ranks of a host send goes through the same memory, so that it does not matter
-            which of them sends it; otherwise each rank has a link of its own.
-    """
-
-    name: str
-    memory_bandwidth: Constant
-    random_access: Constant
-    flops: Constant
-    sort_per_id: Constant
-    node_overhead: Constant
-    table_overhead: Constant
-    index_overhead: Constant
-    host_memory_bandwidth: Constant
-    host_random_access: Constant
-    copy_bandwidth: Constant
+    name: str  # what it is
+    memory_bandwidth: Constant  # bytes per second of the memory that holds the tables
+    random_access: Constant  # seconds per read at a place that no prefetcher can guess, beyond the time for its bytes
+    flops: Constant  # floating-point operations per second
+    sort_per_id: Constant  # seconds per id of a fused step, which sorts the ids of a batch by row and adds up gradients
+    node_overhead: Constant  # seconds per node and phase, whatever the node does
+    table_overhead: Constant  # seconds per table of a lookup and phase, however few its ids are
+    index_overhead: Constant  # seconds per index that a node calls, however few the ids are
+    host_memory_bandwidth: Constant  # bytes per second of the memory that holds the indexes
+    host_random_access: Constant  # seconds per access to an index in that memory, beyond the time for its bytes
+    copy_bandwidth: Constant  # bytes per second between the host and the device
+    # bytes per second that one rank sends to ranks of its own host, by operation
     link_bandwidth: Mapping[str, Constant]
-    network_bandwidth: Constant
-    collective_latency: Mapping[str, Constant]
+    network_bandwidth: Constant  # bytes per second that one rank sends to other hosts
+    collective_latency: Mapping[str, Constant]  # seconds per collective call, whatever it sends, by operation
+    # seconds per range of columns and row that is copied to put columns into order, beyond the time for its bytes
     range_overhead: Constant = ONE_COPY
-    ranks_per_host: int = 8
-    device: str = ""
+    ranks_per_host: int = 8  # ranks that share a host, and its ``link_bandwidth``
+    device: str = ""  # torch's type of the device; ``""`` for that of the model
+    # whether what all ranks of a host send goes through the same memory, so that it does not matter which of them sends
+    # it; otherwise each rank has a link of its own
     links_are_shared: bool = False
 
     @property

@@ -22,19 +22,12 @@ from recfx.planner.pricing.work import BATCH_SIZE, LENGTH, plain_number
 
 
 class Symbols(NamedTuple):
-    """What amounts are expressed in: symbols, or the numbers of one batch, because formulas do not care which.
+    """What amounts are expressed in: symbols, or the numbers of one batch, because formulas do not care which."""
 
-    Args:
-        batch: samples per rank.
-        world: the number of ranks.
-        length: gives the mean number of ids per sample of a feature.
-        number: gives the value of an expression in ``B``, ``W`` and ``L_<feature>``.
-    """
-
-    batch: Any
-    world: Any
-    length: Callable[[str], Any]
-    number: Callable[[Any], Any]
+    batch: Any  # samples per rank
+    world: Any  # the number of ranks
+    length: Callable[[str], Any]  # gives the mean number of ids per sample of a feature
+    number: Callable[[Any], Any]  # gives the value of an expression in ``B``, ``W`` and ``L_<feature>``
 
 
 SYMBOLS = Symbols(BATCH, WORLD, mean_length, sympy.sympify)
@@ -42,23 +35,15 @@ SYMBOLS = Symbols(BATCH, WORLD, mean_length, sympy.sympify)
 
 @dataclass(frozen=True, eq=False)
 class TableLoad:
-    """One table, or one shard of a table, with what a batch does to it on its rank.
+    """One table, or one shard of a table, with what a batch does to it on its rank."""
 
-    Args:
-        spec: the table or the shard.
-        ids: the number of ids that are looked up in it, an expression or a number.
-        samples: the number of samples whose bags it pools, likewise.
-        row_bytes: bytes of one row.
-        rule: the fused optimizer that trains it; None if the backward returns a gradient, or if it is not trained.
-        is_trained: whether the backward reaches it.
-    """
-
-    spec: TableSpec
-    ids: Any
-    samples: Any
-    row_bytes: int
+    spec: TableSpec  # the table or the shard
+    ids: Any  # the number of ids that are looked up in it, an expression or a number
+    samples: Any  # the number of samples whose bags it pools, likewise
+    row_bytes: int  # bytes of one row
+    # the fused optimizer that trains it; None if the backward returns a gradient, or if it is not trained
     rule: Rule | None = None
-    is_trained: bool = True
+    is_trained: bool = True  # whether the backward reaches it
 
     @cached_property
     def bags(self) -> Any:
@@ -86,49 +71,30 @@ class TableLoad:
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """One node.
+    """One node."""
 
-    Args:
-        kind: its kind.
-        tables: those that it works on; whole tables before ids are exchanged, this rank's shards afterwards.
-        ids: the number of ids that it takes.
-        bags: the number of bags that they are in.
-        sent_bags: the number of bags that leave it, if it copies bags to several ranks.
-        value_bytes: bytes of its value, if that is rows.
-        is_weighted: whether ids carry weights.
-        is_pooled: whether the rows of its collection are combined.
-        parts: the number of its inputs that hold rows.
-        ranges: the number of ranges of columns that it puts into order; 1 if they are in order.
-        rows: the number of rows that it puts into order.
-        moves: whether it puts bags into another order.
-        trains: whether the step has a backward.
-    """
-
-    kind: str
+    kind: str  # its kind
+    # those that it works on; whole tables before ids are exchanged, this rank's shards afterwards
     tables: tuple[TableLoad, ...] = ()
-    ids: Any = 0
-    bags: Any = 0
-    sent_bags: Any = 0
-    value_bytes: Any = 0
-    is_weighted: bool = False
-    is_pooled: bool = True
-    parts: int = 1
-    ranges: int = 1
-    rows: Any = 0
-    moves: bool = True
-    trains: bool = True
+    ids: Any = 0  # the number of ids that it takes
+    bags: Any = 0  # the number of bags that they are in
+    sent_bags: Any = 0  # the number of bags that leave it, if it copies bags to several ranks
+    value_bytes: Any = 0  # bytes of its value, if that is rows
+    is_weighted: bool = False  # whether ids carry weights
+    is_pooled: bool = True  # whether the rows of its collection are combined
+    parts: int = 1  # the number of its inputs that hold rows
+    ranges: int = 1  # the number of ranges of columns that it puts into order; 1 if they are in order
+    rows: Any = 0  # the number of rows that it puts into order
+    moves: bool = True  # whether it puts bags into another order
+    trains: bool = True  # whether the step has a backward
 
 
 @dataclass(frozen=True)
 class KnownBatch:
-    """What numbers start from where none are given: what a sample tells, and for the rest what is usual.
+    """What numbers start from where none are given: what a sample tells, and for the rest what is usual."""
 
-    Args:
-        size: samples per rank; None if no sample tells it.
-        lengths: mean numbers of ids per sample, of the features that a sample has.
-    """
-
-    size: int | None = None
+    size: int | None = None  # samples per rank; None if no sample tells it
+    # mean numbers of ids per sample, of the features that a sample has
     lengths: Mapping[str, Fraction] = field(default_factory=dict)
 
     @property

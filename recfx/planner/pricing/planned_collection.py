@@ -35,19 +35,12 @@ CHIPS = {"npu": "Ascend910B3"}
 
 @dataclass(frozen=True)
 class PlannedCollection:
-    """One sharded collection.
+    """One sharded collection."""
 
-    Args:
-        context: its context as one of its ranks sees it.
-        calls: how often a step calls it.
-        backend: ``"auto"``, or the one backend that every lookup must use.
-        rewrites: the user's passes; None: recfx's.
-    """
-
-    context: CollectionContext
-    calls: int = 1
-    backend: str = "auto"
-    rewrites: tuple[Pass, ...] | None = None
+    context: CollectionContext  # its context as one of its ranks sees it
+    calls: int = 1  # how often a step calls it
+    backend: str = "auto"  # ``"auto"``, or the one backend that every lookup must use
+    rewrites: tuple[Pass, ...] | None = None  # the user's passes; None: recfx's
 
     @property
     def name(self) -> str:

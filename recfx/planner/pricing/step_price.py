@@ -4,10 +4,10 @@ other; and how long work and collectives take.
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from recfx.ir.meta import Collective
 from recfx.ir.node_kinds import NODE_KINDS, Stage
@@ -15,83 +15,30 @@ from recfx.planner.pricing.graph_prices import price_graph
 from recfx.planner.pricing.hardware import Hardware
 from recfx.planner.pricing.node_facts import Values
 from recfx.planner.pricing.planned_collection import PlannedCollection
-from recfx.planner.pricing.work import NO_RESIDENT, NOTHING, NodeCost, Resident, Work
+from recfx.planner.pricing.work import NOTHING, NodeCost, Totals, Work
 
 _INDEX_KINDS = frozenset({"hash_ids", "find_ids", "insert_ids"})
 
 
-@dataclass(frozen=True)
-class Totals:
-    """The sums over all nodes of one rank per step, forward and backward.
+def price(node: NodeCost, values: Values, hardware: Hardware) -> NodeCost:
+    """A node in the numbers of one batch, with its time."""
+    priced = node.mapped(values.number)
+    waits = (seconds_of_call(call, values.world, hardware) for call in priced.collectives)
+    return replace(priced, seconds=sum(seconds_of_phases(priced, hardware)) + node.calls * sum(waits))
 
-    Args:
-        read_bytes: read from memory.
-        written_bytes: written to memory.
-        flops: floating-point operations.
-        wire_bytes: what this rank passes to collectives, its own part included.
-        resident: bytes between steps.
-        seconds: the predicted time.
+
+def seconds_of_phases(node: NodeCost, hardware: Hardware) -> list[float]:
+    """How long the work of the forward takes per step, and that of the backward, without collectives; amounts are
+    numbers.
     """
-
-    read_bytes: float = 0.0
-    written_bytes: float = 0.0
-    flops: float = 0.0
-    wire_bytes: float = 0.0
-    resident: Resident = NO_RESIDENT
-    seconds: float = 0.0
-
-    @property
-    def resident_bytes(self) -> int:
-        return self.resident.total
-
-    def plus(self, other: Totals) -> Totals:
-        return Totals(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(Totals)))
-
-    @classmethod
-    def of(cls, nodes: Iterable[Totals]) -> Totals:
-        return functools.reduce(cls.plus, nodes, cls())
-
-
-@dataclass(frozen=True)
-class NodePrice(Totals):
-    """One node in numbers; its last fields are as in :class:`recfx.planner.pricing.work.NodeCost`."""
-
-    name: str = ""
-    kind: str = ""
-    collection: str = ""
-    tables: tuple[str, ...] = ()
-
-
-def price(node: NodeCost, values: Values, hardware: Hardware) -> NodePrice:
-    """The numbers of one node."""
-    work = node.forward.mapped(values.number) + node.backward.mapped(values.number)
-    seconds = sum(seconds_of_phases(node, values, hardware))
-    seconds += node.calls * sum(seconds_of_call(call, values, hardware) for call in node.collectives)
-    return NodePrice(
-        name=node.name,
-        kind=node.kind,
-        collection=node.collection,
-        tables=node.tables,
-        read_bytes=node.calls * work.read_bytes,
-        written_bytes=node.calls * work.written_bytes,
-        flops=node.calls * work.flops,
-        wire_bytes=node.calls * sum(float(values.number(call.bytes)) for call in node.collectives),
-        resident=node.resident,
-        seconds=seconds,
-    )
-
-
-def seconds_of_phases(node: NodeCost, values: Values, hardware: Hardware) -> list[float]:
-    """How long the work of the forward takes per step, and that of the backward, without collectives."""
-    on_host, works = runs_on_host(node, hardware), (node.forward, node.backward)
-    phases = [work.mapped(values.number) for work in works]
+    on_host, phases = runs_on_host(node, hardware), (node.forward, node.backward)
     return [node.calls * seconds_of_work(work, hardware, on_host) if work != NOTHING else 0.0 for work in phases]
 
 
-def seconds_of_call(call: Collective, values: Values, hardware: Hardware, times: float = 1.0) -> float:
+def seconds_of_call(call: Collective, world: int, hardware: Hardware, times: float = 1.0) -> float:
     """How long one collective takes that moves so many times what is passed to it."""
-    passed, ranks = times * values.number(call.bytes), call.ranks or values.world
-    return seconds_of_collective(call.operation, passed, ranks, hardware, across_hosts=call.across_hosts)
+    ranks, across = call.ranks or world, call.across_hosts
+    return seconds_of_collective(call.operation, times * call.bytes, ranks, hardware, across_hosts=across)
 
 
 def runs_on_host(node: NodeCost, hardware: Hardware) -> bool:
@@ -152,32 +99,17 @@ MOST_KINDS = 32
 
 @dataclass(frozen=True)
 class StepPrice:
-    """All ranks, in numbers.
+    """All ranks, in numbers."""
 
-    Args:
-        ranks: the totals of every rank; their seconds do not count waiting for other ranks.
-        seconds: the predicted time of a step, in which ranks wait for each other at every collective.
-        parts: how it is made up, by part of a step.
-    """
-
-    ranks: tuple[Totals, ...]
-    seconds: float
-    parts: dict[str, float]
+    ranks: tuple[Totals, ...]  # the totals of every rank; their seconds do not count waiting for other ranks
+    seconds: float  # the predicted time of a step, in which ranks wait for each other at every collective
+    parts: dict[str, float]  # how it is made up, by part of a step
 
     @property
     def imbalance(self) -> float:
         """The time of the slowest rank over the mean of all ranks, 1 if all are equal."""
         times = [rank.seconds for rank in self.ranks]
         return max(1.0, max(times) * len(times) / sum(times)) if sum(times) else 1.0  # sums are rounded
-
-
-@dataclass
-class _PricedRank:
-    """One rank: its totals, and its times between collectives and in each of them."""
-
-    totals: Totals = field(default_factory=Totals)
-    between: dict[tuple[int, str, int], float] = field(default_factory=dict)  # by collection, part and phase
-    calls: dict[tuple[int, str, int, Hashable], float] = field(default_factory=dict)  # see _add_calls
 
 
 def price_step(
@@ -202,7 +134,7 @@ def price_step(
     totals = []
     for rank, like in enumerate(alike):
         resident = sum((collection.residents_of_ranks[rank] for collection in planned), start=rest.resident)
-        totals.append(replace(known[like].totals.plus(rest), resident=resident))
+        totals.append(replace(Totals.of([known[like].totals, rest]), resident=resident))
     return StepPrice(tuple(totals), sum(parts.values()), parts)
 
 
@@ -225,34 +157,37 @@ def _ranks_alike(planned: Sequence[PlannedCollection], values: Values) -> list[i
     return [chosen[rank] for rank in alike]
 
 
+class _PricedRank(NamedTuple):
+    """One rank: its totals, and its times between collectives and in each of them."""
+
+    totals: Totals
+    between: dict[tuple[int, str, int], float]  # by the number of the collection, part and phase
+    calls: dict[tuple[int, str, int, Hashable], float]  # by that number, node, place, and what pairs two calls
+
+
 def _price_rank(
     planned: Sequence[PlannedCollection], rank: int, trains: bool, values: Values, hardware: Hardware, shared: bool
 ) -> _PricedRank:
-    priced = _PricedRank()
-    for number, collection in enumerate(planned):
-        for node in price_graph(collection.graph(rank), trains, collection.calls, symbols=values.symbols):
-            totals = price(node, values, hardware)
-            priced.totals = priced.totals.plus(totals)
-            for phase, seconds in enumerate(seconds_of_phases(node, values, hardware)):
-                key = (number, _part(node.kind), phase)
-                priced.between[key] = priced.between.get(key, 0.0) + seconds
-            _add_calls(priced, number, node, values, hardware, shared)
-    return priced
+    """Price the graphs of one rank. An all-to-all of ids ends when the rank that receives most has received it.
 
-
-def _add_calls(
-    priced: _PricedRank, number: int, node: NodeCost, values: Values, hardware: Hardware, shared: bool
-) -> None:
-    """Add a node's collectives. An all-to-all of ids ends when the rank that receives most has received it; equal last
-    entries of a key are a call of the forward and the one of the backward that takes the opposite way.
+    A call of the forward and the one of the backward that takes the opposite way have keys with equal last entries.
     """
-    passed, times = sum(values.number(call.bytes) for call in node.collectives), 1.0
-    if node.kind == "input_dist_wait" and passed and not shared:
-        times = max(1.0, node.forward.read_bytes / passed)
-    for place, call in enumerate(node.collectives):
-        pair = call.operation if node.kind == "output_dist_start" else place
-        seconds = node.calls * seconds_of_call(call, values, hardware, times)
-        priced.calls[number, node.name, place, pair] = seconds
+    nodes, between, calls = [], dict[tuple[int, str, int], float](), dict[tuple[int, str, int, Hashable], float]()
+    for number, collection in enumerate(planned):
+        for unpriced in price_graph(collection.graph(rank), trains, collection.calls, symbols=values.symbols):
+            node = price(unpriced, values, hardware)
+            nodes.append(node)
+            for phase, seconds in enumerate(seconds_of_phases(node, hardware)):
+                key = (number, _part(node.kind), phase)
+                between[key] = between.get(key, 0.0) + seconds
+            passed, times = sum(call.bytes for call in node.collectives), 1.0
+            if node.kind == "input_dist_wait" and passed and not shared:
+                times = max(1.0, node.forward.read_bytes / passed)
+            for place, call in enumerate(node.collectives):
+                pair = call.operation if node.kind == "output_dist_start" else place
+                seconds = node.calls * seconds_of_call(call, values.world, hardware, times)
+                calls[number, node.name, place, pair] = seconds
+    return _PricedRank(Totals.of(nodes), between, calls)
 
 
 def _part(kind: str) -> str:

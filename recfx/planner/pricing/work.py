@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import sympy
 
 from recfx.ir.meta import Collective
-from recfx.planner.pricing.cost_text import expression
 
 BATCH_SIZE, LENGTH = 512, 1
 """The samples per rank and the ids per bag that TorchRec's planner assumes of a batch of which nothing is known."""
@@ -18,31 +17,18 @@ BATCH_SIZE, LENGTH = 512, 1
 
 @dataclass(frozen=True)
 class Work:
-    """What a node does in the forward or in the backward of one step, on one rank.
+    """What a node does in the forward or in the backward of one step, on one rank."""
 
-    Args:
-        read_bytes: bytes read from memory.
-        written_bytes: bytes written to memory.
-        flops: floating-point operations.
-        random_accesses: how many of the reads go to places that no prefetcher can guess: rows of tables.
-        index_accesses: the same for what indexes know of ids: their slots, the scores of rows.
-        copied_bytes: bytes copied between the host and a device.
-        sorted_ids: how many ids are sorted by row, before a fused step.
-        tables: how many tables are gone through one after the other, with rows to read or to step.
-        indexes: how many indexes are called.
-        copied_ranges: how many ranges of columns are copied, each row by itself, to put columns into order.
-    """
-
-    read_bytes: Any = 0
-    written_bytes: Any = 0
-    flops: Any = 0
-    random_accesses: Any = 0
-    index_accesses: Any = 0
-    copied_bytes: Any = 0
-    sorted_ids: Any = 0
-    tables: Any = 0
-    indexes: Any = 0
-    copied_ranges: Any = 0
+    read_bytes: Any = 0  # bytes read from memory
+    written_bytes: Any = 0  # bytes written to memory
+    flops: Any = 0  # floating-point operations
+    random_accesses: Any = 0  # how many of the reads go to places that no prefetcher can guess: rows of tables
+    index_accesses: Any = 0  # the same for what indexes know of ids: their slots, the scores of rows
+    copied_bytes: Any = 0  # bytes copied between the host and a device
+    sorted_ids: Any = 0  # how many ids are sorted by row, before a fused step
+    tables: Any = 0  # how many tables are gone through one after the other, with rows to read or to step
+    indexes: Any = 0  # how many indexes are called
+    copied_ranges: Any = 0  # how many ranges of columns are copied, each row by itself, to put columns into order
 
     def __add__(self, other: Work) -> Work:
         return Work(*map(operator.add, vars(self).values(), vars(other).values()))
@@ -74,17 +60,11 @@ class Phases:
 
 @dataclass(frozen=True)
 class Resident:
-    """Bytes that stay in the memory of one rank between steps.
+    """Bytes that stay in the memory of one rank between steps."""
 
-    Args:
-        weights: of tables or of dense parameters.
-        optimizer: of the state of fused optimizers, as it is after the first step.
-        index: of the indexes from ids to rows.
-    """
-
-    weights: int = 0
-    optimizer: int = 0
-    index: int = 0
+    weights: int = 0  # of tables or of dense parameters
+    optimizer: int = 0  # of the state of fused optimizers, as it is after the first step
+    index: int = 0  # of the indexes from ids to rows
 
     @property
     def total(self) -> int:
@@ -97,65 +77,78 @@ class Resident:
 NO_RESIDENT = Resident()
 
 
+@dataclass(frozen=True)
+class Totals:
+    """What nodes do per step, forward and backward, as expressions or as numbers."""
+
+    read_bytes: Any = 0  # read from memory
+    written_bytes: Any = 0  # written to memory
+    flops: Any = 0  # floating-point operations
+    wire_bytes: Any = 0  # what this rank passes to collectives, its own part included
+    seconds: float = 0.0  # the predicted time, if the amounts are numbers
+    resident: Resident = NO_RESIDENT  # bytes that stay in the memory of this rank between steps
+
+    @property
+    def resident_bytes(self) -> int:
+        return self.resident.total
+
+    @classmethod
+    def of(cls, parts: Iterable[NodeCost | Totals]) -> Totals:
+        """The sums over nodes, or over other sums."""
+        listed = list(parts)
+        sums = {field.name: total(getattr(part, field.name) for part in listed) for field in fields(cls)[:-1]}
+        return cls(**sums, resident=sum((part.resident for part in listed), NO_RESIDENT))
+
+
 @dataclass(frozen=True, repr=False)
 class NodeCost:
-    """What one node of a graph costs per step, on one rank.
+    """What one node of a graph costs per step, on one rank: as expressions, or in the numbers of one batch."""
 
-    Args:
-        name: the node's name in the graph, in profiles and in reports.
-        kind: its kind (see ``recfx.ir.node_kinds``), or ``"dense"`` for what recfx did not make.
-        collection: fully qualified name of its collection; ``""`` for a root.
-        tables: the names of the tables that it works on.
-        device: the device type of its value, ``""`` if unknown.
-        kernel: the backend that serves it, if it is a lookup.
-        forward: its work in the forward.
-        backward: its work in the backward; nothing in eval mode.
-        collectives: its collective calls. Their bytes are what this rank passes to the call, its own part included.
-        resident: the bytes that it keeps between steps. What several nodes share is counted at the first of them.
-        calls: how often a step runs it, as far as that is known.
-        on_host: whether it runs on the host of the device that has the tables.
-    """
-
-    name: str
-    kind: str
-    collection: str
-    tables: tuple[str, ...]
-    device: str
-    kernel: str
-    forward: Work
-    backward: Work
+    name: str  # the node's name in the graph, in profiles and in reports
+    kind: str  # its kind (see ``recfx.ir.node_kinds``), or ``"dense"`` for what recfx did not make
+    collection: str  # fully qualified name of its collection; ``""`` for a root
+    tables: tuple[str, ...]  # the names of the tables that it works on
+    device: str  # the device type of its value, ``""`` if unknown
+    kernel: str  # the backend that serves it, if it is a lookup
+    forward: Work  # its work in the forward
+    backward: Work  # its work in the backward; nothing in eval mode
+    # its collective calls. Their bytes are what this rank passes to the call, its own part included
     collectives: tuple[Collective, ...]
+    # the bytes that it keeps between steps. What several nodes share is counted at the first of them
     resident: Resident
-    calls: int = 1
-    on_host: bool = False
+    calls: int = 1  # how often a step runs it, as far as that is known
+    on_host: bool = False  # whether it runs on the host of the device that has the tables
+    seconds: float = 0.0  # the predicted time per step, if the amounts are numbers
 
     def __repr__(self) -> str:
-        return f"NodeCost({self.name!r}, {self.kind}, reads {expression(self.read_bytes)} bytes)"
+        return f"NodeCost({self.name!r}, {self.kind})"
+
+    def mapped(self, change: Callable[[Any], Any]) -> NodeCost:
+        """This node with every amount changed, such as expressions to numbers."""
+        calls = tuple(replace(call, bytes=change(call.bytes)) for call in self.collectives)
+        return replace(
+            self, forward=self.forward.mapped(change), backward=self.backward.mapped(change), collectives=calls
+        )
 
     @property
-    def work(self) -> Work:
-        """Forward and backward of one call."""
-        return self.forward + self.backward
-
-    @property
-    def read_bytes(self) -> sympy.Expr:
+    def read_bytes(self) -> Any:
         """Bytes read from memory per step."""
-        return self.calls * self.work.read_bytes
+        return self.calls * (self.forward.read_bytes + self.backward.read_bytes)
 
     @property
-    def written_bytes(self) -> sympy.Expr:
+    def written_bytes(self) -> Any:
         """Bytes written to memory per step."""
-        return self.calls * self.work.written_bytes
+        return self.calls * (self.forward.written_bytes + self.backward.written_bytes)
 
     @property
-    def flops(self) -> sympy.Expr:
+    def flops(self) -> Any:
         """Floating-point operations per step."""
-        return self.calls * self.work.flops
+        return self.calls * (self.forward.flops + self.backward.flops)
 
     @property
-    def wire_bytes(self) -> sympy.Expr:
+    def wire_bytes(self) -> Any:
         """Bytes that this rank passes to collectives per step, its own part included."""
-        return self.calls * sympy.Add(*(call.bytes for call in self.collectives))
+        return self.calls * total(call.bytes for call in self.collectives)
 
     @property
     def resident_bytes(self) -> int:
