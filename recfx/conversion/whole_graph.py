@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import inspect
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor, fx, nn
 
 from recfx.collections.converted_collection import ConvertedCollection, converted_collections
 from recfx.collections.copy_modules import (
     carry_hooks,
     copy_modules,
-    copy_with_tensors,
     own_modules,
     refuse_fully_sharded,
 )
@@ -25,13 +21,11 @@ from recfx.collections.sharding.collection import sharded_collections
 from recfx.collections.whole_graph import Traced, WholeGraph, share_children
 from recfx.discovery.attribute_reads import AttributeReads, plain_attribute
 from recfx.discovery.discover import set_mode
-from recfx.discovery.sample import Sample, fixed_randomness
+from recfx.discovery.sample import Sample
 from recfx.discovery.shallow_tracer import (
     Computed,
     ShallowTracer,
     UnpicklingTracer,
-    ValueNeeded,
-    fixed_value,
     rollback_of,
     source_of,
     trace_graph,
@@ -140,17 +134,13 @@ def _trace(
     root, _ = copy_modules(model)
     set_mode(root, training)
     collections = {id(collection) for collection in converted_collections(root).values()}
-    known: dict[str, int | list[str]] = {}
+    computed, reads = Computed(root), AttributeReads(dict(root.named_modules()), plain_attribute)
+    tracer = ShallowTracer(collections, opaque, computed, reads)
+    # With sharded collections, ranks would have to run the calls together: nothing is known then.
+    calls = [] if sharded_collections(root) else [sample, sample.resized(), sample.without_ids()]
     try:
-        while True:
-            computed, reads = Computed(root), AttributeReads(dict(root.named_modules()), plain_attribute)
-            tracer = ShallowTracer(collections, opaque, computed, known, reads)
-            try:
-                with _tensor_attributes_stay(root), computed, reads.recorded():
-                    graph = trace_graph(root, sample, tracer, observe=not sharded_collections(root))
-                break
-            except ValueNeeded as needed:
-                known[needed.node.name] = _known_value(root, sample, needed)
+        with _tensor_attributes_stay(root), computed, reads.recorded():
+            graph = trace_graph(root, sample, tracer, observe=[call for call in calls if call is not None])
         graph._tracer_cls = UnpicklingTracer  # which a pickle names; the tracer here needs arguments
         # Names that are not identifiers can make code that does not compile.
         graph_module = fx.GraphModule(root, graph, type(model).__name__)
@@ -170,50 +160,6 @@ def _trace(
     graph_module.meta["recfx_training"] = training
     constants = reads.values | {(path, name): {} for path in inlined for name in FORWARD_HOOKS}
     return graph_module, tracer.rollbacks, entered, dict(sorted(constants.items()))  # module by module
-
-
-def _known_value(root: nn.Module, sample: Sample, needed: ValueNeeded) -> int | list[str]:
-    """A value that Python needs while ``root`` is traced, if it is the same for batches of any size and with any ids.
-
-    What was traced so far is run on the sample, on one of another size and on one without ids, on copies. With sharded
-    collections, ranks would have to run it together: nothing is known then.
-    """
-    computed, values = [needed.node], list[Any]()
-    for node in computed:  # which grows
-        computed += [one for one in node.all_input_nodes if one not in computed]
-    is_read = any(node.op == "call_method" and node.target in ("item", "tolist") for node in computed)
-    if is_read or sharded_collections(root):
-        raise needed
-    for call in (sample, sample.resized(), sample.without_ids()):
-        try:
-            if call is not None:
-                value = _run_up_to(root, needed.node, call)
-                values.append(fixed_value(value) if isinstance(value, int) or not needed.number else None)
-        except Exception:  # a model need not take every batch, and then the comparison leaves it out as well
-            if call is sample:
-                raise
-    if values[0] is None or any(value != values[0] for value in values):
-        raise needed
-    known: int | list[str] = values[0]
-    return known
-
-
-def _run_up_to(root: nn.Module, node: fx.Node, call: Sample) -> Any:
-    """The value of a node whose graph is traced so far, for one call."""
-    graph = fx.Graph()
-    copies: dict[fx.Node, fx.Node] = {}
-    graph.graph_copy(node.graph, copies)
-    graph.output(copies[node])
-    call = call.clone()
-    by_name = {f"argument_{position}": value for position, value in enumerate(call.args)} | call.kwargs
-    if "forward" not in root.__dict__:
-        bound = inspect.signature(type(root).forward).bind(root, *call.args, **call.kwargs)
-        bound.apply_defaults()
-        by_name = dict(bound.arguments) | by_name
-    names = [str(placeholder.target) for placeholder in graph.find_nodes(op="placeholder")]
-    inputs = [by_name[name if name in by_name else re.sub(r"_1$", "", name)] for name in names]
-    with torch.no_grad(), fixed_randomness():
-        return fx.Interpreter(copy_with_tensors(root), graph=graph).run(*inputs)
 
 
 @contextlib.contextmanager

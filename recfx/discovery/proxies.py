@@ -159,7 +159,8 @@ def proxy_of(node: fx.Node, tracer: Any) -> InPlaceProxy:
     """A proxy of a new node."""
     if tracer.observed is None:
         return InPlaceProxy(node, tracer)
-    tracer.observed.add(node)
+    for observed in (tracer.observed, *tracer.other_calls):
+        observed.add(node)
     value = tracer.observed[node]
     is_dense = isinstance(value, torch.Tensor) and value.layout == torch.strided
     return TensorProxy(node, tracer, value) if is_dense else InPlaceProxy(node, tracer)

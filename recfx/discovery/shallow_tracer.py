@@ -14,10 +14,9 @@ import re
 import threading
 import traceback
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 from unittest import mock
 
@@ -25,6 +24,7 @@ import torch
 import torch.utils.checkpoint
 from torch import fx, nn
 from torch.fx.node import map_aggregate
+from torch.fx.proxy import TraceError
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -96,15 +96,6 @@ def _leaves(value: Any) -> list[Any]:
     return leaves
 
 
-class ValueNeeded(Exception):
-    """Python needs the value of ``node`` itself, which may have to be a ``number``, such as that of a loop's turns."""
-
-    def __init__(self, node: fx.Node, number: bool) -> None:
-        message = f"Python needs the value of {node.name} while it is traced, which is not the same for all batches"
-        super().__init__(message)
-        self.node, self.number = node, number
-
-
 class UnpicklingTracer(fx.Tracer):
     """Traces the code of a pickled graph again, where what changes in place has to stay so."""
 
@@ -126,9 +117,9 @@ def _keys_of_output(collection: nn.Module) -> list[str] | None:
 
 class ShallowTracer(fx.Tracer):
     """A tracer that enters only modules that hold one of ``leaves``, the collections (by ``id``), and are not named in
-    ``opaque``. Values that are ``computed`` from the state of the model are not made constants; those that are
-    ``known``, by name of the node, are, and each batch is checked for them; so are the attributes that ``reads``
-    records.
+    ``opaque``. Values that are ``computed`` from the state of the model are not made constants; numbers and keys that
+    Python needs are, if the root asks for them and they are the same in all calls that are observed, and each batch is
+    checked for them. So are the attributes that ``reads`` records.
     """
 
     def __init__(
@@ -136,13 +127,13 @@ class ShallowTracer(fx.Tracer):
         leaves: set[int],
         opaque: frozenset[str] = frozenset(),
         computed: Computed | None = None,
-        known: Mapping[str, int | list[str]] = MappingProxyType({}),
         reads: AttributeReads | None = None,
     ) -> None:
         super().__init__()
-        self._computed, self._known, self._reads = computed, known, reads
+        self._computed, self._reads = computed, reads
         self._thread = threading.get_ident()
         self.observed: Any = None
+        self.other_calls: list[Observed] = []
         self.raised: Exception | None = None
         """The first error of a proxy in the code that is traced, which may have handled it."""
         self.record_stack_traces = True
@@ -174,11 +165,22 @@ class ShallowTracer(fx.Tracer):
     to_bool = remembered(fx.Tracer.to_bool)
 
     def fixed(self, proxy: fx.Proxy, *, number: bool = False) -> Any:
-        """The known value of a proxy, as :func:`fixed_value` makes it; ``ValueNeeded`` is raised if it is not known."""
-        if (known := self._known.get(proxy.node.name)) is None:
-            raise ValueNeeded(proxy.node, number)
-        expect_constant(proxy, known, "")
-        return known
+        """The value of a proxy, as :func:`fixed_value` makes it; if a ``number`` is needed, such as that of a loop's
+        turns, not how many items there are.
+
+        Raises:
+            TraceError: it is not known, or not the same for all batches.
+        """
+        runs = [] if self.observed is None else [self.observed, *self.other_calls]
+        value, *others = [run[proxy.node] for run in runs] or [UNKNOWN]
+        fixed = fixed_value(value) if isinstance(value, int) or not number else None
+        # A model need not take every batch, and then the comparison leaves it out as well.
+        is_same = all(other is UNKNOWN or fixed_value(other) == fixed for other in others)
+        if self.module_stack or fixed is None or not is_same or _reads_values(proxy.node):
+            message = f"Python needs the value of {proxy.node.name} while it is traced, "
+            raise TraceError(f"{message}which is not the same for all batches")
+        expect_constant(proxy, fixed, "")
+        return fixed
 
     @remembered
     def iter(self, obj: fx.Proxy) -> Iterator[Any]:
@@ -255,6 +257,14 @@ class ShallowTracer(fx.Tracer):
                     del self._parameter_proxies[name]
 
 
+def _reads_values(node: fx.Node) -> bool:
+    """Whether a node is computed from a number in a tensor."""
+    computed = [node]
+    for one in computed:  # which grows
+        computed += [source for source in one.all_input_nodes if source not in computed]
+    return any(one.op == "call_method" and one.target in ("item", "tolist") for one in computed)
+
+
 def rollback_of(path: str, error: Exception) -> Diagnostic:
     """What to report about an exception that was raised while tracing."""
     reason = "lost_by_tracing" if isinstance(error, LostByTracing) else "untraceable"
@@ -273,17 +283,23 @@ def _raised_at(error: Exception) -> SourceLocation | None:
 
 
 def trace_graph(
-    root: nn.Module, sample: Sample, tracer: ShallowTracer, *, inference: bool = False, observe: bool = False
+    root: nn.Module,
+    sample: Sample,
+    tracer: ShallowTracer,
+    *,
+    inference: bool = False,
+    observe: Sequence[Sample] = (),
 ) -> fx.Graph:
     """Trace ``root`` as ``sample`` calls it, in its current mode, and raise whatever its code raises on proxies. With
     ``inference``, the graph will never run backwards, so it may lack gradient modes and activation checkpointing. To
-    ``observe``, the sample is run besides: proxies then have the classes of what they stand for.
+    calls to ``observe``, the sample first, these are run besides: proxies then have the classes of what they stand for.
     """
-    target, given, concrete = _explicit_root(root, sample.clone() if observe else sample)
+    target, names, concrete = _explicit_root(root, sample)
     # Random numbers drawn while tracing become constants of the graph; the comparison, under another seed, finds them.
     randomness, refusals = fixed_randomness(seed=_TRACING_SEED), _raise_where_a_graph_would_forget(inference)
-    if observe:
-        tracer.observed = Observed(target, given, tracer.leaves)
+    calls = [call.clone() for call in observe]
+    runs = [Observed(target, dict(zip(names, call.args, strict=False)) | call.kwargs, tracer.leaves) for call in calls]
+    tracer.observed, tracer.other_calls = (runs[0], runs[1:]) if runs else (None, [])
     buffers = list(target.named_buffers())
     target.__dict__["named_buffers"] = lambda: buffers  # `self.steps += 1` puts proxies there, which have no hash
     try:
@@ -292,8 +308,8 @@ def trace_graph(
         tracer.check_reads()
     finally:
         del target.__dict__["named_buffers"]
-        if tracer.observed is not None:
-            tracer.observed.end()
+        for run in runs:
+            run.end()
     _clone_changed_constants(graph, tracer.observed)
     root.__dict__.update({name: value for name, value in target.__dict__.items() if name not in root.__dict__})
     for node in list(graph.nodes):
@@ -371,8 +387,8 @@ def _type_hints(root: nn.Module) -> dict[str, Any]:
         return {}
 
 
-def _explicit_root(root: nn.Module, sample: Sample) -> tuple[nn.Module, dict[str, Any], dict[str, Any]]:
-    """``root`` with a signature that has no ``*args``, its arguments, and those of them that the sample fixes."""
+def _explicit_root(root: nn.Module, sample: Sample) -> tuple[nn.Module, list[str], dict[str, Any]]:
+    """``root`` with a signature that has no ``*args``, its arguments' names, and those that the sample fixes."""
     signature = inspect.signature(type(root).forward)
     parameters = list(signature.parameters.values())
     variadic = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
@@ -395,7 +411,7 @@ def _explicit_root(root: nn.Module, sample: Sample) -> tuple[nn.Module, dict[str
                 concrete[parameter.name] = parameter.default
         elif given[parameter.name] is None or isinstance(given[parameter.name], (bool, str)):
             concrete[parameter.name] = given[parameter.name]
-    return root, given, concrete
+    return root, names, concrete
 
 
 def with_forward(root: nn.Module, names: Iterable[str], call: Callable[..., Any]) -> nn.Module:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import fx, nn
+from torch.fx.proxy import TraceError
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recfx.collections.converted_collection import ConvertedCollection
@@ -110,6 +111,10 @@ class _Tracer(ShallowTracer):
                 self.described[node] = self.observed[node]
         return True
 
+    def fixed(self, proxy: fx.Proxy, *, number: bool = False) -> Any:
+        """Refuse to make a constant, which a file would not check."""
+        raise TraceError(f"Python needs the value of {proxy.node.name} while it is traced")
+
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """True for collections, and for torch's own modules; but hooks are part of the graph, and TorchScript would
         take what is passed to ``nn.Identity`` for a tensor.
@@ -138,7 +143,8 @@ def trace_model(call: ModelCall) -> TracedModel:
     tracer = _Tracer(live, {id(copies[collection]) for collection in call.served})
     entry = _with_leaves(live, call)
     try:
-        graph = trace_graph(entry, Sample(*call.leaves(call.sample)), tracer, inference=True, observe=True)
+        sample = Sample(*call.leaves(call.sample))
+        graph = trace_graph(entry, sample, tracer, inference=True, observe=[sample])
         graph._tracer_cls = None
         check_read_features(graph, {node: tracer.observed[node] for node in tracer.reads})
         check_dtypes(graph, tracer.described)
