@@ -16,10 +16,6 @@ def model() -> tuple[nn.Module, recfx.Sample]:
     return trained(), call(6)
 
 
-def without_sample() -> nn.Module:
-    return trained()
-
-
 def not_converted() -> tuple[nn.Module, recfx.Sample]:
     return HashedModel(), call(6, low=0)
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-import torchrec.fx
-from torch import fx, nn
+from torch import nn
 from torch.distributed.optim import _apply_optimizer_in_backward
 from torchrec import (
     EmbeddingBagCollection,
@@ -152,16 +150,6 @@ def by_name(sample: recfx.Sample) -> dict[str, torch.Tensor]:
         if weights is not None:
             tensors[f"features.{key}.weights"] = weights.split(counts)[number]
     return tensors
-
-
-TRACES: dict[str, Callable[[nn.Module], nn.Module]] = {
-    "the model": lambda model: model,
-    "torch.fx": fx.symbolic_trace,
-    "torchrec.fx": torchrec.fx.symbolic_trace,
-    "recfx.trace": lambda model: recfx.trace(model, call(6, low=0)),
-    "whole_graph": lambda model: recfx.convert(model, call(6, low=0), whole_graph=True),
-}
-"""A converted ``HashedModel``, and its graphs by the tracers that users have."""
 
 
 def assert_same_file(path: Path, expected_path: Path) -> None:

@@ -263,7 +263,6 @@ def test_ids_beyond_a_table_and_a_table_of_another_size(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["export", f"{FACTORIES}:model"], "FILE"),
-        (["export", f"{FACTORIES}:without_sample", "m.pt"], "returns no sample"),
         (
             ["export", f"{FACTORIES}:model", "m.pt", "--quantize", "int8", "--quantize", "mean=int4"],
             "one format for all",
@@ -272,12 +271,6 @@ def test_ids_beyond_a_table_and_a_table_of_another_size(tmp_path: Path) -> None:
             ["export", f"{FACTORIES}:model", "m.pt", "--quantize", "mean=int8", "--quantize", "mean=int4"],
             "once for each of some",
         ),
-        (
-            ["export", "./tests/exporter/absent.py:model", "m.pt"],
-            "there is no Python file './tests/exporter/absent.py'",
-        ),
-        (["export", "tests.exporter.hashed_models:call", "m.pt"], "raises TypeError"),
-        (["export", "tests.exporter.absent:model", "m.pt"], "raises ModuleNotFoundError"),
     ],
 )
 def test_usage_errors_are_status_2(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

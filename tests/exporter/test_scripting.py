@@ -15,7 +15,7 @@ from torchrec.inference.modules import quantize_embeddings, quantize_inference_m
 import recfx
 from recfx.exporter.torch_entry import _SCRIPT, _refusing
 from tests.builders.collections import one_table
-from tests.exporter.hashed_models import TRACES, HashedModel, call, trained
+from tests.exporter.hashed_models import HashedModel, call, trained
 from tests.support.refusals import refused
 
 
@@ -24,9 +24,16 @@ def model() -> nn.Module:
     return trained()
 
 
-@pytest.mark.parametrize("way", TRACES)
-def test_torch_compiles_no_converted_model(model: nn.Module, way: str) -> None:
-    taken, sample = TRACES[way](model), call(6, low=0)
+@pytest.mark.parametrize(
+    "trace",
+    [
+        lambda model: model,
+        lambda model: recfx.trace(model, call(6, low=0)),
+        lambda model: recfx.convert(model, call(6, low=0), whole_graph=True),
+    ],
+)
+def test_torch_compiles_no_converted_model(model: nn.Module, trace: Callable[[nn.Module], nn.Module]) -> None:
+    taken, sample = trace(model), call(6, low=0)
     with refused("not_scriptable", "ebc", error=recfx.ExportError) as caught:
         torch.jit.script(taken)
     assert "recfx.export" in caught.value.what_to_do
