@@ -36,12 +36,6 @@ exit status:
   2    the command line is wrong, or the factory gives no model
   130  interrupted by Ctrl-C
   141  nothing reads the output any more"""
-_GONE = {
-    "graph": "explain --graph prints the rewritten graphs",
-    "verify": "explain --verify compares the converted model with the original",
-    "cost": "draw writes what each node costs, and recfx.cost returns it",
-    "compare": "recfx.compare_plans compares plans",
-}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,10 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: 2, for a command line that is wrong or gives no model; 0 for ``--help``.
     """
-    parser, words = _parser(), sys.argv[1:] if arguments is None else arguments
-    if words and words[0] in _GONE:
-        parser.error(f"{words[0]} is gone: {_GONE[words[0]]}")
-    given = parser.parse_args(words)
+    given = _parser().parse_args(arguments)
     try:
         logging.getLogger("torch.fx").setLevel(logging.ERROR)  # it warns of the names of its own functions
         logging.getLogger("recfx").setLevel(logging.INFO)  # it says what takes a while

@@ -39,14 +39,12 @@ from recfx.planner.topology import device_of, device_of_tables
 from recfx.printing.grid import size
 from recfx.runtime.dedup_ids import DedupIds
 from recfx.runtime.find_rows import FindRows
-from recfx.runtime.select_features import SelectFeatures
 from recfx.runtime.transfers import crosses
 from recfx.versions.differences import BaseForward
 
 LARGE_GRADIENTS = 64 * 2**20
 """Bytes of dense gradients per step from which on a report warns. With one table of 64 columns and 20,480 ids a batch,
 a step of SGD took one core 3.5 ms at 16 MiB, 37 ms at 64 MiB and 136 ms at 256 MiB; 1 ms at each, in backward."""
-UNEVEN = 1.25  # size of the largest piece, relative to the mean
 
 
 @dataclass(frozen=True)
@@ -230,7 +228,7 @@ def never_called(path: str) -> Diagnostic:
 def cut_reasons(table: ShardedTable, optimizer: FusedOptimizer | None) -> Iterator[Diagnostic]:
     """What is worth saying about how one table is cut."""
     pieces, config, blocks = table.row_pieces, table.table.hashing, len(table.column_blocks)
-    sizes, empty = [shard.num_rows for shard in pieces], [shard.rank for shard in pieces if shard.is_empty]
+    empty = [shard.rank for shard in pieces if shard.is_empty]
     if empty and config is not None and table.table.has_index:
         message = f"its {config.buckets} buckets are split over {len(pieces)} ranks: ranks {empty} get no rows."
         advice = f"give HashConfig(buckets=...) a multiple of {len(pieces)}, before the table has learned any ids."
@@ -239,10 +237,6 @@ def cut_reasons(table: ShardedTable, optimizer: FusedOptimizer | None) -> Iterat
         message = f"{table.table.num_embeddings:,} rows are split over {len(pieces)} ranks: ranks {empty} get none."
         advice = "table_wise or data_parallel serves so small a table better."
         yield Diagnostic("ranks_without_rows", "", message, advice)
-    elif sizes and max(sizes) * len(sizes) >= UNEVEN * sum(sizes):
-        message = f"its rows are split unevenly: ranks hold {min(sizes):,} to {max(sizes):,} of {sum(sizes):,}."
-        advice = "nothing if that is intended; an index is cut at borders of buckets, and more buckets make that even."
-        yield Diagnostic("uneven_cuts", "", message, advice)
     # The optimizer may keep one number per row of each column block.
     changed = None if blocks < 2 or optimizer is None else optimizer.rule.when_columns_are_cut(blocks)
     if changed is not None:
@@ -251,16 +245,11 @@ def cut_reasons(table: ShardedTable, optimizer: FusedOptimizer | None) -> Iterat
 
 def sharded_reasons(sharded: ShardedCollection, path: str) -> Iterator[Diagnostic]:
     """What the graph of a sharded collection says about the ids that it sends."""
-    nodes = list(sharded.graph_module.children())
-    if any(isinstance(node, SelectFeatures) and node.has_expanded for node in nodes):
-        message = "a batch had features with their own batch sizes: they are expanded before ids are sent."
-        advice = "expect more ids on the wire than with TorchRec; deduplicate after the collection where that matters."
-        yield Diagnostic("variable_batch_expanded", path, message, advice)
     if isinstance(sharded.forward, BaseForward):  # recfx.TrainPipeline has a report of its own
         message = f"a TorchRec pipeline sends the next batch's ids ahead ({type(sharded.forward).__name__})."
         yield Diagnostic("pipelined", path, message, "nothing: detach the pipeline to have a plain forward again.")
     path_of, first = partial(kind_of(sharded).table_path, path), 0
-    dedup = next((node for node in nodes if isinstance(node, DedupIds)), None)
+    dedup = next((node for node in sharded.graph_module.children() if isinstance(node, DedupIds)), None)
     for table in sharded.tables:
         keys = slice(first, first := first + len(table.embedding_names))
         expected, why = table.dedup.share, table.why_sent_as_they_come
@@ -297,22 +286,12 @@ def transfer_reasons(collection: ConvertedCollection, path: str) -> Iterator[Dia
     if not any(crosses(device, index.row_ids.device) for index in indexes):
         return
     nodes = [module for module in collection.graph_of(training=False).children() if isinstance(module, FindRows)]
-    eval_mode = f"too, because {_why_on_host(collection, nodes)}"
-    if nodes and not any(node.finds_on_host for node in nodes):
-        taken = sum(node.copies.bytes for node in nodes)
-        eval_mode = f"it finds them there, in copies of the indexes that take {taken} bytes there"
+    on_device = nodes and not any(node.finds_on_host for node in nodes)
+    taken = sum(node.copies.bytes for node in nodes)
     message = (
         f"its tables are on {device}, but each forward in training copies ids to the host, where the indexes are, "
-        f"and their rows back (nodes to_host and to_device); in eval mode {eval_mode}"
+        "and their rows back (nodes to_host and to_device); in eval mode "
+        + (f"it finds them there, in copies of the indexes that take {taken} bytes." if on_device else "too.")
     )
     advice = "nothing; recfx.TrainPipeline copies the next batch's ids ahead, and hashes them in the meantime."
     yield Diagnostic("hashed_on_host", path, message, advice)
-
-
-def _why_on_host(collection: ConvertedCollection, nodes: list[FindRows]) -> str:
-    """Why rows are found on the host in both modes."""
-    declined = [why for record in collection.pass_records for why in record.declined if why.by == "find_on_device"]
-    reasons = [node.finds_on_host for node in nodes if node.finds_on_host]
-    reasons += ["rows of sharded tables are found on the host only."] if collection.is_sharded else []
-    reasons += [why.message for why in declined]
-    return [*reasons, "its nodes are in a graph of the whole model that was made when its tables were elsewhere."][0]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import fx, nn
-from torchrec.modules.embedding_configs import BaseEmbeddingConfig, data_type_to_dtype
+from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 
 from recfx.collections.converted_collection import ConvertedCollection
 from recfx.collections.kinds import kind_of
@@ -177,7 +177,7 @@ def _optimizer_reasons(table: _Table) -> Iterator[Diagnostic]:
 
 
 def _hashing_reasons(table: _Table) -> Iterator[Diagnostic]:
-    """Weights, settings and an index that are not used, and initial weights that depend on the order of ids."""
+    """Weights and settings that are not used."""
     spec, config, index = table.spec, table.spec.hashing, table.index
     starts_anew = index is not None and index.config.dense_rows == 0 and not spec.custom_init_fn
     if starts_anew and table.existed and not table.weight.is_meta:
@@ -196,30 +196,11 @@ def _hashing_reasons(table: _Table) -> Iterator[Diagnostic]:
         settings = ", ".join(f"{name}={getattr(config, name)!r}" for name in unused)
         message = f"without effect: {settings}; {why}."
         yield Diagnostic("index_settings_not_used", "", message, advice, Severity.WARNING)
-    if config is not None and spec.never_needs_index and spec.id_range is not None:
-        below = f"all below dense_rows={config.dense_rows}"
-        message = f"its ids are declared to be {spec.id_range}, {below}, so they are rows."
-        advice = "nothing: each batch is checked. HashConfig() without more rows than the table has saves the index."
-        yield Diagnostic("index_left_out", "", message, advice)
-    if index is not None and spec.custom_init_fn:
-        message = (
-            "its own init_fn fills the rows of new ids, whose first weights depend on the order in which ids come."
-        )
-        advice = "leave out init_fn to have initial weights that depend on the id alone."
-        yield Diagnostic("init_fn_rows", "", message, advice)
 
 
 def _config_reasons(table: _Table) -> Iterator[Diagnostic]:
     """What the table's config declares, and recfx does not follow."""
     config = table.config
-    try:
-        declared = data_type_to_dtype(config.data_type)
-    except ValueError:  # quantized types have no torch dtype
-        declared = None
-    if declared != table.weight.dtype:
-        message = f"config.data_type is {config.data_type.name}, but the weight is {table.report.dtype}."
-        advice = "cast the model, or correct the config; recfx goes by the weight's type."
-        yield Diagnostic("data_type_not_honoured", "", message, advice)
     policy = getattr(config, "virtual_table_eviction_policy", None)
     if policy is not None or getattr(config, "use_virtual_table", False):
         is_raw = table.spec.has_index

@@ -91,7 +91,7 @@ def test_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "message"),
     [
         ([], "required: command"),
-        (["verify", f"{MODELS}:dlrm"], "explain --verify"),
+        (["verify", f"{MODELS}:dlrm"], "invalid choice: 'verify'"),
         (["explain", f"{MODELS}:dlrm", "--hardware", "h100"], "it needs --ranks"),
         (["draw", f"{MODELS}:only_model", "x.html", "--whole-graph"], "only_model returns no sample"),
         (["draw", f"{MODELS}:dlrm", "x.html", "--ranks", "2", "--whole-graph"], "--whole-graph does not fit --ranks"),

@@ -16,7 +16,6 @@ from torch import nn
 from torchrec import EmbeddingBagCollection
 from torchrec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
 from torchrec.distributed.types import ShardingPlan
-from torchrec.modules.embedding_configs import DataType
 
 from recfx import HashConfig, convert
 from recfx.errors import Diagnostic
@@ -157,15 +156,12 @@ def test_named_backend_that_cannot_serve_is_an_error() -> None:
     assert report.collections[0].tables[0].kernel == ""
 
 
-def test_weights_not_used_and_init_fn_rows() -> None:
+def test_weights_not_used() -> None:
     tables = [config(0), config(1, init_fn=partial(nn.init.constant_, val=2.0)), config(2)]
     model = Wrapped(EmbeddingBagCollection(tables=tables))
     converted = convert(model, hashing={"t0": INDEX, "t1": INDEX})
     reasons = [(reason.severity, reason.code, reason.path) for reason in explain(converted).reasons]
-    assert reasons == [
-        ("info", "weights_not_used", "inner.embedding_bags.t0"),
-        ("info", "init_fn_rows", "inner.embedding_bags.t1"),
-    ]
+    assert reasons == [("info", "weights_not_used", "inner.embedding_bags.t0")]
     assert [table.custom_init_fn for table in explain(converted).collections[0].tables] == [False, True, False]
 
 
@@ -175,14 +171,6 @@ def test_new_rows_behind_the_old_keep_the_weights() -> None:
     hashing = report.collections[0].tables[0].hashing
     assert hashing is not None
     assert (hashing.mode, hashing.rows, hashing.dense_rows, hashing.ids_held) == ("index", 150, 100, 0)
-
-
-def test_data_type_not_honoured() -> None:
-    model = Wrapped(EmbeddingBagCollection(tables=[config(0, data_type=DataType.FP16), config(1)]))
-    assert only(model, "data_type_not_honoured") == []
-    (reason,) = only(model.float(), "data_type_not_honoured")
-    assert reason.path == "inner.embedding_bags.t0"
-    assert reason.message == "config.data_type is FP16, but the weight is float32."
 
 
 def test_settings_of_an_index_that_there_is_none_of() -> None:

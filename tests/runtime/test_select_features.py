@@ -97,7 +97,6 @@ def test_a_feature_of_several_tables_has_the_name_of_each() -> None:
 
 def test_inverse_indices_expand_features_of_one_batch_size_too() -> None:
     node = node_of(("t", ["a", "b"], 10))
-    assert not node.has_expanded
     kjt = KeyedJaggedTensor(
         ["a", "b"],
         torch.tensor([1, 2, 3]),
@@ -106,7 +105,6 @@ def test_inverse_indices_expand_features_of_one_batch_size_too() -> None:
     )
     selected = node(kjt)
     assert (selected.values().tolist(), selected.lengths().tolist()) == ([1, 1, 2, 2, 3], [0, 1, 1, 1, 1, 1])
-    assert node.has_expanded
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -83,10 +82,7 @@ def test_every_rank_sees_its_share(wrapping: str) -> None:
         assert slice_of.rows_here == rows.rows_here
         assert slice_of.occupancy == slice_of.ids_held / rows.rows_here
         assert slice_of.worst_bucket in ((0,), (1, 2))[rank]
-        assert codes(report) >= {
-            ("uneven_cuts", "rows"),
-            ("optimizer_state_per_column_block", "columns"),
-        }
+        assert ("optimizer_state_per_column_block", "columns") in codes(report)
         assert f"sharding, as rank {rank} of 2 sees it" in answer["text"]
         plain = json.loads(answer["json"])["collections"][0]["tables"][0]["sharding"]
         assert list(plain) == [field.name for field in dataclasses.fields(ShardingReport)]
@@ -132,26 +128,6 @@ def test_ranks_without_rows_and_slices_that_fill() -> None:
         assert rows.hashing.worst_bucket_occupancy == ids_held / 32
         assert ("index_nearly_full" in {one.code for one in rows.reasons}) == (ids_held >= 0.8 * 32)
     assert max(ids_held for _, ids_held in answers) >= 0.8 * 32
-
-
-def expanded(rank: int, world_size: int) -> list[str]:
-    case = replace(DENSE, tables=(TABLES[0], TABLES[3]))
-    model, plan = model_and_plan(case, world_size)
-    model = recfx.convert(model, plan=plan)
-    batch = KeyedJaggedTensor(
-        ["f0", "f2"],
-        torch.tensor([1, 2, 3]),
-        lengths=torch.tensor([1, 1, 1]),
-        stride_per_key_per_rank=[[2], [1]],
-        inverse_indices=(["f0", "f2"], torch.tensor([[0, 1, 0], [0, 0, 0]])),
-    )
-    before = {reason.code for reason in recfx.explain(model).reasons}
-    model(batch)[0].backward()
-    return sorted({reason.code for reason in recfx.explain(model).reasons} - before)
-
-
-def test_a_variable_batch_that_was_expanded() -> None:
-    assert ranks(2).run(expanded) == [["variable_batch_expanded"]] * 2
 
 
 def wrong_plans(rank: int, world_size: int) -> None:
