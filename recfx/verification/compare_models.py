@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -21,6 +21,7 @@ from recfx.collections.replaced import calls_refused, refuse_calls
 from recfx.collections.sharding.ranks_agree import any_rank
 from recfx.discovery.sample import Sample, fixed_randomness, tensors_of
 from recfx.runtime.in_flight import on_a_copy
+from recfx.verification.verify_report import DIFFERENT, EQUAL, NOT_REPRODUCIBLE, Check
 
 COMPARED = ("outputs", "gradients", "parameters", "buffers")
 """The parts of two runs that are compared, in this order."""
@@ -164,8 +165,8 @@ def largest_difference(expected: torch.Tensor, actual: torch.Tensor) -> float:
 
 def compare_runs(
     expected_run: Run, actual_run: Run, rtol: float = 1e-5, atol: float = 1e-6, masked: Collection[str] = ()
-) -> Iterator[tuple[str, str, float, str]]:
-    """Every value of two steps: what it is, its name, the largest difference, and how it differs (``""``: it does not).
+) -> Iterator[Check]:
+    """Every value of two steps.
 
     Rows of ``masked`` weights may differ if the batch did not use them: the dense rule updates them, the fused rule
     does not.
@@ -177,15 +178,39 @@ def compare_runs(
             if what == "parameters" and where in masked:
                 pair = [touched(value, expected_run.touched.get(where)) for value in pair]
             first, second = pair
-            if first is not None and second is not None and first.dtype == second.dtype and torch.equal(first, second):
-                yield what, where, 0.0, ""
-            elif first is not None and second is not None:
-                difference = compare_tensors(where, first, second, rtol, atol)
-                yield what, where, largest_difference(first, second), "" if difference is None else difference.message
-            elif what == "gradients" and not bool((second if first is None else first).any()):
-                yield what, where, 0.0, ""  # a missing gradient counts as zero
-            else:
-                yield what, where, math.inf, f"only the {'converted' if first is None else 'original'} model has it"
+            largest, message = 0.0, ""
+            if first is None or second is None:
+                if what != "gradients" or bool((second if first is None else first).any()):  # a missing one is zero
+                    largest = math.inf
+                    message = f"only the {'converted' if first is None else 'original'} model has it"
+            elif first.dtype != second.dtype or not torch.equal(first, second):
+                difference, largest = (
+                    compare_tensors(where, first, second, rtol, atol),
+                    largest_difference(first, second),
+                )
+                message = "" if difference is None else difference.message
+            yield Check("", "", what, where, DIFFERENT if message else EQUAL, largest, message)
+
+
+def compare_twice(
+    expected: Run, actual: Run, again: Callable[[], Run], *tolerances: Any, on_any_rank: Callable[[bool], bool] = bool
+) -> list[Check]:
+    """As ``compare_runs``; what differs from ``again`` as well, the expected step taken once more, is not reproducible.
+
+    ``tolerances`` are the further arguments of ``compare_runs``; ``on_any_rank`` says whether something is so on any of
+    the ranks that compare together.
+    """
+    checks = list(compare_runs(expected, actual, *tolerances))
+    if not on_any_rank(any(check.message for check in checks)):
+        return checks
+    unsteady = {(check.what, check.where) for check in compare_runs(expected, again(), *tolerances) if check.message}
+    why = "the original differs from itself under one seed"
+    return [
+        replace(check, status=NOT_REPRODUCIBLE, message=why)
+        if check.message and (check.what, check.where) in unsteady
+        else check
+        for check in checks
+    ]
 
 
 def touched(value: torch.Tensor | None, rows: torch.Tensor | None) -> torch.Tensor | None:
@@ -201,39 +226,34 @@ def compare_forward(
     With sharded collections the steps communicate: all ranks compare together and agree on the result.
 
     Returns:
-        the first difference in outputs, gradients, parameters or buffers; None if they agree; the error of
-        ``expected`` if it fails on the sample itself, so that nothing was compared.
+        the first difference in outputs, gradients, parameters or buffers that the model does not have from itself;
+        None if they agree; the error of ``expected`` if it fails on the sample itself, so that nothing was compared.
     """
     on_any_rank = partial(any_rank, [one.process_group for one in converted_collections(expected).values()])
+
+    def step(model: nn.Module, call: Sample) -> Run:
+        return run_step(copy_with_tensors(model), call, training)
+
     for _, call in batch_sizes(sample):
         if on_any_rank(call is None) or call is None:
             continue
         try:
-            expected_run = _step(expected, call, training)
+            expected_run = step(expected, call)
         except Exception as error:  # the model itself fails, so there is nothing to compare with
             if call is sample:
                 return error
             continue
         try:
-            actual_run = _step(actual, call, training)
+            actual_run = step(actual, call)
         except Exception as error:
             return Difference("forward", f"raises {type(error).__name__}: {error}")
-        difference = _first_difference(expected_run, actual_run)
-        if not on_any_rank(difference is not None):
-            continue
-        again = _first_difference(expected_run, _step(expected, call, training))
-        if not on_any_rank(again is not None):  # otherwise, the model differs from itself under the same seed
-            return difference or Difference("another rank", "its values differ")
-    return None
-
-
-def _step(model: nn.Module, call: Sample, training: bool) -> Run:
-    return run_step(copy_with_tensors(model), call, training)
-
-
-def _first_difference(expected: Run, actual: Run) -> Difference | None:
-    for what, where, _, message in compare_runs(expected, actual):
         # A graph may have more buffers: tensors that the model's code makes, or keeps as attributes.
-        if message and (what != "buffers" or where in expected.buffers):
-            return Difference(f"{what} {where}", message)
+        actual_run.buffers = {
+            name: actual_run.buffers[name] for name in expected_run.buffers if name in actual_run.buffers
+        }
+        again = partial(step, expected, call)
+        checks = compare_twice(expected_run, actual_run, again, on_any_rank=on_any_rank)
+        differing = [Difference(f"{one.what} {one.where}", one.message) for one in checks if one.status == DIFFERENT]
+        if on_any_rank(bool(differing)):
+            return differing[0] if differing else Difference("another rank", "its values differ")
     return None

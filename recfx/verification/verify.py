@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,12 +21,10 @@ from recfx.collections.wrappers import not_on_meta_by_default, unwrap
 from recfx.discovery.sample import Sample, fixed_randomness
 from recfx.errors import ConversionError, RecfxError, told_by
 from recfx.runtime.in_flight import on_a_copy
-from recfx.verification.compare_models import Run, batch_sizes, compare_runs, largest_difference, run_step, touched
+from recfx.verification.compare_models import Run, batch_sizes, compare_twice, largest_difference, run_step, touched
 from recfx.verification.reference_model import attach_optimizers, copy_fused_state, reference_of
 from recfx.verification.verify_report import (
     DIFFERENT,
-    EQUAL,
-    NOT_REPRODUCIBLE,
     REFUSED_SAMPLE,
     SKIPPED,
     Check,
@@ -62,17 +61,6 @@ class Comparison:
     def report(self) -> VerifyReport:
         return VerifyReport(tuple(self.checks), self.tables, self.rtol, self.atol, self.called)
 
-    def check_indexes(self) -> None:
-        """Every index must find what it lists: the reference model knows only the listing."""
-        for path, collection in self.collections.items():
-            for table in collection.hash_indexes:
-                ids, rows = collection.index(table).items()
-                wrong = int((collection.index(table).find(ids) != rows).sum())
-                if wrong:
-                    message = f"{wrong} of {ids.numel()} ids are found in another row than items() lists"
-                    where = f"{path + '.' if path else ''}{table}"
-                    self.checks.append(Check("", "", "index", where, DIFFERENT, float("inf"), message))
-
     def skip(self, mode: str, batch: str, where: str, message: str, what_to_do: str = "") -> None:
         self.checks.append(Check(mode, batch, "run", where, SKIPPED, message=message, what_to_do=what_to_do))
 
@@ -98,10 +86,6 @@ class Comparison:
                 self.checks.append(_refused_or_failed(mode, batch, error))
                 return
             message, what_to_do = told_by(error, "")
-            ours = _own_error(subject, call, training)
-            if ours is not None:
-                also, advice = told_by(ours, "")
-                message, what_to_do = f"{message} The converted model: {also}", what_to_do or advice
             self.skip(mode, batch, "original", f"the original raises {message}", what_to_do)
             return
         self.called |= expected.called
@@ -112,18 +96,13 @@ class Comparison:
         except Exception as error:
             self.checks.append(_refused_or_failed(mode, batch, error))
             return
-        tolerances = (self.rtol, self.atol, self.masked)
-        compared = list(compare_runs(expected, actual, *tolerances))
-        unsteady: set[tuple[str, str]] = set()
-        if any(message for *_, message in compared):
+
+        def again() -> Run:
             kept = hashed if training else copy_with_tensors(self.converted).eval()  # the state before the step
-            again = compare_runs(expected, self._run_reference(kept, call, training), *tolerances)
-            unsteady = {(what, where) for what, where, _, message in again if message}
-        for what, where, largest, message in compared:
-            status = DIFFERENT if message else EQUAL
-            if message and (what, where) in unsteady:
-                status, message = NOT_REPRODUCIBLE, "the original differs from itself under one seed"
-            self.checks.append(Check(mode, batch, what, where, status, largest, message))
+            return self._run_reference(kept, call, training)
+
+        checks = compare_twice(expected, actual, again, self.rtol, self.atol, self.masked)
+        self.checks += [replace(check, mode=mode, batch=batch) for check in checks]
         self._note_tables(expected, actual)
 
     def _note_tables(self, expected_run: Run, actual_run: Run) -> None:
@@ -165,17 +144,6 @@ class Comparison:
         if self.has_index:
             copy_fused_state(subject, reference)
         return run_step(reference, call, training, self.originals)
-
-
-def _own_error(converted: nn.Module, call: Sample, training: bool) -> RecfxError | None:
-    """What recfx says, with what to do, about a batch on which the original fails; None if it has nothing to say."""
-    try:
-        run_step(converted, call, training)
-    except RecfxError as error:
-        return error
-    except Exception:  # of the user's modules, as the original's, which is reported
-        return None
-    return None
 
 
 def _refused_or_failed(mode: str, batch: str, error: Exception) -> Check:
@@ -244,7 +212,6 @@ def _verify(original: nn.Module, converted: nn.Module, call: Sample, rtol: float
         return VerifyReport((Check("", "", "run", "meta", SKIPPED, message=message),), rtol=rtol, atol=atol)
     floor = max([_TOLERANCE.get(parameter.dtype, 0.0) for parameter in converted.parameters()], default=0.0)
     comparison = Comparison(original, converted, max(rtol, floor), max(atol, floor))
-    comparison.check_indexes()
     for batch, sized in batch_sizes(call):
         for mode in ("train", "eval"):
             if sized is None:

@@ -25,8 +25,8 @@ class Check:
     Args:
         mode: ``"train"`` or ``"eval"``.
         batch: ``"sample"``, or ``"sample + 1"`` for the second batch size.
-        what: ``outputs``, ``gradients``, ``parameters`` and ``buffers`` (after one step), ``run``, ``calls`` (only
-            where an original collection is called), or ``index`` (only where ids are not found where they are listed).
+        what: ``outputs``, ``gradients``, ``parameters`` and ``buffers`` (after one step), ``run``, or ``calls``
+            (only where an original collection is called).
         where: output, parameter, input or collection. For a run that failed, the model that failed: ``original``,
             ``converted`` or ``refused_sample`` (converted, with an error of recfx); or what prevented the run:
             ``copy``, ``sample``, ``meta``.
