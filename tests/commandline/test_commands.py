@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -111,13 +110,6 @@ def test_usage_errors_are_status_2(arguments: list[str], message: str, capsys: p
     assert "--traceback shows" not in printed.err  # there is nothing to show
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["--version"])
-    assert ended.value.code == 0
-    assert capsys.readouterr().out == f"recfx {recfx.__version__}\n"
-
-
 def test_text_and_status_of_a_good_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", f"{MODELS}:only_model"]) == 0
     assert capsys.readouterr().out == f"{explain(only_model())}\n"
@@ -143,19 +135,6 @@ def test_a_file_that_cannot_be_written_is_status_1(tmp_path: Path, capsys: pytes
     assert printed.out == ""
     assert printed.err.count("\n") == 1
     assert str(tmp_path) in printed.err
-
-
-def test_a_file_that_cannot_be_written_is_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = tmp_path / "report.html"
-    page.write_text("before")
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "replace", full)
-    assert main(["explain", f"{MODELS}:only_model", "--html", str(page)]) == 1
-    assert page.read_text() == "before"
-    assert list(tmp_path.iterdir()) == [page]
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "utf-8"])

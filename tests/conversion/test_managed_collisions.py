@@ -377,17 +377,6 @@ def test_rows_of_a_sharded_collection_are_not_returned() -> None:
     assert refused[1].code == "rows_of_sharded"
 
 
-def test_by_default_nothing_changes() -> None:
-    for settings, reason in [
-        ({}, "managed_collision"),
-        ({"managed_collisions": "keep"}, "managed_collision"),
-        ({"managed_collisions": "converted"}, "invalid_argument"),
-    ]:
-        with pytest.raises(recfx.ConversionError) as caught:
-            recfx.convert(Model(managed(True)), **settings)
-        assert caught.value.reason == reason
-
-
 class OneKey(nn.Module):
     """A model that can be traced and scripted."""
 
@@ -399,17 +388,6 @@ class OneKey(nn.Module):
         embeddings, _ = self.mc(features)
         value = embeddings["f"]
         return value if self.is_pooled else value.values()
-
-
-@pytest.mark.parametrize("is_pooled", [True, False])
-@pytest.mark.parametrize("portable", [True, False])
-def test_graphs_and_files_answer_for_unknown_ids(is_pooled: bool, portable: bool, tmp_path: Path) -> None:
-    model = OneKey(learn(managed(is_pooled)), is_pooled).eval()
-    expected = model(ASKED)
-    graph = converted(model, sample=(ASKED,), whole_graph=True).eval()
-    assert torch.equal(graph(ASKED), expected)
-    recfx.export(converted(model).eval(), tmp_path / "model.pt", (ASKED,), portable=portable)
-    assert torch.equal(recfx.load(tmp_path / "model.pt")(ASKED), expected)
 
 
 def test_a_file_that_would_keep_managed_collisions(tmp_path: Path) -> None:

@@ -108,15 +108,3 @@ def test_work_grows_linearly(case: str) -> None:
         return lambda: run(model, features)
 
     assert_linear(prepared)
-
-
-SHARDED: dict[str, tuple[Callable[[int], Any], Callable[[nn.Module, KeyedJaggedTensor], Any]]] = {
-    "step": (fused, lambda model, features: _forward(model, features).sum().backward()),
-    "state_dict": (fused, lambda model, features: model.state_dict()),
-    "load": (fused, lambda model, features: model.load_state_dict(model.state_dict())),
-    "fused optimizer": (
-        fused, lambda model, features: model.fused_optimizer.load_state_dict(model.fused_optimizer.state_dict())
-    ),
-    "explain": (many, lambda model, features: recfx.explain(model)),
-    "unconvert": (many, lambda model, features: recfx.unconvert(model)),
-}  # fmt: skip

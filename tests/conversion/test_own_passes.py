@@ -14,10 +14,6 @@ import pytest
 import torch
 from torch import nn
 from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
-from torchrec.distributed.sharding_plan import (
-    row_wise,
-    table_wise,
-)
 
 import recfx
 from recfx.ir import Input, NodeKind, Stage, ValueType
@@ -25,9 +21,7 @@ from recfx.ir.operator_graph import OperatorGraph
 from recfx.passes import PassResult, Rewrite
 from recfx.runtime.lookup import Lookup
 from tests.builders.optimizers import attach
-from tests.builders.plans import plan_of_kinds
 from tests.drawing.page_data import data_of, text_of
-from tests.sharding.ranks import ranks
 from tests.support.own_operators import forgotten_afterwards
 from tests.support.refusals import refused
 from tests.toys.count_ids import CountIds, insert_count_ids
@@ -229,24 +223,10 @@ def nothing(graph: OperatorGraph) -> Any:
     """Returns no ``PassResult``."""
 
 
-def unused(graph: OperatorGraph) -> PassResult:
-    (keyed,) = graph.of_kind("keyed_tensor")
-    with graph.graph.inserting_before(keyed):
-        graph.add("scale", (keyed.all_input_nodes[0],), graph.collection(keyed).name, by=1.0)
-    return PassResult(graph)
-
-
 def unknown(graph: OperatorGraph) -> PassResult:
     (select,) = graph.of_kind("select_features")
     with graph.graph.inserting_after(select):
         graph.add("no_such_operator", (select,), graph.collection(select).name)
-    return PassResult(graph)
-
-
-def of_another_type(graph: OperatorGraph) -> PassResult:
-    (select,) = graph.of_kind("select_features")
-    with graph.graph.inserting_after(select):
-        graph.replace(select, graph.add("scale", (select,), graph.collection(select).name, by=1.0))
     return PassResult(graph)
 
 
@@ -257,9 +237,7 @@ def of_another_type(graph: OperatorGraph) -> PassResult:
         ([*recfx.passes(), insert_count_ids], "invalid_argument"),
         ((), "not_lowered"),
         ([*recfx.passes(), Rewrite("nothing", nothing)], "malformed_graph"),
-        ([*recfx.passes(), Rewrite("unused", unused)], "malformed_graph"),
         ([*recfx.passes(), Rewrite("unknown", unknown)], "unknown_operator"),
-        ([*recfx.passes(), Rewrite("of_another_type", of_another_type)], "malformed_graph"),
         ([*recfx.passes(), ScaleAll(1)], "malformed_graph"),
     ],
 )
@@ -282,27 +260,6 @@ def test_converting_again_with_other_passes() -> None:
     assert recfx.convert(converted, passes=scaled(2.0)) is converted
     with refused("already_converted", match="other passes"):
         recfx.convert(converted, passes=scaled(3.0))
-
-
-def test_operators_after_lookups_of_whole_tables_cannot_be_sharded() -> None:
-    expand, *rest = recfx.passes()
-    converted = recfx.convert(Model(), passes=[expand, ScaleAll(2.0), *rest])
-    torch.testing.assert_close(converted.ebc(BATCH).values(), 2 * Model().ebc(BATCH).values(), rtol=1e-6, atol=0)
-    assert ranks(2).run(refused_sharding) == ["malformed_graph", "malformed_graph"]
-
-
-def refused_sharding(rank: int, world_size: int) -> str:
-    declare()
-    expand, *rest = recfx.passes()
-    try:
-        recfx.convert(
-            Model(),
-            plan=plan_of_kinds("ebc", Model().ebc, {"a": row_wise(), "b": table_wise(rank=0)}, world_size),
-            passes=[expand, ScaleAll(2.0), *rest],
-        )
-    except recfx.ConversionError as error:
-        return error.reason
-    return ""
 
 
 class Learned(nn.Module):

@@ -8,14 +8,12 @@ import pickle
 from dataclasses import dataclass
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingCollection, KeyedJaggedTensor, PoolingType
 
 import recfx
 from tests.builders.collections import sequence_table, table
-from tests.support.layouts import LAYOUTS, contiguous
 from tests.support.refusals import refused
 
 RAW = recfx.HashConfig(dense_rows=0)
@@ -143,26 +141,6 @@ def test_a_batch_size_for_each_key() -> None:
     assert rows.stride_per_key() == [1, 2, 2, 2, 1]
     assert rows.lengths().tolist() == [1, 0, 1, 1, 1, 2, 0, 1]
     assert rows.inverse_indices() is inverse
-
-
-@pytest.mark.parametrize("part", ["values", "lengths", "offsets", "weights"])
-@pytest.mark.parametrize("layout", sorted(LAYOUTS.keys() - {"expanded"}))
-def test_a_batch_may_lie_in_memory_in_any_way(layout: str, part: str) -> None:
-    _, _, mapping = unconverted(Both())
-    for strides in (None, [[1], [2], [2], [2], [1]]):
-        lengths = torch.tensor([1, 1, 1, 1, 1, 2, 0, 1] if strides else [1, 0, 1, 1, 1, 1, 2, 0, 1, 0])
-        offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-        tensors = {"values": torch.tensor([7, 98, 5, 3, 4, 7, 7, 8]), "weights": torch.arange(8) / 4}
-        tensors |= {"offsets": offsets} if part == "offsets" else {"lengths": lengths}
-        lain = tensors | {part: LAYOUTS[layout](tensors[part])}
-        plain = tensors | {part: contiguous(tensors[part])}
-        rows, expected = (
-            mapping.to_rows(KeyedJaggedTensor(KEYS, **parts, stride_per_key_per_rank=strides))
-            for parts in (lain, plain)
-        )
-        assert torch.equal(rows.values(), expected.values())
-        assert torch.equal(rows.lengths(), expected.lengths())
-        assert torch.equal(rows.weights(), expected.weights())
 
 
 def test_a_feature_of_two_tables_needs_the_same_rows_in_both() -> None:

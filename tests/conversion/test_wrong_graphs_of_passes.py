@@ -186,13 +186,6 @@ def test_lookups_of_raw_ids_are_refused() -> None:
     recfx.convert(model(), hashing=None, passes=passes)
 
 
-@pytest.mark.parametrize("name", ["half", "forward", "meta", "lookup_1", "operator_of", "lambda"])
-def test_names_that_mean_something_else(name: str) -> None:
-    with pytest.raises(recfx.ConversionError, match=f"the name '{name}'"):
-        recfx.add_operator(NodeKind(name, "", KIND.inputs, Stage.SELECT, like_input=True), lambda of: DropIds())
-    assert name not in NODE_KINDS
-
-
 def test_a_pass_that_fails_when_an_optimizer_is_attached() -> None:
     def fails(graph: OperatorGraph) -> None:
         (collection,) = graph.context.collections.values()

@@ -14,16 +14,10 @@ from torch import nn
 import recfx
 from recfx.exporter.compare_outputs import run_model
 from tests.builders.managed_collisions import FEATURES
-from tests.builders.optimizers import attach
 from tests.models import MANAGED, Case
 from tests.models.case import assert_agree, run, tensors_in
 
 each_model = pytest.mark.parametrize("case", MANAGED, ids=lambda case: case.name)
-each_trained = pytest.mark.parametrize(
-    "case", [case for case in MANAGED if case.model().training], ids=lambda case: case.name
-)
-
-
 # Tables that evict ids, as those of MCH do, are trained by fused optimizers only, which leave no gradients to compare.
 UNTIL_FULL = {table: recfx.HashConfig(unseen="row") for table in FEATURES}
 
@@ -55,24 +49,6 @@ def test_it_agrees(case: Case, settings: dict[str, Any]) -> None:
     if not settings:
         assert_same_answers(reference, case.model(), case)
         assert_same_answers(case.model(), original, case)
-
-
-@each_trained
-@pytest.mark.parametrize("kind", ["sgd", "adagrad", "rowwise_adagrad", "adam"])
-def test_steps_of_fused_optimizers(case: Case, kind: str) -> None:
-    reference: Any = case.model()
-    model: Any = case.model()
-    start = copy.deepcopy(dict(reference.named_parameters()))
-    for one in (reference, model):
-        attach(one.mc._embedding_module, kind)
-    ours = converted(case, model=model, hashing=recfx.HashConfig())
-    for _ in range(3):
-        for one in (reference, ours):
-            run(one, case.sample(), backward=True)
-    weights = dict(ours.named_parameters())
-    for name, weight in reference.named_parameters():
-        torch.testing.assert_close(weights[name], weight, rtol=1e-5, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
-    assert sum(not torch.equal(weight, start[name]) for name, weight in weights.items()) == 2  # the tables
 
 
 @each_model

@@ -15,13 +15,12 @@ from typing import Any
 import pytest
 import torch
 from torch import fx, nn
-from torchrec import EmbeddingBagCollection
 
 import recfx
 from recfx import HashConfig
 from tests.builders.collections import sequences
 from tests.drawing.page_data import data_of
-from tests.inspect.models import Towers, Wrapped, batch, collection, dlrm
+from tests.inspect.models import Towers, batch, dlrm
 
 RAW = HashConfig(dense_rows=0)
 COLLECTION = "sparse_arch.embedding_bag_collection"
@@ -95,15 +94,6 @@ def test_rows_that_are_not_pooled_have_their_shape_and_type(tmp_path: Path) -> N
     assert (one["gives"], one["shape"]) == ("JaggedTensors", "[B*(L_f1 + L_f2 + L_f3), 8]")
 
 
-def test_the_class_and_the_output_before_conversion_are_shown(tmp_path: Path) -> None:
-    class Own(EmbeddingBagCollection):
-        pass
-
-    data = drawn(recfx.trace(recfx.convert(Wrapped(collection(kind=Own))), (batch([1, 2, 3, 4]),)), tmp_path)
-    assert of_collections(data) == [("Own", ["inner"], 2)]
-    assert data["collections"][0]["shape"] == "[B, 16]"
-
-
 def test_drawing_changes_nothing(tmp_path: Path) -> None:
     model = converted()
     before, state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
@@ -144,23 +134,11 @@ def test_paths_that_cannot_be_written(name: str, reason: str, tmp_path: Path) ->
     assert [path.name for path in tmp_path.iterdir()] == ["folder.html"]
 
 
-def test_a_path_that_is_no_path() -> None:
-    with pytest.raises(recfx.DrawingError) as caught:
-        recfx.draw(converted(), 3)  # type: ignore[arg-type]
-    assert caught.value.reason == "invalid_argument"
-
-
 def test_a_model_without_collections(tmp_path: Path) -> None:
     with pytest.raises(recfx.DrawingError) as caught:
         recfx.draw(nn.Linear(2, 2), tmp_path / "model.html")
     assert caught.value.reason == "no_collection"
     assert list(tmp_path.iterdir()) == []
-
-
-def test_what_is_no_model(tmp_path: Path) -> None:
-    with pytest.raises(recfx.ConversionError, match="model_or_graph is a str") as caught:
-        recfx.draw("model", tmp_path / "model.html")  # type: ignore[arg-type]
-    assert caught.value.reason == "invalid_argument"
 
 
 def test_a_file_is_replaced_and_a_link_stays(tmp_path: Path) -> None:

@@ -110,15 +110,6 @@ def test_refusals(arguments: dict[str, Any], reason: str, tmp_path: Path) -> Non
     assert not dist.is_initialized()
 
 
-@pytest.mark.parametrize("arguments", [{"topology": npu_topology(8)}, {}])
-def test_ranks_for_which_there_is_no_plan(arguments: dict[str, Any], tmp_path: Path) -> None:
-    """A plan of ``recfx.plan`` is for the ranks of the topology."""
-    for ask in (recfx.cost, lambda model, **ranks: recfx.draw(model, tmp_path / "model.html", **ranks)):
-        with pytest.raises(recfx.RecfxError, match=r"^\[invalid_argument\] world_size is given, but no plan"):
-            ask(Model(), **arguments, world_size=4)
-    recfx.draw(Model(), tmp_path / "model.html", npu_topology(8), world_size=8)
-
-
 def test_what_has_ranks_already_is_refused(tmp_path: Path) -> None:
     model = Model()
     plan = plan_of(model.ebc, 2, a=row_wise(), b=row_wise())

@@ -204,11 +204,3 @@ def test_the_passes_that_touched_a_node() -> None:
         "ebc_mean_divide": ("insert_hash", "batch_lookups", "fuse_hash_lookup"),  # its input is another in the end
         "ebc_keyed_tensor": ("expand_collection", "insert_hash", "batch_lookups"),
     }
-
-
-def test_a_fused_node_has_the_passes_of_both_that_it_replaces() -> None:
-    graph = small_collection(INDEXED, INDEXED).graph_module
-    (fused,) = [
-        meta for node in graph.graph.nodes if (meta := node_meta(node)) is not None and meta.kind == "hash_lookup"
-    ]
-    assert fused.passes == ("expand_collection", "insert_hash", "batch_lookups", "fuse_hash_lookup", "lower")

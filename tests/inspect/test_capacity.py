@@ -214,21 +214,6 @@ def test_candidates_dropped() -> None:
     assert 0 not in index_of(collection).candidates()[0].tolist()
 
 
-def test_admission_is_not_counted_as_sharing() -> None:
-    collection = table(10, admit_after=5, unseen="share", on_full="share")
-    see(collection, torch.arange(5))
-    assert report_of(collection).reasons == ()
-
-
-def test_numbers_of_the_index() -> None:
-    collection = table(1000, buckets=4, admit_after=2, dense_rows=200)
-    see(collection, torch.arange(1000, 1050))
-    index, hashing = index_of(collection), hashing_of(collection)
-    assert hashing.candidates == 50
-    assert hashing.longest_probe == index.longest_probe() == 0
-    assert hashing.index_bytes == sum(tensor.numel() * tensor.element_size() for tensor in index.index_buffers())
-
-
 def test_an_index_on_meta_has_no_numbers() -> None:
     config = HashEmbeddingBagConfig(name="t", embedding_dim=4, num_embeddings=10, feature_names=["f"])
     hashing = hashing_of(HashEmbeddingBagCollection([config], device="meta"))

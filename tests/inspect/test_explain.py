@@ -124,13 +124,6 @@ def test_statuses_aliases_and_reasons() -> None:
     assert codes(after.reasons) == codes(report.reasons)
 
 
-def test_refusals_of_single_tables_are_reported_not_raised() -> None:
-    model = Wrapped(collection())
-    model.inner.embedding_bags["t1"].padding_idx = 0
-    (entry,) = explain(model).collections
-    assert (entry.status, entry.reason) == ("refused", "unsupported_bag_option")
-
-
 @pytest.mark.parametrize("model", [nn.Linear(2, 2), Wrapped(nn.Identity())])
 def test_no_collection_is_an_error_in_the_report(model: nn.Module) -> None:
     report = explain(model)

@@ -26,7 +26,7 @@ from tests.builders.collections import collection, sharded_sequences
 from tests.builders.optimizers import attach
 from tests.models import REFUSED
 from tests.models.handwritten import Tower, process_group
-from tests.models.refused import Holder, Refused
+from tests.models.refused import Holder
 
 RAW = recfx.HashConfig(dense_rows=0)
 
@@ -87,12 +87,6 @@ def test_every_model_that_is_refused(request_of: dict[str, Any]) -> None:
             assert_alike(case.build(), **request_of)
 
 
-@pytest.mark.parametrize("case", REFUSED, ids=lambda case: case.name)
-def test_every_model_that_is_refused_with_a_sample(case: Refused) -> None:
-    with case.around():
-        assert_alike(case.build(), (batch(4),))
-
-
 class BesideSequences(nn.Module):
     """A collection that is converted beside one that is not, both with the same ids."""
 
@@ -102,16 +96,6 @@ class BesideSequences(nn.Module):
 
     def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
         return self.bags(features).values()
-
-
-@pytest.mark.parametrize("samples", [(), ((batch(4),),)], ids=["without a sample", "with a sample"])
-def test_raw_ids_of_a_collection_that_is_kept(samples: tuple[Any, ...]) -> None:
-    with process_group():
-        model = BesideSequences()
-        assert assert_alike(model, *samples, hashing=RAW) == ("raw_ids_of_kept_tables", "sequences")
-        assert assert_alike(model, *samples, hashing={"t1": RAW}) is None
-        assert assert_alike(model, *samples, hashing=RAW, on_unsupported="keep") is None
-        assert assert_alike(model, *samples) is None
 
 
 class Failing(Holder):
@@ -136,10 +120,6 @@ def test_what_the_sample_shows(model: type[Holder], reason: str) -> None:
     assert assert_alike(model(collection()), (batch(4),)) == (reason, "")
     assert assert_alike(model(collection()), (batch(4),), verify=False) is None
     assert assert_alike(model(collection())) is None
-
-
-def test_verification_without_a_sample() -> None:
-    assert assert_alike(Holder(collection()), verify=True) == ("sample_required", "")
 
 
 @pytest.mark.parametrize(
@@ -169,18 +149,6 @@ def test_layers_on_meta_cannot_move(make: Callable[[], Any]) -> None:
     assert all(parameter.is_meta for parameter in model.parameters())
     model.linear.to_empty(device="cpu")
     assert assert_alike(model, device="cpu") is None
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [{"hashing": 3}, {"on_unsupported": "ignore"}, {"device": 3.5}, {"id_ranges": 3}, {"plan": 3}],
-    ids=lambda wrong: next(iter(wrong)),
-)
-def test_arguments_that_are_none_raise(wrong: dict[str, Any]) -> None:
-    for function in (recfx.convert, recfx.explain):
-        with pytest.raises(recfx.ConversionError) as raised:
-            function(Holder(collection()), **wrong)
-        assert raised.value.reason == "invalid_argument"
 
 
 def on_one_rank(plan: ParameterSharding | None = None, *names: str) -> ShardingPlan:

@@ -148,18 +148,6 @@ def test_training_goes_on_from_plain_to_fused_and_back(kind: str) -> None:
     assert_alike(plain, converted)
 
 
-def test_an_optimizer_without_a_fused_form_trains_as_before() -> None:
-    """AdamW moves untouched rows too."""
-    plain, converted = fused_pair(torch.optim.AdamW, "auto", "shared_features", eps=1e-2)
-    for _ in range(3):
-        features = batch(6, rows=12)
-        train(plain, features)
-        train(converted, features)
-    assert_alike(plain, converted)
-    assert converted.not_fused.keys() == {"t1", "t2", "t3"}
-    assert all(refusal.code == "optimizer_not_fused" for refusal in converted.not_fused.values())
-
-
 def test_one_table_fused_and_one_not() -> None:
     plain = collection()
     model = copy.deepcopy(plain)
@@ -193,18 +181,6 @@ def test_a_frozen_table_does_not_move(kind: str, backend: str) -> None:
         converted.state_dict()["embedding_bags.t2.weight"], plain.state_dict()["embedding_bags.t2.weight"],
         rtol=1e-5, atol=1e-6,
     )  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", ["sgd", "adagrad", "rowwise_adagrad", "adam"])
-def test_nothing_moves_without_a_backward(kind: str) -> None:
-    _, converted = fused_pair(kind, "auto", "two_tables")
-    before = copy.deepcopy(converted.state_dict())
-    with torch.no_grad():
-        converted(batch(5))
-    converted(batch(5))
-    with torch.inference_mode():
-        converted(batch(5))
-    assert all(torch.equal(converted.state_dict()[name], value) for name, value in before.items())
 
 
 def test_a_second_derivative_is_refused_as_by_the_standard_collection() -> None:

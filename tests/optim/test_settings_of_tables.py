@@ -90,14 +90,3 @@ def test_changed_later_for_one_table(kind: str, name: str) -> None:
         parameter._in_backward_optimizers[0].param_groups[0][name] = OTHER[name]
 
     compare(plain, converted, change)
-
-
-def test_different_kinds() -> None:
-    plain = three_tables()
-    model = copy.deepcopy(plain)
-    for one in (plain, model):
-        for parameter, (kind, settings) in zip(one.parameters(), list(BASE.items())[:3], strict=True):
-            attach([parameter], kind, **settings)
-    converted = convert(model)
-    compare(plain, converted)
-    assert calls_of(converted) == 3

@@ -88,14 +88,6 @@ def test_three_steps_are_the_dense_rule(hashing: recfx.HashConfig | None, backen
 
 
 @pytest.mark.usefixtures("_toy")
-def test_the_report_names_it_and_the_kernels_that_it_has_not() -> None:
-    (collection_report,) = recfx.explain(recfx.convert(collection())).collections
-    (table,) = collection_report.tables
-    assert table.optimizer == "fused sign_sgd"
-    assert [(declined.by, declined.code) for declined in table.kernels_passed_over] == [("cpu", "optimizer")]
-
-
-@pytest.mark.usefixtures("_toy")
 def test_saved_and_loaded(tmp_path: Path) -> None:
     ids = torch.arange(ROWS)
     trained, loaded, keyed = (recfx.convert(collection()) for _ in range(3))

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torchrec import EmbeddingBagCollection, KeyedJaggedTensor, PoolingType
+from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 from torchrec.optim import optimizers as placeholders
 
 import recfx
-from recfx.collections.copy_modules import standard_collection
 from recfx.optim.attached import attached_optimizers
 from recfx.verification.reference_model import (
     attach_optimizers,
-    map_collection,
 )
 from recfx.verification.verify_report import SKIPPED
-from tests.builders.batches import bags, one_bag, two_bags
+from tests.builders.batches import one_bag, two_bags
 from tests.builders.collections import one_table, table
 from tests.builders.optimizers import attach
 
@@ -63,68 +60,6 @@ RAW = 10**12
 class Sub(EmbeddingBagCollection):
     def width(self) -> int:
         return sum(config.embedding_dim for config in self.embedding_bag_configs())
-
-
-def hashed(weighted: bool = False, **options: Any) -> Any:
-    """Two tables, the second of two features, whose conversion holds a few ids."""
-    pooling = PoolingType.SUM if weighted else PoolingType.MEAN
-    plain = EmbeddingBagCollection(
-        [table("t1", ["f1"], dim=4, rows=12), table("t2", ["f2", "f3"], dim=4, rows=20, pooling=pooling)],
-        is_weighted=weighted,
-    )
-    converted = recfx.convert(plain, hashing=recfx.HashConfig(**{"dense_rows": 0, "buckets": 1, **options}))
-    converted(features(weighted))
-    return converted
-
-
-def features(weighted: bool = False, more: int = 0) -> KeyedJaggedTensor:
-    """Ids that are new in part, and in no order; ``more``: by how much all raw ids are greater."""
-    ids = bags({
-        "f1": [[RAW + 5 + more, 3, RAW + 1 + more], [], [3]],
-        "f2": [[2, RAW + more], [7], [2]],
-        "f3": [[RAW + more], [9, 9], []],
-    })  # fmt: skip
-    weights = torch.arange(1.0, 1.0 + ids.values().numel()) if weighted else None
-    return KeyedJaggedTensor(ids.keys(), ids.values(), weights, lengths=ids.lengths())
-
-
-def mapped_to(collection: Any) -> Any:
-    """A standard collection with weights of its own that takes the ids of ``collection``."""
-    standard = copy.deepcopy(standard_collection(collection))
-    for parameter in standard.parameters():
-        nn.init.zeros_(parameter)
-    map_collection(standard, collection)
-    return standard
-
-
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("options", [{}, {"dense_rows": 4}, {"unseen": "share"}], ids=str)
-def test_it_reads_what_the_hashed_one_reads(weighted: bool, training: bool, options: dict[str, Any]) -> None:
-    collection = hashed(weighted, **options).train(training)
-    mapped = mapped_to(collection)
-    assert mapped.training == training
-    assert mapped.embedding_bag_configs()[1].feature_names == ["f2", "f3"]
-    assert mapped._feature_names == [["f1"], ["f2", "f3"]]
-    for more in (0,) if training else (0, 1, 50):
-        expected = collection(features(weighted, more))
-        actual = mapped(features(weighted, more))
-        assert actual.keys() == expected.keys()
-        torch.testing.assert_close(actual.values(), expected.values())
-
-
-def test_batches_of_another_size_per_feature() -> None:
-    collection = hashed().eval()
-    sample = KeyedJaggedTensor(
-        ["f1", "f2", "f3"],
-        torch.tensor([RAW + 1, 3, 2, RAW, 9]),
-        lengths=torch.tensor([1, 1, 2, 0, 1]),
-        stride_per_key_per_rank=[[2], [1], [2]],
-        inverse_indices=(["f1", "f2", "f3"], torch.tensor([[0, 1, 0], [0, 0, 0], [1, 1, 0]])),
-    )
-    expected, actual = collection(sample), mapped_to(collection)(sample)
-    assert expected.values().shape == (3, 12)
-    torch.testing.assert_close(actual.values(), expected.values())
 
 
 @pytest.mark.parametrize("on_full", ["error", "share", "evict"])

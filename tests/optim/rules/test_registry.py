@@ -8,11 +8,10 @@ import sys
 
 import pytest
 import torch
-from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import nn
 
-from recfx.optim.rules import RULES, rule_of_type
-from recfx.optim.rules.rule import Rule, decayed
+from recfx.optim.rules import RULES
+from recfx.optim.rules.rule import Rule
 from tests.optim.rules import steps
 
 
@@ -54,12 +53,6 @@ def test_state_starts_at_zero_unless_a_setting_says_otherwise(rule: Rule) -> Non
         assert rule.start("step", group) == 0.0
 
 
-def test_weight_decay_is_added_to_the_gradient() -> None:
-    values, gradient = torch.tensor([2.0, -4.0]), torch.tensor([1.0, 1.0])
-    assert decayed(values, gradient, {"weight_decay": 0.5}).tolist() == [2.0, -1.0]
-    assert decayed(values, gradient, {}).tolist() == [1.0, 1.0]
-
-
 # Not of the rules that scale a step to the length of its row.
 @pytest.mark.parametrize(
     "rule", [rule for rule in RULES if "lamb" not in rule.name and "lars" not in rule.name], ids=lambda rule: rule.name
@@ -76,8 +69,3 @@ def test_without_weight_decay_an_infinite_weight_stays_infinite(rule: Rule) -> N
     dense.step()
     torch.testing.assert_close(weight, parameter.detach(), rtol=1e-5, atol=1e-6)
     assert bool(weight[1].isinf().all())
-
-
-def test_types_that_none_stands_for() -> None:
-    assert rule_of_type(EmbOptimType.MADGRAD) is None
-    assert rule_of_type("sgd") is None
