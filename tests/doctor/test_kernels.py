@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -39,41 +39,23 @@ def _no_opcheck(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Call, "opcheck", lambda *arguments: None)
 
 
-def test_all_is_right() -> None:
+def crash(numbers: torch.Tensor) -> torch.Tensor:
+    assert numbers.numel() != 2, "no code\nfor this"
+    return numbers * 2
+
+
+def test_the_smallest_case_that_is_wrong_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert answer(lambda numbers: numbers + numbers) == Answer("mix64", "device", 4)
-
-
-def test_wrong_from_some_size_on() -> None:
     wrong = answer(lambda numbers: numbers * 2 + (numbers.numel() > 2))
     assert (wrong.checked, wrong.wrong, wrong.smallest) == (4, 2, "3 numbers")
-    assert "Mismatched elements: 3 / 3" in wrong.message
-
-
-def test_what_is_raised_is_a_result() -> None:
-    def crash(numbers: torch.Tensor) -> torch.Tensor:
-        assert numbers.numel() != 2, "no code\nfor this"
-        return numbers * 2
-
-    wrong = answer(crash)
-    assert (wrong.wrong, wrong.smallest, wrong.message) == (1, "2 numbers", "AssertionError: no code")
-    assert "in crash" in wrong.traceback
-
-
-def test_ctrl_c_is_no_result() -> None:
-    def interrupted(numbers: torch.Tensor) -> torch.Tensor:
-        raise KeyboardInterrupt
-
+    raised = answer(crash)
+    assert (raised.wrong, raised.smallest, raised.message) == (1, "2 numbers", "AssertionError: no code")
+    assert "in crash" in raised.traceback
     with pytest.raises(KeyboardInterrupt):
-        answer(interrupted)
-
-
-def test_what_opcheck_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*arguments: object) -> None:
-        raise RuntimeError("no fake")
-
-    monkeypatch.setattr(Call, "opcheck", refuse)
-    wrong = answer(lambda numbers: numbers * 2)
-    assert (wrong.wrong, wrong.message) == (0, "opcheck: RuntimeError: no fake")
+        answer(mock.Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr(Call, "opcheck", mock.Mock(side_effect=RuntimeError("no fake")))
+    refused = answer(lambda numbers: numbers * 2)
+    assert (refused.wrong, refused.message) == (0, "opcheck: RuntimeError: no fake")
 
 
 @pytest.mark.parametrize(
@@ -113,10 +95,7 @@ NPU: Any = SimpleNamespace(type="npu")
 CASE = LookupCase([8, 8], 4, rows=50)
 
 
-def nothing() -> None: ...
-
-
-CALL = Call("pooled_lookup_triton", nothing, nothing, (), bytes=1000)
+CALL = Call("pooled_lookup_triton", print, print, (), bytes=1000)
 
 
 def measured(monkeypatch: pytest.MonkeyPatch, device: Any, quick: bool = True) -> Report:
@@ -124,11 +103,6 @@ def measured(monkeypatch: pytest.MonkeyPatch, device: Any, quick: bool = True) -
     report = Report("cpu", "Ascend910B3", quick=quick)
     measure(report, device)
     return report
-
-
-def one_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speed_module, "kernels_here", lambda device: [(True, device)])
-    monkeypatch.setattr(speed_module, "calls_of", lambda case, in_triton: [CALL])
 
 
 def test_every_kernel_of_the_cpu_has_a_speed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +149,8 @@ def test_only_numbers_are_tried_that_can_be_kept(setting: str, device: str) -> N
 
 
 def test_what_is_chosen_is_kept_if_it_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    one_call(monkeypatch)
+    monkeypatch.setattr(speed_module, "kernels_here", lambda device: [(True, device)])
+    monkeypatch.setattr(speed_module, "calls_of", lambda case, in_triton: [CALL])
     kept: dict[str, Any] = {}
     monkeypatch.setattr(speed_module, "median_ms", lambda call, device, quick: 2.0)
     monkeypatch.setattr(tuned, "keep", lambda name, choices: kept.update({name: choices}) or "tuned.json")
@@ -183,14 +158,9 @@ def test_what_is_chosen_is_kept_if_it_can_be(monkeypatch: pytest.MonkeyPatch) ->
     chosen = {"programs_per_core": {"recfx_pooled_lookup": 1}, "rows_in_flight": {"recfx_pooled_lookup": 32}}
     assert kept == {"Ascend910B3": chosen}
     assert [choice.kept_in for choice in report.choices] == ["tuned.json"] * 2
-    kept.clear()
     assert [choice.kept_in for choice in measured(monkeypatch, NPU, quick=True).choices] == [""] * 2
-    assert kept == {}
-
-    def refuse(*arguments: object) -> Path:
-        raise PermissionError("read-only")
-
-    monkeypatch.setattr(tuned, "keep", refuse)
+    assert len(kept) == 1
+    monkeypatch.setattr(tuned, "keep", mock.Mock(side_effect=PermissionError("read-only")))
     report = measured(monkeypatch, NPU, quick=False)
     assert [choice.kept_in for choice in report.choices] == [""] * 2
     assert "read-only" in str(report)

@@ -72,17 +72,10 @@ def test_a_plan_of_ours_knows_its_ranks_and_their_hardware(again: Callable[[Any]
     report = recfx.explain(Model(), plan=plan)
     assert {table.sharding.world_size for table in report.collections[0].tables if table.sharding} == {8}
     assert "rank 0 of 8" in ranks_drawn(tmp_path, plan)
-    page = tmp_path / "model.html"
-    recfx.draw(Model(), page, plan=plan)
-    assert data_of(page)["costs"]["hardware"] == priced.hardware.label
-
-
-def test_other_hardware_for_the_same_ranks() -> None:
-    plan = on_ranks_0_to_4(npu_topology(8))
-    priced = recfx.cost(Model(), H100, plan=plan).at(64)
-    assert (len(priced.ranks), priced.hardware.name) == (8, H100.name)
-    priced = recfx.cost(Model(), make_topology(8, "cpu"), plan=plan).at(64)
-    assert len(priced.ranks) == 8
+    assert data_of(tmp_path / "model.html")["costs"]["hardware"] == priced.hardware.label
+    for other in (H100, make_topology(8, "cpu")):
+        priced = recfx.cost(Model(), other, plan=plan).at(64)
+        assert (len(priced.ranks), priced.hardware.device) == (8, other.device if other is H100 else "cpu")
 
 
 def test_a_plan_of_ours_for_other_ranks_is_refused(tmp_path: Path) -> None:

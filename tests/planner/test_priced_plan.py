@@ -5,8 +5,6 @@ model that was sharded by it, show its price and the runner-up.
 from __future__ import annotations
 
 import copy
-import html
-import json
 import pickle
 from collections import Counter
 from collections.abc import Callable
@@ -73,14 +71,7 @@ def reported(rank: int, world_size: int, way: str) -> dict[str, Any]:
     plan = made_plan(world_size)
     sharded = WAYS[way](ShardingEnv.from_process_group(dist.group.WORLD), plan)
     report = recfx.explain(sharded)
-    shown = {
-        "plan": prices(recfx.explain(Model(), plan=plan)),
-        "reasons": prices(report),
-        "json": [item["message"] for item in json.loads(report.to_json())["reasons"] if item["code"] == "plan_price"],
-        "text": " ".join(str(report).split()),
-        "html": html.unescape(report.to_html()),
-        "ok": report.ok,
-    }
+    shown = {"plan": prices(recfx.explain(Model(), plan=plan)), "reasons": prices(report), "text": str(report)}
     if way != "model_parallel":  # TorchRec cannot copy it
         shown["copied"] = prices(recfx.explain(copy.deepcopy(sharded)))
     record = conversion_of(sharded)
@@ -92,32 +83,21 @@ def reported(rank: int, world_size: int, way: str) -> dict[str, Any]:
 def test_equals_what_the_report_of_the_plan_says(way: str) -> None:
     for shown in ranks(2).run(reported, way):
         (expected,) = shown["plan"]
-        assert expected.startswith("the plan is the cheapest of ")
         assert "; the runner-up (" in expected
-        assert shown["reasons"] == shown["json"] == [expected]
-        assert shown.get("copied", [expected]) == [expected]
-        assert expected in shown["text"]
-        assert expected in shown["html"]
-        assert shown["ok"]
+        assert shown["reasons"] == shown.get("copied", [expected]) == [expected]
+        assert expected in " ".join(shown["text"].split())
 
 
-def _leave_out(tables: Any) -> None:
-    del tables["t0"]
-
-
-def _edit(tables: Any) -> None:
-    tables["t0"].compute_kernel = "key_value"
-
-
-@pytest.mark.parametrize("change", [_leave_out, _edit])
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda plan: pickle.loads(pickle.dumps(plan))])
-def test_copies_of_a_plan_know_whether_they_were_changed(copied: Callable[[Any], Any], change: Any) -> None:
+def test_copies_of_a_plan_know_whether_they_were_changed(copied: Callable[[Any], Any]) -> None:
     plan: Any = made_plan(2)
     again = copied(plan)
     assert again.is_as_priced
-    change(again.plan["ebc"])
+    again.plan["ebc"]["t0"].compute_kernel = "key_value"
     assert not again.is_as_priced
     assert plan.is_as_priced
+    del plan.plan["ebc"]["t0"]
+    assert not plan.is_as_priced
 
 
 # Rows of the 26 tables of a DLRM on Criteo's data, no more than 100,000.
@@ -229,8 +209,8 @@ def of_torchrec(options: list[ShardingOption]) -> list[Proposal]:
     return made
 
 
-def proposed(options: list[ShardingOption], most: int, memory: int = 2**60) -> list[tuple[str, ...]]:
-    capacity = Topology(4, "cuda", hbm_cap=memory // 4, ddr_cap=2**60)
+def proposed(options: list[ShardingOption], most: int) -> list[tuple[str, ...]]:
+    capacity = Topology(4, "cuda", hbm_cap=2**58, ddr_cap=2**60)
     return list(map(names, proposals(options, capacity, most)))
 
 
@@ -245,17 +225,6 @@ def test_greedy_proposals_are_those_of_torchrec_or_some_of_them() -> None:
     assert some[0] == expected[0]
     assert 4 < len(some) < 10 < len(expected)
     assert set(some) <= set(expected)
-
-
-def test_what_cannot_fit_is_not_proposed() -> None:
-    """TorchRec's planner would try to place each of them, and fail."""
-    options = options_of(9)
-    expected = of_torchrec(options)
-    sizes = [sum(option.total_storage.hbm for option in proposal) for proposal in expected]
-    limit = sorted(sizes)[len(sizes) // 2] // 4 * 4
-    fitting = [names(proposal) for proposal, size in zip(expected, sizes, strict=True) if size <= limit]
-    assert 0 < len(fitting) < len(expected)
-    assert proposed(options, MANY, limit)[: len(fitting)] == fitting
 
 
 def test_a_constraint_on_one_table_leaves_the_others_a_choice() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import importlib
 import inspect
 from collections.abc import Callable
@@ -363,32 +362,6 @@ def test_other_models_and_second_calls_change_nothing() -> None:
     assert DistributedModelParallel.__init__ is init
     assert EmbeddingShardingPlanner.plan is plan
     assert len(sharders_for(converted(), sharders_for(converted(), listed))) == 2
-
-
-def convert_with_a_plan(rank: int, world_size: int) -> list[Any]:
-    """The model has what scripts ask a DistributedModelParallel for."""
-    model = converted()
-    plan = recfx.plan(model, Topology(world_size, "cpu"))
-    sharded = recfx.convert(model, plan=plan)
-    both = CombinedOptimizer([sharded.fused_optimizer])
-    for group in both.param_groups:
-        group["lr"] = 0.0
-    before = _whole(recfx.unconvert(sharded))
-    sharded(batches(CASE, world_size, 1)[0][rank])[0].backward()
-    both.step()
-    same = all(torch.equal(value, before[name]) for name, value in _whole(recfx.unconvert(sharded)).items())
-    duplicate = copy.deepcopy(sharded)
-    for group in duplicate.fused_optimizer.param_groups:
-        group["lr"] = 1.0
-    assert [group["lr"] for group in sharded.fused_optimizer.param_groups] == [0.0, 0.0]
-    assert [group["lr"] for group in duplicate.sparse.fused_optimizer.param_groups] == [1.0, 1.0]
-    assert not hasattr(recfx.unconvert(sharded), "fused_optimizer")
-    return [same, sorted(sharded.fused_optimizer.state_dict()["state"])]
-
-
-def test_a_model_that_convert_has_sharded_has_a_fused_optimizer() -> None:
-    names = [f"sparse.embedding_bags.{table}.weight" for table in "ab"]
-    assert ranks(2).run(convert_with_a_plan) == [[True, names]] * 2
 
 
 def shard_where_others_have_wrapped(rank: int, world_size: int) -> None:

@@ -196,24 +196,16 @@ def test_refuses_what_is_no_plan_of_the_model(plans: Any, reason: str) -> None:
 
 def test_refuses_to_plan_a_graph_or_a_number_that_is_none() -> None:
     model = recfx.convert(nn.ModuleDict({"ebc": many_tables(2)["ebc"]}))
-    graph = model["ebc"].graph_module
-    with refused("already_sharded"):
-        recfx.cost(graph, plan=ShardingPlan({}))
-    with refused("already_sharded"):
-        recfx.cost(graph).at(W=4)
-    with refused("invalid_argument", error=recfx.InputError):
-        recfx.cost(model, Topology(2, "cpu")).at(W=0)
-
-
-@pytest.mark.parametrize("numbers", [[], 4, None])
-def test_refuses_to_sweep_nothing(numbers: Any) -> None:
-    with refused("invalid_argument", error=recfx.InputError):
-        recfx.cost(many_tables(2), npu_topology(2)).sweep(numbers)
-
-
-@pytest.mark.parametrize("world_size", [0, "2", 2.0])
-def test_refuses_a_plan_for_no_number_of_ranks(world_size: Any) -> None:
-    model = many_tables(1)
-    plan = plan_of(model, 2, {"t0": table_wise(rank=1)})
-    with refused("invalid_argument", error=recfx.InputError):
-        recfx.cost(model, H100, plan=plan, world_size=world_size)
+    graph, plan = model["ebc"].graph_module, plan_of(model, 2, {f"t{number}": table_wise(rank=1) for number in (0, 1)})
+    for use in (lambda: recfx.cost(graph, plan=ShardingPlan({})), lambda: recfx.cost(graph).at(W=4)):
+        with refused("already_sharded"):
+            use()
+    planned = recfx.cost(model, Topology(2, "cpu"))
+    for number in (0, "2", 2.0):
+        with refused("invalid_argument", error=recfx.InputError):
+            recfx.cost(model, H100, plan=plan, world_size=number)
+        with refused("invalid_argument", error=recfx.InputError):
+            planned.at(W=number)
+    for numbers in ([], 4, None):
+        with refused("invalid_argument", error=recfx.InputError):
+            planned.sweep(numbers)

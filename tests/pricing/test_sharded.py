@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torchrec import KeyedJaggedTensor
-from torchrec.distributed.planner import Topology
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 import recfx
@@ -34,7 +33,6 @@ from tests.sharding.ranks import ranks
 from tests.sharding.recorded import recorded
 from tests.sharding.typical_cases import CONFIGS, TYPES, hashed_case, one_type
 from tests.support.pairwise import pairwise
-from tests.support.refusals import refused
 
 
 def lengths_of(features: KeyedJaggedTensor) -> dict[str, Fraction]:
@@ -126,13 +124,6 @@ def test_every_optimizer(optimizer: str) -> None:
 @pytest.mark.parametrize("kind", ["table_wise", "row_wise", "data_parallel"])
 def test_weights_of_ids_travel_too(kind: str) -> None:
     check(one_type(kind, is_weighted=True), 2)
-
-
-@pytest.mark.parametrize("arguments", [([4, 4], 1), (4, [1, 1])], ids=["batches", "lengths"])
-def test_refuses_numbers_for_each_rank(arguments: tuple[Any, Any]) -> None:
-    model = nn.ModuleDict({"ebc": build(one_type("table_wise"))[0]})
-    with refused("invalid_argument", error=recfx.InputError):
-        recfx.cost(model, Topology(2, "cpu")).at(arguments[0], L=arguments[1])
 
 
 def trained_beside(rank: int, world_size: int, case: Case) -> tuple[Any, ...]:
