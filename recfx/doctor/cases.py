@@ -21,16 +21,7 @@ _EXTREMES = (0, 1, -1, 2**31, -(2**31), 2**63 - 1, -(2**63))
 
 
 class LookupCase:
-    """Rows of -1, empty bags, and two features that share the first table.
-
-    Args:
-        dims: of the tables.
-        batch_size: of the features, one more than tables.
-        dtype: of the tables.
-        seed: of everything that is drawn.
-        rows: of the first table; each further one has one more.
-        longest: how many ids a bag has at most.
-    """
+    """Rows of -1, empty bags of at most ``longest`` ids, and two features that share the first table, the smallest."""
 
     def __init__(
         self, dims: list[int], batch_size: int, dtype: torch.dtype = torch.float32, seed: int = 0, rows: int = 7,
@@ -85,11 +76,8 @@ def cases(quick: bool) -> Iterator[LookupCase]:
 
 
 def step_(rule: Rule, group: Mapping[str, Any], mean: bool, *arguments: Any) -> None:
-    """One step of the rule's own ``update``, in place, with the settings in ``group``.
-
-    Args:
-        mean: whether sums were divided by the lengths of bags.
-        arguments: the first eight of ``recfx.kernels.step.fused_step.fused_step_``; more are left out.
+    """One step of the rule's own ``update``, in place, with the settings in ``group``; ``mean``: sums were divided by
+    the lengths of bags. ``arguments`` are the first eight of ``fused_step_``; more are left out.
     """
     rows, offsets, gradients, weights, first, second, table_of_feature, is_stepped, *_ = arguments
     (gradients,) = gradients if isinstance(gradients, list) else (gradients,)

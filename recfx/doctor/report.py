@@ -23,7 +23,6 @@ HOW = {
 
 
 OK, MISSING = "ok", "missing"
-"""How a thing is that is needed: well; or absent, broken, or of a version that does not fit."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +36,12 @@ class Finding:
 
 
 def ok(name: str, found: str) -> Finding:
-    """All is well."""
+    """A thing that is needed is well."""
     return Finding(name, OK, found)
 
 
 def missing(name: str, found: str, what_to_do: str) -> Finding:
-    """It does not work."""
+    """It is absent, broken, or of a version that does not fit."""
     return Finding(name, MISSING, found, what_to_do)
 
 

@@ -33,7 +33,7 @@ from recfx.planner.pricing.graph_prices import ModelPrices, price_graph
 from recfx.planner.pricing.hardware import CPU_HOST, NAMED, TYPICAL, Hardware, HardwareName
 from recfx.planner.pricing.node_facts import KnownBatch, whole_number
 from recfx.planner.pricing.planned_collection import PlannedCollection, graph_on, planned_as_sharded, planned_by
-from recfx.planner.pricing.work import NodeCost
+from recfx.planner.pricing.work import BATCH_SIZE, NodeCost
 from recfx.planner.topology import (
     device_of,
     device_of_tables,
@@ -96,7 +96,8 @@ def cost(
 
 def batch_of(sample: Any) -> KnownBatch:
     """What a call of the model, or None, tells of a batch."""
-    return KnownBatch() if sample is None else KnownBatch(*Sample.of(sample).sizes())
+    size, lengths = (None, {}) if sample is None else Sample.of(sample).sizes()
+    return KnownBatch(size or BATCH_SIZE, lengths)
 
 
 def priced_with_graphs(

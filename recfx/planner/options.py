@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
-from typing import Any
 
 from torch import nn
 from torchrec.distributed.planner import Topology
@@ -40,36 +39,83 @@ from recfx.planner.pricing.work import LENGTH
 from recfx.planner.topology import device_of, hardware_of
 
 
-class ShardEstimates(EmbeddingPerfEstimator):
-    """The memory of a shard, with its part of the table's index; and how long it keeps its rank busy.
+class ShardingOptions(EmbeddingEnumerator):
+    """TorchRec's enumerator in an order that does not depend on the process, as that of sets of strings does.
 
-    The time of a shard of a converted collection is that of hashing and looking up, as ``recfx.cost`` counts them, and
-    of its ids and rows on the wire, without what whole nodes and calls cost. Times of other modules are TorchRec's.
+    Options that TorchRec's planner would choose and then refuse, those for whole hosts if the last host has fewer
+    ranks, and cuts that leave ranks without rows are left out (``empty_ranks`` allows the latter where the constraints
+    leave no other). Tables with an index are cut between buckets.
+
+    The memory of a shard has its part of the table's index. The time of a shard of one of the ``collections`` is that
+    of hashing and looking up, as ``recfx.cost`` counts them, and of its ids and rows on the wire, without what whole
+    nodes and calls cost. Times of other modules are TorchRec's.
     """
 
     def __init__(
         self,
         topology: Topology,
+        batch_size: int,
         constraints: dict[str, ParameterConstraints] | None,
         collections: Mapping[str, UnshardedCollection],
+        *,
         trains: bool,
+        empty_ranks: bool = False,
     ) -> None:
-        super().__init__(topology, constraints)
-        self._storage = EmbeddingStorageEstimator(topology, constraints)
-        self._collections, self._trains = collections, trains
-        self._world_size, self._device = topology.world_size, device_of(topology)
+        self._collections, self._trains, self._empty_ranks = collections, trains, empty_ranks
+        self._has_whole_hosts = topology.world_size % topology.local_world_size == 0
+        self._device = device_of(topology)
         self._hardware = replace(hardware_of(topology), node_overhead=Constant(0.0, "counted for nodes"))
         self._context = cache(self._context_of)
+        self._times, self._storage = (
+            estimator(topology, constraints) for estimator in (EmbeddingPerfEstimator, EmbeddingStorageEstimator)
+        )
+        super().__init__(topology, batch_size, constraints, [self._times, self._storage])
 
-    def estimate(self, sharding_options: list[ShardingOption], sharder_data_map: Any) -> None:
-        super().estimate([one for one in sharding_options if one.path not in self._collections], sharder_data_map)
-        self._storage.estimate(sharding_options, sharder_data_map)
+    def enumerate(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> list[ShardingOption]:
+        """Every way to shard every table, with estimates; ``no_sharding_option`` if a table has none."""
+        options: list[ShardingOption] = super().enumerate(module, sharders)
+        options = [option for option in options if is_plannable(option.sharding_type, option.compute_kernel)]
+        places = {fqn: place for place, fqn in enumerate(dict.fromkeys(option.fqn for option in options))}
+        by_host = PartitionByType.HOST.value
+        kept = self._left(options, lambda option: self._has_whole_hosts or option.partition_by != by_host)
+        filled = self._left(kept, lambda option: all(shard.size[0] > 0 for shard in option.shards), self._empty_ranks)
+        order = type_names()
+        return sorted(filled, key=lambda one: (places[one.fqn], order.index(one.sharding_type), one.compute_kernel))
+
+    @staticmethod
+    def _left(
+        options: list[ShardingOption], allows: Callable[[ShardingOption], bool], keeps_last: bool = False
+    ) -> list[ShardingOption]:
+        """The options that are allowed; if a table has none of them, all of its options, or else an error."""
+        left = [option for option in options if allows(option)]
+        tables = {option.fqn for option in left}
+        others = [option for option in options if option.fqn not in tables]
+        if others and not keeps_last:
+            raise _no_option(others[0])
+        return left + others
+
+    def populate_estimates(self, sharding_options: list[ShardingOption]) -> None:
+        """Estimate the shards in the sizes that they will really have, and each size once."""
+        shards_of = []
         for option in sharding_options:
+            _cut_between_buckets(option)
+            shards_of.append(option.shards)
+            option.shards = list({tuple(shard.size): shard for shard in reversed(option.shards)}.values())
+        others = [option for option in sharding_options if option.path not in self._collections]
+        for estimator, options in ((self._storage, sharding_options), (self._times, others)):
+            self._estimators = [estimator]
+            super().populate_estimates(options)
+        for option, shards in zip(sharding_options, shards_of, strict=True):
             index = index_bytes(option.module[1], option.name)
+            estimated = {tuple(shard.size): shard for shard in option.shards}
             for shard in option.shards:
+                shard.storage += Storage(hbm=0, ddr=math.ceil(index * shard.size[0] / option.tensor.shape[0]))
                 if option.path in self._collections:
                     shard.perf = self._time(option, shard)
-                shard.storage += Storage(hbm=0, ddr=math.ceil(index * shard.size[0] / option.tensor.shape[0]))
+            for shard in shards:
+                like = estimated[tuple(shard.size)]
+                shard.storage, shard.perf = like.storage, like.perf
+            option.shards = shards
 
     def _context_of(self, path: str, kernel: str) -> CollectionContext:
         """The collection with its tables on one kernel; where they are does not matter."""
@@ -115,66 +161,6 @@ def index_bytes(module: nn.Module, table: str) -> int:
     """Bytes of host memory that the index of a table takes, 0 without one; also known on the meta device."""
     index = index_of(module, table)
     return 0 if index is None else sum(buffer.nbytes for buffer in index.buffers())
-
-
-class ShardingOptions(EmbeddingEnumerator):
-    """TorchRec's enumerator in an order that does not depend on the process, as that of sets of strings does.
-
-    Options that TorchRec's planner would choose and then refuse, those for whole hosts if the last host has fewer
-    ranks, and cuts that leave ranks without rows are left out (``empty_ranks`` allows the latter where the constraints
-    leave no other). Tables with an index are cut between buckets.
-    """
-
-    def __init__(
-        self,
-        topology: Topology,
-        batch_size: int,
-        constraints: dict[str, ParameterConstraints] | None,
-        estimates: ShardEstimates,
-        *,
-        empty_ranks: bool = False,
-    ) -> None:
-        self._empty_ranks = empty_ranks
-        self._has_whole_hosts = topology.world_size % topology.local_world_size == 0
-        super().__init__(topology, batch_size, constraints, [estimates])
-
-    def enumerate(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> list[ShardingOption]:
-        """Every way to shard every table, with estimates; ``no_sharding_option`` if a table has none."""
-        options: list[ShardingOption] = super().enumerate(module, sharders)
-        options = [option for option in options if is_plannable(option.sharding_type, option.compute_kernel)]
-        places = {fqn: place for place, fqn in enumerate(dict.fromkeys(option.fqn for option in options))}
-        by_host = PartitionByType.HOST.value
-        kept = self._left(options, lambda option: self._has_whole_hosts or option.partition_by != by_host)
-        filled = self._left(kept, lambda option: all(shard.size[0] > 0 for shard in option.shards), self._empty_ranks)
-        order = type_names()
-        return sorted(filled, key=lambda one: (places[one.fqn], order.index(one.sharding_type), one.compute_kernel))
-
-    @staticmethod
-    def _left(
-        options: list[ShardingOption], allows: Callable[[ShardingOption], bool], keeps_last: bool = False
-    ) -> list[ShardingOption]:
-        """The options that are allowed; if a table has none of them, all of its options, or else an error."""
-        left = [option for option in options if allows(option)]
-        tables = {option.fqn for option in left}
-        others = [option for option in options if option.fqn not in tables]
-        if others and not keeps_last:
-            raise _no_option(others[0])
-        return left + others
-
-    def populate_estimates(self, sharding_options: list[ShardingOption]) -> None:
-        """Estimate the shards in the sizes that they will really have, and each size once."""
-        shards_of = []
-        for option in sharding_options:
-            _cut_between_buckets(option)
-            shards_of.append(option.shards)
-            option.shards = list({tuple(shard.size): shard for shard in reversed(option.shards)}.values())
-        super().populate_estimates(sharding_options)
-        for option, shards in zip(sharding_options, shards_of, strict=True):
-            estimated = {tuple(shard.size): shard for shard in option.shards}
-            for shard in shards:
-                like = estimated[tuple(shard.size)]
-                shard.storage, shard.perf = like.storage, like.perf
-            option.shards = shards
 
 
 def is_plannable(sharding_type: str, kernel: str) -> bool:

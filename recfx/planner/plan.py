@@ -25,7 +25,7 @@ from recfx.argument_types import typed
 from recfx.collections.collection import UnshardedCollection
 from recfx.collections.sharding.collection import sharded_collections
 from recfx.errors import ConversionError, did_you_mean
-from recfx.planner.options import ShardEstimates, ShardingOptions, is_plannable
+from recfx.planner.options import ShardingOptions, is_plannable
 from recfx.planner.priced_plan import PlanPrice, PricedPlan, Pricing
 from recfx.planner.pricing.cost_text import step_text
 from recfx.planner.pricing.graph_prices import ModelPrices
@@ -39,7 +39,7 @@ from recfx.planner.topology import (
     check_topology,
     device_of,
     hardware_of,
-    replace_placements,
+    on_npus,
 )
 from recfx.replacement.replace_collections import as_converted
 
@@ -129,9 +129,10 @@ def _plan(
     sharders = planning_sharders(model, collections, with_torchrec=with_torchrec and not is_npu)
     limits = dict(constraints or {})
     _check_constraints(limits, model, sharders, topology.compute_device)
-    estimates = ShardEstimates(topology, limits, collections, trains=model.training)
     bound = {table for table, limit in limits.items() if len(limit.sharding_types or ()) == 1}
-    enumerator = ShardingOptions(topology, batch_size, limits, estimates, empty_ranks=empty_ranks)
+    enumerator = ShardingOptions(
+        topology, batch_size, limits, collections, trains=model.training, empty_ranks=empty_ranks
+    )
     try:
         options = enumerator.enumerate(model, sharders)
         capacity = _capacity(topology, batch_size, model, sharders, limits)
@@ -142,7 +143,7 @@ def _plan(
     cheapest, pricing = _cheapest(model, collections, topology, values, plans, tried)
     best = to_sharding_plan(cheapest.assigned(), topology)
     if is_npu:
-        best = replace_placements(best, "npu", topology.local_world_size)
+        on_npus(best, topology.local_world_size)
     return PricedPlan(best.plan, int(topology.world_size), topology, pricing)
 
 

@@ -87,14 +87,16 @@ def plain_plan(plan: ShardingPlan, *, world_size: int | None = None) -> dict[str
     check_plan(plan)
     if world_size is not None:
         world_size = whole_number(world_size, "world_size", most=MOST_RANKS)
-    collections = {
-        name: {table: _plain(sharding, table, name) for table, sharding in tables.items()}
-        for name, tables in plan.plan.items()
-    }
     made_for = topology_of(plan)
-    topology = None if made_for is None else settings_of(made_for)
-    world_size = world_size_said(plan, world_size)
-    return {"version": VERSION, "world_size": world_size, "topology": topology, "collections": collections}
+    return {
+        "version": VERSION,
+        "world_size": world_size_said(plan, world_size),
+        "topology": None if made_for is None else settings_of(made_for),
+        "collections": {
+            path: {table: _plain(sharding, table, path) for table, sharding in tables.items()}
+            for path, tables in plan.plan.items()
+        },
+    }
 
 
 def _plain(sharding: Any, table: str, path: str) -> dict[str, Any]:
@@ -104,14 +106,13 @@ def _plain(sharding: Any, table: str, path: str) -> dict[str, Any]:
         if option.name not in _WRITTEN and getattr(sharding, option.name) is not None:
             raise table_error("unsupported_plan_option", table, f"asks for {option.name}.", path)
     spec = sharding.sharding_spec
-    shards = None if not isinstance(spec, EnumerableShardingSpec) else [
+    shards = [
         {"offsets": shard.shard_offsets, "sizes": shard.shard_sizes, "placement": str(shard.placement)}
-        for shard in spec.shards
-    ]  # fmt: skip
-    named = {name: getattr(sharding, name) for name in ("sharding_type", "compute_kernel", "ranks")}
-    return {name: value.value if isinstance(value, Enum) else value for name, value in named.items()} | {
-        "shards": shards
-    }
+        for shard in (spec.shards if isinstance(spec, EnumerableShardingSpec) else ())
+    ]
+    named = {name: getattr(sharding, name) for name in _WRITTEN[:3]}
+    plain = {name: value.value if isinstance(value, Enum) else value for name, value in named.items()}
+    return plain | {"shards": shards or None}
 
 
 def read_plan(path: str | os.PathLike[str]) -> PricedPlan:

@@ -16,8 +16,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed._shard.metadata import ShardMetadata
-from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
 from torch.distributed.remote_device import _remote_device
 from torchrec.distributed.planner import Topology
 from torchrec.distributed.planner.constants import (
@@ -27,7 +25,7 @@ from torchrec.distributed.planner.constants import (
     HBM_TO_DDR_MEM_BW,
     INTRA_NODE_BANDWIDTH,
 )
-from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
+from torchrec.distributed.types import ShardingPlan
 
 from recfx.collections.pieces import rank_of
 from recfx.collections.sharding.plan import MOST_RANKS
@@ -116,35 +114,18 @@ def _topology(device: str, world_size: int, **settings: Any) -> Topology:
     return make_topology(world_size=world_size, compute_device=device, **settings)
 
 
-def replace_placements(plan: ShardingPlan, device: str, local_world_size: int = MOST_RANKS) -> ShardingPlan:
-    """A new plan with the shards of ``plan`` on devices of another type: ``rank:3/cuda:3`` becomes ``rank:3/npu:3``.
-    Ranks, sizes, kernels and everything else stay the same.
-
-    Args:
-        plan: TorchRec's plan for devices that this host lacks.
-        device: ``"npu"``, ``"cpu"``, ``"cuda"``, ...
-        local_world_size: number of devices per host; a rank's device index is its rank modulo this number.
+def on_npus(plan: ShardingPlan, local_world_size: int = MOST_RANKS) -> ShardingPlan:
+    """Move the shards of ``plan``, in place, from ``rank:3/cuda:3`` or ``rank:3/cpu`` to ``rank:3/npu:3``; the index of
+    a device is the rank modulo the number of devices per host.
     """
-    if device == "npu" and torch._C._get_privateuse1_backend_name() == PRIVATE:
-        device = PRIVATE
-    modules: dict[str, Any] = dict(plan.plan)
-    for path, tables in modules.items():
-        if isinstance(tables, EmbeddingModuleShardingPlan):
-            modules[path] = EmbeddingModuleShardingPlan()
-            for table, parameter in tables.items():
-                spec: Any = parameter.sharding_spec
-                if spec is not None:  # or it is data parallel
-                    shards = [_placed(shard, device, local_world_size) for shard in spec.shards]
-                    spec = EnumerableShardingSpec(shards)
-                modules[path][table] = replace(parameter, sharding_spec=spec)
-    return ShardingPlan(modules)
-
-
-def _placed(shard: ShardMetadata, device: str, local_world_size: int) -> ShardMetadata:
-    rank = rank_of(shard)
-    assert rank is not None, shard
-    place = _remote(f"rank:{rank}/cpu" if device == "cpu" else f"rank:{rank}/{device}:{rank % local_world_size}")
-    return ShardMetadata(list(shard.shard_offsets), list(shard.shard_sizes), place)
+    device = PRIVATE if torch._C._get_privateuse1_backend_name() == PRIVATE else "npu"
+    per_module: dict[str, Any] = plan.plan
+    for parameter in (parameter for tables in per_module.values() for parameter in tables.values()):
+        for shard in getattr(parameter.sharding_spec, "shards", ()):  # or it is data parallel
+            rank = rank_of(shard)
+            assert rank is not None, shard
+            shard.placement = _remote(f"rank:{rank}/{device}:{rank % local_world_size}")
+    return plan
 
 
 _remote = lru_cache(maxsize=4096)(_remote_device)

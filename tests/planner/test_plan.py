@@ -84,7 +84,7 @@ import logging, pickle, sys, torch
 from torch import nn
 from recfx.versions.differences import make_topology
 import recfx
-from recfx.planner.topology import npu_topology, replace_placements
+from recfx.planner.topology import npu_topology, on_npus
 from tests.builders.collections import tables_named
 from tests.planner.test_plan import plan_of_some_types
 
@@ -98,7 +98,7 @@ assert logging.getLogger().handlers == []
 print("renamed")
 torch.utils.rename_privateuse1_backend("npu")
 plan, cuda = pickle.load(open(sys.argv[1], "rb"))
-for each in (plan, replace_placements(cuda, "npu")):
+for each in (plan, on_npus(cuda)):
     for parameter in each.plan["plain"].values():
         print(*[shard.placement for shard in parameter.sharding_spec.shards])
 """

@@ -22,7 +22,7 @@ from recfx.planner.pricing.graph_prices import costs_of_shard
 from recfx.planner.pricing.hardware import CPU_HOST, Constant, Hardware
 from recfx.planner.pricing.node_facts import KnownBatch
 from recfx.planner.pricing.planned_collection import PlannedCollection
-from recfx.planner.pricing.step_price import runs_on_host, seconds_of_collective, seconds_of_work
+from recfx.planner.pricing.step_price import runs_on_host, seconds_of_call, seconds_of_work
 from recfx.planner.pricing.work import LENGTH, NOTHING, NodeCost, Resident, Work
 from recfx.planner.topology import PRIVATE, device_of_tables
 
@@ -42,12 +42,8 @@ def time_formula(node: NodeCost, hardware: Hardware, world_size: int, formula: C
             terms.append(["*", unit - overhead, formula(amount)])
         terms += [overhead] if amounts else []
     for call in node.collectives:
-        ranks = call.ranks or world_size
-        latency, unit = (
-            seconds_of_collective(call.operation, size, ranks, hardware, across_hosts=call.across_hosts)
-            for size in (0.0, 1.0)
-        )
-        terms += [latency, ["*", unit - latency, formula(call.bytes)]]
+        latency, whole = (seconds_of_call(replace(call, bytes=size), world_size, hardware) for size in (0.0, 1.0))
+        terms += [latency, ["*", whole - latency, formula(call.bytes)]]
     if any(isinstance(term, list) and term[-1] is None for term in terms):
         return None
     return ["*", node.calls, ["+", *terms]] if terms else 0

@@ -44,12 +44,9 @@ def expression(value: sympy.Expr) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Dicts, lists and scalars; fields that are functions are left out."""
-    if hasattr(value, "_asdict"):
-        return {key: plain(item) for key, item in value._asdict().items()}
+    """Dicts, lists and scalars."""
     if is_dataclass(value):
-        named = {field.name: getattr(value, field.name) for field in fields(value)}
-        return {name: plain(item) for name, item in named.items() if not callable(item)}
+        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):

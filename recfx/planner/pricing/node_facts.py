@@ -5,7 +5,7 @@ the numbers of one batch, for the symbols of expressions.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from numbers import Integral, Rational, Real
@@ -89,17 +89,11 @@ class NodeFacts:
     trains: bool = True  # whether the step has a backward
 
 
-@dataclass(frozen=True)
-class KnownBatch:
+class KnownBatch(NamedTuple):
     """What numbers start from where none are given: what a sample tells, and for the rest what is usual."""
 
-    size: int | None = None  # samples per rank; None if no sample tells it
-    # mean numbers of ids per sample, of the features that a sample has
-    lengths: Mapping[str, Fraction] = field(default_factory=dict)
-
-    @property
-    def batch(self) -> int:
-        return BATCH_SIZE if self.size is None else self.size
+    batch: int = BATCH_SIZE  # samples per rank
+    lengths: Mapping[str, Fraction] = MappingProxyType({})  # mean numbers of ids per sample, of some features
 
 
 REST = ""
@@ -108,21 +102,15 @@ REST = ""
 NOTHING_KNOWN = KnownBatch()
 
 
-class Share(NamedTuple):
-    """How many ids of a feature are sent, as a share of all, where each different one is sent once."""
-
-    feature: str
-    share: float
-
-
-def shares_of(tables: Iterable[TableSpec]) -> dict[str, Share]:
-    """The expected shares of different ids, by the names of the lengths that count these alone; 1 if not known."""
-    shares: dict[str, Share] = {}
+def shares_of(tables: Iterable[TableSpec]) -> dict[str, tuple[str, float]]:
+    """For the names of the lengths that count different ids alone: the feature, and the expected share of different
+    ones among its ids, which is 1 if it is not known.
+    """
+    shares: dict[str, tuple[str, float]] = {}
     for table in tables:
         for name, feature in zip(table.sent_lengths, table.feature_names, strict=True):
             if name != feature:
-                known = shares[name].share if name in shares else 0.0
-                shares[name] = Share(feature, max(known, table.dedup.share or 1.0))
+                shares[name] = feature, max(shares.get(name, ("", 0.0))[1], table.dedup.share or 1.0)
     return shares
 
 
@@ -135,7 +123,7 @@ class Values:
         world: Any,
         lengths: Any,
         features: Iterable[str],
-        shares: Mapping[str, Share] = MappingProxyType({}),
+        shares: Mapping[str, tuple[str, float]] = MappingProxyType({}),
         known: KnownBatch = NOTHING_KNOWN,
     ) -> None:
         self.batch, self.world = whole_number(batch, "B"), whole_number(world, "W")
@@ -181,7 +169,7 @@ def whole_number(value: Any, name: str, least: int = 1, most: int | None = None)
 
 
 def _lengths(
-    given: Any, features: Iterable[str], shares: Mapping[str, Share], known: KnownBatch
+    given: Any, features: Iterable[str], shares: Mapping[str, tuple[str, float]], known: KnownBatch
 ) -> dict[str, Fraction]:
     """The mean length of each feature: a number for all, or a mapping for some; the others are those that are known."""
     names = list(dict.fromkeys(features))
@@ -203,8 +191,9 @@ def _lengths(
         for name in names
     }
     for name in names:
-        if name in shares and name not in given and shares[name].feature in lengths:
-            lengths[name] = lengths[shares[name].feature] * Fraction(shares[name].share).limit_denominator(10**9)
+        feature, share = shares.get(name, ("", 1.0))
+        if name not in given and feature in lengths:
+            lengths[name] = lengths[feature] * Fraction(share).limit_denominator(10**9)
     return lengths
 
 

@@ -15,7 +15,7 @@ import recfx
 from recfx.collections.collection import UnshardedCollection
 from recfx.collections.sharding.collection import ShardedCollection
 from recfx.collections.sharding.shard import shard_collection
-from recfx.planner.topology import replace_placements
+from recfx.planner.topology import on_npus
 from tests.sharding.cases import OPTIMIZERS, Case, Model, batches, build, plan_of, taken, with_optimizer
 
 _host_groups: list[dist.ProcessGroup] = []
@@ -36,7 +36,7 @@ def model_on_npus(case: Case, world_size: int, device: torch.device, ids_on_host
     converted = with_optimizer(case, recfx.convert(standard, hashing=case.hashing, dedup=case.dedup))
     assert isinstance(converted, UnshardedCollection)
     plan: Any = plan_of(case, converted, world_size)
-    placed: Any = replace_placements(ShardingPlan({"": plan}), "npu").plan[""]
+    placed: Any = on_npus(ShardingPlan({"": plan})).plan[""]
     env = ShardingEnv.from_process_group(dist.group.WORLD)
     hosts = host_group() if ids_on_host else None
     model.sparse = shard_collection(converted, placed, env, device, host_group=hosts)
