@@ -7,7 +7,7 @@ index, because ids move. No rank ever holds whole weights or optimizer state of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -19,11 +19,12 @@ from recfx.checkpoint.contents import check_has_elements, check_saved_as
 from recfx.checkpoint.storage import Parts, SavedFolder
 from recfx.collections.converted_collection import ConvertedCollection, collections_by_prefix
 from recfx.collections.kinds import kind_of
-from recfx.collections.load_state import check_weight, fit_slices, fit_whole_index, saved_shape
+from recfx.collections.load_state import check_weight, fit_cut_index, fit_whole_index, saved_shape
+from recfx.collections.pieces import Piece
 from recfx.hashing.identity import IDENTITY, check_identity
 from recfx.hashing.index import HashIndex
 from recfx.hashing.row_move import RowMove
-from recfx.hashing.slices import COUNTS, SLICE_COUNTS, STATISTICS, part_count, parts_between, slice_state
+from recfx.hashing.slices import COUNTS, SLICE_COUNTS, STATISTICS, part_count
 from recfx.hashing.state import NOT_BY_ROW, state_names
 from recfx.ir.shards import ShardedTable
 from recfx.ir.tables import Shard, TableSpec
@@ -160,14 +161,13 @@ def plan_tables(model: nn.Module, folder: SavedFolder, saved: Mapping[str, Tenso
 
 
 def _plan_index(plan: TablePlan, folder: SavedFolder, saved: Mapping[str, Tensor], start: str) -> None:
-    table, module = plan.table, plan.table.module
-    spec = table.spec
+    table, store = plan.table, plan.table.module.store
+    spec, rank = table.spec, table.module.sharding.rank
     assert spec.hashing is not None
     keys = {name: key for name, key in table.index_keys.items() if key in saved}
-    weight = saved[table.weight]
-    check_weight(spec.name, saved.get(keys.get("row_ids", "")), weight, spec.embedding_dim)
+    check_weight(spec.name, saved.get(keys.get("row_ids", "")), saved[table.weight], spec.embedding_dim)
 
-    def read(names: Sequence[str]) -> dict[str, Tensor]:
+    def read(names: Iterable[str]) -> dict[str, Tensor]:
         tensors = folder.read([start + keys[name] for name in names])
         return {name: tensors[start + keys[name]] for name in names}
 
@@ -175,21 +175,18 @@ def _plan_index(plan: TablePlan, folder: SavedFolder, saved: Mapping[str, Tensor
     if SLICE_COUNTS in keys:
         sizes[SLICE_COUNTS] = (part_count(spec.hashing), len(STATISTICS))
     if any(saved[keys[name]].shape != size for name, size in sizes.items()):
-        pieces, plan.move = fit_whole_index(module, spec, table.here, read(list(keys)), weight)
+        pieces, plan.move = fit_whole_index(store, table.here, spec, read(keys), saved[table.weight])
     else:
-        common = read([name for name in (COUNTS, IDENTITY) if name in keys])
-        check_identity(spec.hashing, spec.name, common.get(IDENTITY))
-        slices: dict[tuple[int, int], dict[str, Any]] = {}
-        for rows in {shard.rows for shard in table.here}:
-            slices[rows] = slice_state(spec.hashing, common, *rows)
-            targets = {}
-            for name, size in sizes.items():
-                part = parts_between(spec.hashing, *rows) if name == SLICE_COUNTS else range(*rows)
-                target = torch.empty(len(part), *size[1:], dtype=saved[keys[name]].dtype, device="cpu")
-                targets[start + keys[name]] = Parts(size).put((part.start, *(0 for _ in size[1:])), target)
-                slices[rows][name] = target
-            folder.read_into(targets)
-        pieces = fit_slices(module, table.here, slices)
+        whole = read([name for name in (COUNTS, IDENTITY) if name in keys])
+        check_identity(spec.hashing, spec.name, whole.get(IDENTITY))
+        targets = {start + keys[name]: Parts(size) for name, size in sizes.items()}
+
+        def part_of(name: str, piece: Piece) -> Tensor:
+            part = torch.empty(piece.sizes, dtype=saved[keys[name]].dtype, device="cpu")
+            targets[start + keys[name]].put(piece.offsets, part)
+            return part
+
+        pieces = fit_cut_index(store, table.placed, rank, whole, sizes, part_of, lambda: folder.read_into(targets))
     plan.indexes = {shard.name: piece for shard, piece in pieces.items()}
 
 

@@ -22,7 +22,6 @@ from recfx.collections.compile_graph import (
 )
 from recfx.collections.converted_collection import ConvertedCollection, collections_of, new_instance
 from recfx.collections.kinds import kind_of
-from recfx.collections.load_state import LocalState
 from recfx.collections.optimizer import FusedKeyedOptimizer
 from recfx.collections.table_holder import all_held, hold
 from recfx.collections.table_specs import allocate_tables, check_config, describe_tables, physical_configs
@@ -50,7 +49,6 @@ class UnshardedCollection(ConvertedCollection):
     """
 
     is_sharded = False
-    _state = LocalState
 
     _device: torch.device | str
     _replacement: ClassVar[type[UnshardedCollection]]  # of the classes that stand for subclasses of the user's

@@ -12,7 +12,8 @@ from torch import Tensor, fx, nn
 
 from recfx.collections.compile_graph import context_of
 from recfx.collections.first_use import first_use
-from recfx.collections.kinds import CollectionKind
+from recfx.collections.kinds import CollectionKind, kind_of
+from recfx.collections.load_state import LocalState
 from recfx.errors import ConversionError, Diagnostic, few, plural
 from recfx.hashing import HashConfig, HashIndex, as_integer
 from recfx.hashing.row_move import RowMove
@@ -74,7 +75,6 @@ class ConvertedCollection(FxLeaf):
     fused: dict[str, FusedOptimizer]
     dtypes: dict[str, torch.dtype]
 
-    _state: ClassVar[type[Any]]  # what this rank takes of a saved state: a LocalState
     _is_weighted: bool
     _need_indices: bool = False  # whether the output has the ids as well, if it has a row for each id
     _store: TableStore
@@ -231,7 +231,10 @@ class ConvertedCollection(FxLeaf):
 
     def check_state(self, saved: Mapping[str, Any], prefix: str) -> None:
         """Raise a ``CheckpointError`` if the collection could not load its part, below ``prefix``, of a saved state."""
-        self._state(self, saved, prefix)
+        self._local_state(saved, prefix)
+
+    def _local_state(self, saved: Mapping[str, Any], prefix: str) -> LocalState:
+        return LocalState(kind_of(self), self._store, self.sharding, self.process_group, saved, prefix)
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, metadata: Any, strict: bool, missing_keys: list[str], *rest: Any
@@ -243,7 +246,7 @@ class ConvertedCollection(FxLeaf):
         """
         for hook in load_hooks(self).values():  # before the keys are read, because they may rename them
             hook(state_dict, prefix, metadata, strict, missing_keys, *rest)
-        planned, shards = self._state(self, state_dict, prefix), self.sharding.local()
+        planned, shards = self._local_state(state_dict, prefix), self.sharding.local()
         names = [shard.name for shard in shards if shard.table.has_index]
         indexes = {f"{prefix}hash_indexes.{name}.": self.index(name) for name in names}
         planned.say_what_is_lost(indexes)

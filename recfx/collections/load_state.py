@@ -6,51 +6,31 @@ read later. All of a state is checked and cut before any of it is loaded, and no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
-from recfx.collections.converted_collection import ConvertedCollection
-from recfx.collections.kinds import kind_of
+from recfx.collections.kinds import CollectionKind
+from recfx.collections.pieces import Piece, index_pieces, other_plan, own_pieces, parts_of, weight_pieces
 from recfx.errors import CheckpointError, type_of
 from recfx.hashing import HashIndex, state
+from recfx.hashing.identity import IDENTITY, check_identity
 from recfx.hashing.row_move import RowMove, fit_rows
-from recfx.hashing.slices import slice_state
+from recfx.hashing.slices import COUNTS, slice_state
 from recfx.hashing.storage import say_what_is_lost
-from recfx.ir.shards import ShardedTable
+from recfx.ir.shards import CollectionSharding, ShardedTable
 from recfx.ir.tables import Shard, TableSpec
 from recfx.kernels.index.index_buffers import FREED, NEVER_USED
 from recfx.runtime.base import load_hooks
+from recfx.runtime.table_store import TableStore
 
 STRICT: ContextVar[bool] = ContextVar("strict", default=True)
 """The ``strict`` of the ``load_state_dict`` that is running, which torch does not tell the modules."""
-
-
-def fit_index(
-    index: HashIndex, saved: Mapping[str, object], weight: object, dim: int
-) -> tuple[dict[str, object], RowMove | None]:
-    """What an index loads of a saved one, by buffer name; and where the table's rows go, None if no row moves.
-
-    Args:
-        index: the index that is to load the state, or that of the whole table on meta.
-        weight: the saved weight of its table; only its shape is read, and it is ignored if it is not a tensor.
-
-    Raises:
-        CheckpointError: what is wrong with the index, or ``torn_state`` or ``columns_mismatch`` if the saved weight
-            does not fit it.
-    """
-    check_weight(index.name, saved.get("row_ids"), weight, dim)
-    buffers, move = fit_rows(index, saved)
-    index.buffers_of(buffers)  # which checks them
-    return buffers, move
-
-
-def without_index(*, has_weight: bool, holds_ids: Callable[[], bool]) -> str:
-    """What an index does if nothing was saved for it, ``state.KEEP`` or ``state.FORGET``."""
-    return state.KEEP if not has_weight or (holds_ids() and not STRICT.get()) else state.FORGET
 
 
 def first_rows(weight: object, rows: int, dim: int) -> RowMove | None:
@@ -116,48 +96,72 @@ def whole_index(table: TableSpec) -> HashIndex:
 
 
 def fit_whole_index(
-    module: ConvertedCollection, table: TableSpec, shards: Sequence[Shard], saved: Mapping[str, Any], weight: object
-) -> tuple[dict[Shard, dict[str, Tensor]], RowMove | None]:
+    store: TableStore, local: Sequence[Shard], table: TableSpec, saved: Mapping[str, Any], weight: object
+) -> tuple[dict[Shard, dict[str, Any]], RowMove | None]:
     """Fit and check the saved index of a whole table, in the same way on all ranks, and cut it.
 
     Args:
-        shards: this rank's shards of the table.
+        local: this rank's shards of the table.
         saved: the saved state of its index, by buffer name.
-        weight: the saved weight of the table, or a meta tensor like it.
+        weight: the saved weight of the table, or a meta tensor like it; ignored if it is no tensor.
 
     Returns:
-        what this rank's shards take from it, and the move of the table's rows; None if no row moves.
+        what each of these shards takes from it, and the move of the table's rows; None if no row moves.
+
+    Raises:
+        CheckpointError: what is wrong with the index, or ``torn_state`` or ``columns_mismatch`` if the saved weight
+            does not fit it.
     """
-    fitted, move = fit_index(whole_index(table), saved, weight, table.embedding_dim)
-    tensors = {name: value for name, value in fitted.items() if isinstance(value, Tensor)}
-    config = table.hashing
+    index, config = whole_index(table), table.hashing
     assert config is not None
-    pieces = {shard: slice_state(config, tensors, *shard.rows) for shard in shards}
-    if move is not None:
-        for shard, piece in pieces.items():
-            row_state = module.index(shard.name).row_state
-            if not row_state.is_meta:
-                # Rows without an id keep their weights, and so the index keeps what it knows about them.
-                piece["row_state"][(piece["row_state"] == NEVER_USED) & (row_state != NEVER_USED)] = FREED
+    check_weight(table.name, saved.get("row_ids"), weight, table.embedding_dim)
+    fitted, move = fit_rows(index, saved)
+    index.buffers_of(fitted)  # which checks them
+    tensors = {name: value for name, value in fitted.items() if isinstance(value, Tensor)}
+    pieces = {shard: slice_state(config, tensors, *shard.rows) for shard in local}
+    for shard, piece in pieces.items() if move is not None else ():
+        row_state = store.index(shard.name).row_state
+        if not row_state.is_meta:
+            # Rows without an id keep their weights, and so the index keeps what it knows about them.
+            piece["row_state"][(piece["row_state"] == NEVER_USED) & (row_state != NEVER_USED)] = FREED
     return pieces, move
 
 
-def fit_slices(
-    module: ConvertedCollection, shards: Sequence[Shard], slices: Mapping[tuple[int, int], dict[str, Any]]
+def fit_cut_index(
+    store: TableStore,
+    table: ShardedTable,
+    rank: int,
+    whole: Mapping[str, Tensor],
+    cut: Iterable[str],
+    part_of: Callable[[str, Piece], Tensor],
+    read: Callable[[], object] = bool,
 ) -> dict[Shard, dict[str, Any]]:
-    """The slice of an index that each of this rank's shards loads: column blocks of the same rows load the same.
+    """What each shard of a rank loads of an index that was saved with as many rows; the rank checks its own slices.
 
     Args:
-        slices: the saved state of each slice, by its rows and by buffer name.
+        whole: the tensors that the rank has as a whole, by buffer name.
+        cut: the names of the others.
+        part_of: returns a piece of one of these.
+        read: is called when all parts are known, and fills them.
     """
-    pieces = {shard: slices[shard.rows] for shard in shards}
-    for shard, piece in pieces.items():
-        module.index(shard.name).buffers_of(piece)  # which checks it
-    return pieces
+    config, local = table.table.hashing, [shard for shard in table.filled if shard.rank == rank]
+    assert config is not None
+    slices: dict[tuple[int, int], dict[str, Any]] = {
+        shard.rows: slice_state(config, whole, *shard.rows) for shard in local
+    }
+    for name in cut:
+        for piece in own_pieces(index_pieces(table, name, rank), rank):
+            slices[piece.shard.rows][name] = part_of(name, piece)
+    read()
+    for shard in local:  # column blocks of the same rows load the same
+        store.index(shard.name).buffers_of(slices[shard.rows])  # which checks it
+    return {shard: slices[shard.rows] for shard in local}
 
 
 class LocalState:
-    """What this rank takes of a state of whole tensors: its shards of each; all of it if they are not sharded.
+    """What this rank takes of a state of whole tensors, or of ``ShardedTensor``s that were cut in the same way.
+
+    That is its shards of each; all of it if they are not sharded.
 
     Attributes:
         taken: the keys of ``saved`` that belong to this collection's tables, and that ``local`` replaces.
@@ -170,13 +174,22 @@ class LocalState:
             missing or does not fit it.
     """
 
-    def __init__(self, module: ConvertedCollection, saved: Mapping[str, Any], prefix: str) -> None:
-        self.module, self.saved, self.prefix, self.kind = module, saved, prefix, kind_of(module)
+    def __init__(
+        self,
+        kind: CollectionKind,
+        store: TableStore,
+        sharding: CollectionSharding,
+        group: dist.ProcessGroup | None,
+        saved: Mapping[str, Any],
+        prefix: str,
+    ) -> None:
+        self._kind, self._store, self._sharding, self._group = kind, store, sharding, group
+        self._saved, self._prefix = saved, prefix
         self.taken: list[str] = []
         self.local: dict[str, Any] = {}
         self.missing: dict[str, str] = {}
         self.moves: dict[str, RowMove] = {}
-        for table in module.sharding.tables:
+        for table in sharding.tables:
             self._take_table(table)
 
     def say_what_is_lost(self, indexes: Mapping[str, HashIndex]) -> None:
@@ -190,20 +203,24 @@ class LocalState:
         self.local.update(dict.fromkeys(forgetting, state.FORGET_AS_SAID))
 
     def _take_table(self, table: ShardedTable) -> None:
-        key = self.prefix + self.kind.weight_name("", table.table.name)
-        weight = self.saved.get(key)
+        key = self._prefix + self._kind.weight_name("", table.table.name)
+        weight = self._saved.get(key)
         if table.table.has_index:
             self._take_index(table, weight, key)
         if weight is None:
             self.missing[key] = table.table.name
-        elif self.module.is_sharded or (table.table.name in self.moves and isinstance(weight, Tensor)):
+        elif self._group is not None or (table.table.name in self.moves and isinstance(weight, Tensor)):
             self.taken.append(key)
-            for shard, part in self.weights(table, weight, key).items():
-                self.local[self.prefix + self.kind.weight_name("", shard.name)] = part
+            for shard, part in self._weights(table, weight, key).items():
+                self.local[self._prefix + self._kind.weight_name("", shard.name)] = part
 
-    def weights(self, table: ShardedTable, weight: Any, key: str) -> dict[Shard, Tensor]:
+    def _weights(self, table: ShardedTable, weight: Any, key: str) -> dict[Shard, Tensor]:
         """The parts of a saved weight that this rank's shards load."""
         spec, move = table.table, self.moves.get(table.table.name)
+        if isinstance(weight, ShardedTensor):
+            if table.is_replicated:
+                raise other_plan(_CUT_OTHERWISE, key)
+            return {piece.shard: part for piece, part in self._parts(table, weight, "weight", key).items()}
         if not isinstance(weight, Tensor) or weight.is_meta:
             raise CheckpointError(
                 f"the saved weight is {'a tensor on meta' if isinstance(weight, Tensor) else type_of(weight)}.",
@@ -212,36 +229,36 @@ class LocalState:
                 what_to_do="load a state of tensors or ShardedTensors.",
             )
         check_shape(key, weight, saved_shape(spec.num_embeddings, spec.embedding_dim, move))
-        return {shard: self._part(shard, weight.detach(), move) for shard in self.module.sharding.local_of(spec.name)}
+        return {shard: self._part(shard, weight.detach(), move) for shard in self._sharding.local_of(spec.name)}
 
     def _part(self, shard: Shard, weight: Tensor, move: RowMove | None) -> Tensor:
         if move is None:
             return shard.of(weight)
         (first, end), (left, right) = shard.rows, shard.columns
-        current = self.module.weight(shard.name).detach()
+        current = self._store.weight(shard.name).detach()
         if current.is_meta:
             raise CheckpointError(
                 f"The saved table has {move.saved_rows} rows, this one has {shard.table.num_embeddings} and is on the "
                 "meta device.",
                 reason="rows_mismatch",
-                module_path=self.prefix + shard.table.name,
+                module_path=self._prefix + shard.table.name,
                 what_to_do="Call to_empty() and reset_parameters() first.",
             )
         return move.within(first, end).apply(weight[:, left:right], current.to(weight.device, weight.dtype, copy=True))
 
     def _take_index(self, table: ShardedTable, weight: Any, key: str) -> None:
-        spec, local = table.table, self.module.sharding.local_of(table.table.name)
+        spec, local = table.table, self._sharding.local_of(table.table.name)
         assert spec.hashing is not None
-        keys = {name: f"{self.prefix}hash_indexes.{spec.name}.{name}" for name in state.EVERY_NAME}
-        saved = {name: self.saved[keys[name]] for name in state.state_names(spec.hashing) if keys[name] in self.saved}
-        if self.module.is_sharded:
-            self.taken.extend(name for name in keys.values() if name in self.saved)
-        holders: Any = self.kind.tables_of(self.module)
+        keys = {name: f"{self._prefix}hash_indexes.{spec.name}.{name}" for name in state.EVERY_NAME}
+        saved = {name: self._saved[keys[name]] for name in state.state_names(spec.hashing) if keys[name] in self._saved}
+        if self._group is not None:
+            self.taken.extend(name for name in keys.values() if name in self._saved)
+        holders = self._store.bags
         # A hook of the user's below may still bring the weight, by another name; an index with one checks itself.
         has_weight = weight is not None or any(map(load_hooks, (holders, *(holders[shard.name] for shard in local))))
-        checks_itself = any(load_hooks(self.module.index(shard.name)) for shard in local)
+        checks_itself = any(load_hooks(self._store.index(shard.name)) for shard in local)
         if not state.has_index(saved):
-            forgets = self._take_absent(local, has_weight) or self.module.is_sharded
+            forgets = self._take_absent(local, has_weight) or self._group is not None
             if weight is None:
                 self.missing.update({keys[name]: spec.name for name in state.state_names(spec.hashing)})
             elif forgets and not checks_itself and not isinstance(weight, ShardedTensor):
@@ -251,24 +268,48 @@ class LocalState:
         elif not checks_itself:
             if not has_weight:
                 raise without_weight(spec.name)
-            pieces = self.indexes(table, saved, weight)
-            if self.module.is_sharded or spec.name in self.moves:
+            pieces = self._indexes(table, saved, weight)
+            if self._group is not None or spec.name in self.moves:
                 for shard, piece in pieces.items():
-                    start = f"{self.prefix}hash_indexes.{shard.name}."
+                    start = f"{self._prefix}hash_indexes.{shard.name}."
                     self.local.update({f"{start}{name}": value for name, value in piece.items()})
 
     def _take_absent(self, local: Sequence[Shard], has_weight: bool) -> bool:
         """Say what the indexes do without a saved one; whether one of them forgets its ids."""
         forgets = False
         for shard in local:
-            what = without_index(has_weight=has_weight, holds_ids=self.module.index(shard.name).holds_ids)
-            self.local[f"{self.prefix}hash_indexes.{shard.name}.{state.ABSENT}"] = what
+            keeps = not has_weight or (self._store.index(shard.name).holds_ids() and not STRICT.get())
+            what = state.KEEP if keeps else state.FORGET
+            self.local[f"{self._prefix}hash_indexes.{shard.name}.{state.ABSENT}"] = what
             forgets |= what == state.FORGET
         return forgets
 
-    def indexes(self, table: ShardedTable, saved: Mapping[str, Any], weight: Any) -> dict[Shard, dict[str, Any]]:
+    def _indexes(self, table: ShardedTable, saved: Mapping[str, Any], weight: Any) -> dict[Shard, dict[str, Any]]:
         """The parts of a saved index that this rank's shards load, by buffer name."""
-        local = self.module.sharding.local_of(table.table.name)
-        pieces, move = fit_whole_index(self.module, table.table, local, saved, weight)
-        self.moves.update({} if move is None else {table.table.name: move})
-        return pieces
+        spec, path = table.table, f"{self._prefix}hash_indexes.{table.table.name}"
+        values = [weight, *(value for name, value in saved.items() if name not in state.NOT_BY_ROW)]
+        if self._group is None or not any(isinstance(value, ShardedTensor) for value in values):
+            pieces, move = fit_whole_index(self._store, self._sharding.local_of(spec.name), spec, saved, weight)
+            self.moves.update({} if move is None else {spec.name: move})
+            return pieces
+        if table.is_replicated or not all(isinstance(value, ShardedTensor) for value in values):
+            raise other_plan(_CUT_OTHERWISE, path)
+        assert spec.hashing is not None
+        check_identity(spec.hashing, spec.name, saved.get(IDENTITY))
+        cut = {name: value for name, value in saved.items() if isinstance(value, ShardedTensor)}
+        parts = {name: self._parts(table, value, name, f"{path}.{name}") for name, value in cut.items()}
+        whole = {name: value for name, value in saved.items() if name not in cut}  # the same on all ranks
+        if counts := parts.pop(COUNTS, None):
+            whole[COUNTS] = torch.cat(list(counts.values()))
+        return fit_cut_index(
+            self._store, table, self._sharding.rank, whole, parts, lambda name, piece: parts[name][piece]
+        )
+
+    def _parts(self, table: ShardedTable, saved: ShardedTensor, name: str, key: str) -> dict[Piece, Tensor]:
+        """This rank's parts of a ``ShardedTensor``: the weight, or a tensor of the index (``other_plan``)."""
+        assert self._group is not None
+        pieces = weight_pieces(table) if name == "weight" else index_pieces(table, name, self._sharding.rank)
+        return parts_of(saved, pieces, self._group, key)
+
+
+_CUT_OTHERWISE = "the state is cut in a different way than this table."

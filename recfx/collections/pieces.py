@@ -16,6 +16,7 @@ from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetada
 from torch.distributed._shard.sharded_tensor.shard import Shard as TensorShard
 
 from recfx.errors import CheckpointError
+from recfx.hashing.slices import COUNTS, SLICE_COUNTS, STATISTICS, parts_between
 from recfx.ir.shards import ShardedTable
 from recfx.ir.tables import Shard
 
@@ -56,6 +57,21 @@ def common_pieces(table: ShardedTable, rank: int, *sizes: int) -> Pieces:
     shard = next((shard for shard in slices if shard.rank == rank), slices[0])
     begins = itertools.accumulate(sizes, initial=0)
     return tuple(Piece((begin,), (size,), shard.rank, shard) for begin, size in zip(begins, sizes, strict=False))
+
+
+def index_pieces(table: ShardedTable, name: str, rank: int) -> Pieces:
+    """How one of an index's saved tensors is cut, seen from ``rank``; ``identity`` is not.
+
+    Column blocks have one index: the pieces are this rank's copies, or those of the first block.
+    """
+    if name == COUNTS:
+        return common_pieces(table, rank, 1, len(STATISTICS))
+    slices, config = table.slices(table.filled, rank), table.table.hashing
+    assert config is not None
+    if name != SLICE_COUNTS:
+        return tuple(Piece((shard.rows[0],), (shard.num_rows,), shard.rank, shard) for shard in slices)
+    parts = [(shard, parts_between(config, *shard.rows)) for shard in slices]  # that begin in the rows of each slice
+    return tuple(Piece((own.start, 0), (len(own), len(STATISTICS)), shard.rank, shard) for shard, own in parts)
 
 
 def own_pieces(pieces: Pieces, rank: int) -> list[Piece]:

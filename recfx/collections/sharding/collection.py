@@ -25,11 +25,7 @@ from recfx.collections.kinds import POOLED, SEQUENCE, CollectionKind, kind_of
 from recfx.collections.optimizer import FusedKeyedOptimizer
 from recfx.collections.sharding.pipeline_stages import BatchContext, Guarded, Result, Stage, StagedGraph
 from recfx.collections.sharding.settings import OptimizerSettings
-from recfx.collections.sharding.state import (
-    ShardedState,
-    drop_shard_names,
-    save_sharded_state,
-)
+from recfx.collections.sharding.state import drop_shard_names, save_sharded_state
 from recfx.errors import CheckpointError, ConversionError, OutOfStepError
 from recfx.ir.shards import CollectionSharding
 from recfx.passes.base import PASSES_KEY
@@ -76,7 +72,6 @@ class ShardedCollection(
     """
 
     is_sharded = True
-    _state = ShardedState
     _checked: Any = None  # what ``TableStore.look`` returned when the tables were last found to be as they must be
     _computed: Any = None  # and when all lookups last ran
 
