@@ -68,6 +68,9 @@ def add_operator(kind: NodeKind, make: Callable[[Lowered], nn.Module], price: Fo
         if not name.isidentifier() or name in _ARGUMENTS or of_type not in _PLAIN
         or of_type is not _MEANT.get(name, of_type)
     ]  # fmt: skip
+    declares_value = kind.outputs and not _WITH_COLUMNS.intersection(kind.outputs)
+    if kind.like_input:
+        declares_value = kind.inputs and ValueType.BATCH not in kind.inputs[0].types
     for is_wrong, what, what_to_do in (
         (
             kind.name not in OWN_MAKERS and _has_meaning(kind.name),
@@ -81,20 +84,10 @@ def add_operator(kind: NodeKind, make: Callable[[Lowered], nn.Module], price: Fo
             f"tables, way a way back; and {', '.join(map(repr, _ARGUMENTS))} mean something else.",
         ),
         (
-            kind.cut_before,
-            f"{kind.name} has cut_before=True",
-            "leave it out: recfx's own operators say where graphs are cut.",
-        ),
-        (
-            kind.like_input and (not kind.inputs or ValueType.BATCH in kind.inputs[0].types),
-            f"{kind.name} has like_input=True, but no first input that has columns or ids of tables",
-            "let it take the value of select_features or of a later node.",
-        ),
-        (not kind.outputs, f"{kind.name} has no output", "declare outputs=(...,), or like_input=True."),
-        (
-            not kind.like_input and _WITH_COLUMNS.intersection(kind.outputs),
-            f"{kind.name} returns pooled rows, but no declaration says which columns of which tables they are",
-            "declare it with like_input=True, and let its value have the columns of its first input.",
+            kind.cut_before or not declares_value,
+            f"{kind.name} does not declare what its value is, or has cut_before=True",
+            "declare outputs=(...,), or like_input=True and a first input that has columns or ids of tables: what "
+            "returns pooled rows has the columns of its first input. recfx's own operators say where graphs are cut.",
         ),
     ):
         if is_wrong:

@@ -31,8 +31,7 @@ from recfx.inspect.report_data import (
 )
 from recfx.planner.pricing.cost_text import expression, plain
 from recfx.printing.grid import Grid, groups_of, size
-from recfx.printing.page import escape, fragment, heading, page, pre, table
-from recfx.printing.shown import plain_text, rich_table
+from recfx.printing.shown import escape, fragment, heading, html_table, page, plain_text, pre, rich_table
 
 REPORT_VERSION = "3"
 
@@ -161,13 +160,13 @@ class Report:
         for title, some in (("Refusals and warnings", matter), ("Notes", notes)):
             if some:
                 yield f"<h2>{title}</h2>"
-                yield from table(Grid.of(title, some, _REASONS), [row.reason.severity for row in some])
+                yield from html_table(Grid.of(title, some, _REASONS))
         yield f"<h2>Verification</h2>{pre(self.verification.text)}"
         for grid in sections(self.collections):
             if not grid.title.startswith(_FOLDED):
-                yield from (f"<h2>{escape(grid.title)}</h2>", *table(grid))
+                yield from (f"<h2>{escape(grid.title)}</h2>", *html_table(grid))
             elif folded:
-                yield f"<details><summary>{escape(grid.title)}</summary>{''.join(table(grid))}</details>"
+                yield f"<details><summary>{escape(grid.title)}</summary>{''.join(html_table(grid))}</details>"
 
 
 def _reason(rows: list[ReasonRow], width: int) -> Iterator[Text]:

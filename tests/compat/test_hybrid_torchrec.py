@@ -148,10 +148,6 @@ def test_the_pipeline_trains_every_batch(return_loss: bool) -> None:
         {"pipe_n_batch": 13},
         {"pipe_n_batch": 2.0},
         {"pipe_n_batch": True},
-        {"device": "cpu"},
-        {"device": torch.device("cuda")},
-        {"optimizer": None},
-        {"model": batches},
     ],
     ids=", ".join,
 )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
+import functools
 import gzip
 import json
 import os
 import re
 from html import escape
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, overload
 
@@ -18,7 +20,6 @@ from torchrec.distributed.types import ShardingPlan
 from recfx.argument_types import typed
 from recfx.errors import ConversionError, DrawingError, printable
 from recfx.inspect.cost import batch_of, checked_topology
-from recfx.inspect.drawing.assets import read
 from recfx.inspect.drawing.collect import collect
 from recfx.kernels.build.private_files import new_file
 from recfx.planner.pricing.hardware import Hardware, HardwareName
@@ -174,7 +175,13 @@ def render_html(drawing: dict[str, Any]) -> str:
         "DATA": _packed(drawing),
     }
     # One pass over the template, whose other marks name files: nothing that was filled in is looked at again.
-    return re.sub(r"<!--([\w.-]+)-->", lambda mark: parts.get(mark[1]) or read(mark[1]), read("page.html"))
+    return re.sub(r"<!--([\w.-]+)-->", lambda mark: parts.get(mark[1]) or _asset(mark[1]), _asset("page.html"))
+
+
+@functools.cache
+def _asset(name: str) -> str:
+    """A file that pages are made of: their own, or Graphviz compiled to WebAssembly (see ``assets/licenses``)."""
+    return files(__package__).joinpath("assets", name).read_bytes().decode()
 
 
 def _packed(data: Any) -> str:
