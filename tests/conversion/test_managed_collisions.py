@@ -220,14 +220,6 @@ def damaged(row: int) -> Any:
 TWICE = 1000
 
 
-def held_twice() -> Any:
-    """Two slots of a table have one id."""
-    collection = managed(False, hash_zch)
-    remapper: Any = collection._managed_collision_collection._managed_collision_modules["a"]
-    remapper._hash_zch_identities.data[:2] = 7
-    return collection
-
-
 def pruned(is_pooled: bool) -> Any:
     inner = managed(is_pooled)._embedding_module
     module = GenericITEPModule(dict.fromkeys(FEATURES, 2 * ROWS))
@@ -248,16 +240,6 @@ def quantized(is_pooled: bool) -> Any:
     )
 
 
-def exchanged() -> Any:
-    collection = managed(True)
-    modules = collection._managed_collision_collection._managed_collision_modules
-    modules["a"], modules["b"] = modules["b"], modules["a"]
-    modules._modules.move_to_end("a") if hasattr(modules._modules, "move_to_end") else modules._modules.update(
-        a=modules._modules.pop("a")
-    )
-    return collection
-
-
 REFUSED = {
     "managed_collision_code": [
         lambda: managed(True, lambda: OwnRemap(ROWS, torch.device("cpu"), LFU_EvictionPolicy(), 1)),
@@ -276,12 +258,10 @@ REFUSED = {
         lambda: damaged(ROWS),
         lambda: damaged(-1),
         lambda: damaged(TWICE),
-        held_twice,
     ],
     "managed_collision_part": [lambda: managed(True, lambda: mch(output_global_offset=ROWS))],
     "managed_collision_on_meta": [on_meta],
     "managed_collision_layout": [
-        exchanged,
         lambda: learn(managed(True, of_tables={"a": ["f", "h"], "b": ["f"]})),
         lambda: managed(False, iter([mch(), hash_zch()]).__next__, {"a": ["f"], "b": ["f"]}),
     ],

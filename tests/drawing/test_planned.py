@@ -27,7 +27,7 @@ import recfx
 from recfx.errors import ConversionError, DrawingError, InputError
 from recfx.inspect.drawing.costs import TIME
 from recfx.planner.pricing.hardware import ASCEND_910B, CPU_HOST, HardwareName
-from recfx.planner.topology import NpuTopology, hardware_of, npu_topology
+from recfx.planner.topology import NpuTopology, npu_topology
 from recfx.versions.differences import make_topology
 from tests.builders.collections import tables_named
 from tests.drawing.page_data import data_of, text_of, value_of
@@ -146,13 +146,6 @@ def test_modules_that_recfx_does_not_shard_stay_as_they_are(tmp_path: Path) -> N
     assert type(sharded.sequence) is EmbeddingCollection
 
 
-TOPOLOGIES = {
-    "cpu": make_topology(8, "cpu"),
-    "cuda": make_topology(8, "cuda"),
-    "npu": npu_topology(8),
-}
-
-
 @pytest.mark.parametrize("trains", [True, False], ids=["training", "eval"])
 def test_a_step_has_one_number_wherever_it_is_shown(trains: bool, tmp_path: Path) -> None:
     """Hardware, batch and lengths are the same everywhere, with a sample and without, and stand beside the number."""
@@ -174,31 +167,6 @@ def test_a_step_has_one_number_wherever_it_is_shown(trains: bool, tmp_path: Path
     assert plan.pricing.chosen.seconds == pytest.approx(recfx.cost(model, plan=plan).at().seconds)
     assert f"{plan.pricing.step_text}; the runner-up" in " ".join(str(recfx.explain(model, plan=plan)).split())
     assert f"step {'' if trains else 'in eval mode '}on CPU, B=512 per rank, L: 1)" in repr(plan)
-
-
-@pytest.mark.parametrize("hashing", [None, RAW], ids=["static", "hashed"])
-@pytest.mark.parametrize("device", TOPOLOGIES)
-def test_times_are_those_of_recfx_cost(device: str, hashing: Any, tmp_path: Path) -> None:
-    model = recfx.convert(dlrm()[0], hashing=hashing, verify=False)
-    topology = TOPOLOGIES[device]
-    recfx.draw(model, tmp_path / "model.html", topology)
-    data = data_of(tmp_path / "model.html")
-    shown, cost = data["costs"], recfx.cost(model, topology)
-    assert (shown["hardware"], shown["note"]) == (hardware_of(topology).label, "")
-    nodes = [data["nodes"][place] for one in data["collections"] for place in one["steps"][-1]["nodes"]]
-    places = {node["name"]: node["cost"] for node in nodes if "cost" in node}
-    at = cost.at(B=512, L=10)
-    for node in at.nodes[:-2]:  # then come the rest of the model and its gradients
-        assert _seconds(shown, places[node.name], 512, 10) == pytest.approx(node.seconds)
-    assert sum(_seconds(shown, place, 512, 10) for place in range(len(shown["nodes"]))) == pytest.approx(
-        at.totals.seconds
-    )
-
-
-def _seconds(shown: dict[str, Any], place: int, batch: int, length: int) -> float:
-    """What the page says for one node."""
-    formulas = [formula for name, _, formula in shown["nodes"][place]["amounts"] if name == TIME]
-    return sum(value_of(formula, batch, shown["W"], [length] * len(shown["features"])) for formula in formulas)
 
 
 def test_a_page_planned_for_npus_shows_their_nodes_and_kernels(tmp_path: Path) -> None:

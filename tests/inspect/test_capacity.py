@@ -20,8 +20,8 @@ from recfx import (
     convert,
 )
 from recfx.errors import Diagnostic
-from recfx.inspect import HashingReport, TableReport
 from recfx.inspect.explain import explain
+from recfx.inspect.report_data import HashingReport, TableReport
 from tests.builders.collections import tables_named
 from tests.builders.optimizers import attach
 

@@ -12,8 +12,8 @@ from torchrec import EmbeddingBagCollection, EmbeddingCollection, EmbeddingConfi
 
 from recfx import HashConfig, HashEmbeddingBagCollection, convert, plan
 from recfx.errors import Diagnostic
-from recfx.inspect import HashingReport
 from recfx.inspect.explain import explain
+from recfx.inspect.report_data import HashingReport
 from recfx.planner.topology import npu_topology
 from tests.builders.optimizers import attach
 from tests.inspect.models import Towers, Wrapped, batch, collection, config, dlrm, towers

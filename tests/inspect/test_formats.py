@@ -10,10 +10,8 @@ from torch import nn
 
 from recfx import ExportReport, HashConfig, convert
 from recfx.exporter.report import TableSize
-from recfx.inspect import (
-    REPORT_VERSION,
-)
 from recfx.inspect.explain import explain
+from recfx.inspect.report import REPORT_VERSION
 from tests.inspect.balanced import Balanced
 from tests.inspect.models import collection, dlrm, towers
 

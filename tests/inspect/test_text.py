@@ -12,9 +12,8 @@ from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 
 from recfx import HashConfig, convert
 from recfx.errors import few
-from recfx.inspect import Report
 from recfx.inspect.explain import explain
-from recfx.inspect.report import sections
+from recfx.inspect.report import Report, sections
 from tests.builders.optimizers import attach
 from tests.inspect.models import Wrapped, collection, config, towers
 

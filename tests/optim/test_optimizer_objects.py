@@ -150,20 +150,6 @@ def test_hooks_on_the_step_run(optimizer: str, hook: str, late: bool) -> None:
     assert (not ebc.fused_optimizers(), ebc.not_fused["t"].code) == (True, "optimizer_not_fused")
 
 
-@pytest.mark.parametrize("optimizer", ["adagrad", "rowwise_adagrad", "adam"])
-def test_an_optimizer_that_comes_with_a_hook_starts_afresh(optimizer: str) -> None:
-    """Between two forwards a copy gets a new optimizer and a hook: the state of the one before is not the new one's."""
-    plain, converted = pair(optimizer)
-    for model in (plain, converted):
-        train(model)
-    copies = copy.deepcopy(plain), copy.deepcopy(converted)
-    for model in copies:
-        attach(model, optimizer)
-        weight_of(model).register_hook(lambda gradient: gradient)
-        train(model, 1)
-    assert_same(*copies)
-
-
 def test_a_learning_rate_schedule_is_no_hook() -> None:
     plain, converted = pair("adagrad")
     for model in (plain, converted):

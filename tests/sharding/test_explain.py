@@ -14,7 +14,8 @@ from torchrec import KeyedJaggedTensor
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
 
 import recfx
-from recfx.inspect import Report, ShardingReport, ShardReport
+from recfx.inspect.report import Report
+from recfx.inspect.report_data import ShardingReport, ShardReport
 from tests.sharding.cases import (
     Case,
     Table,
@@ -29,7 +30,6 @@ from tests.sharding.ranks import ranks
 from tests.sharding.typical_cases import FOUR_LARGER as TABLES
 
 RAW = Case(TABLES, optimizer="rowwise_adagrad", hashing=recfx.HashConfig(dense_rows=0, buckets=3), raw_ids=20)
-DENSE = Case(TABLES, kernel="dense")
 NODES = ("bucketize", "input_dist_start", "input_dist_wait", "hash_ids", "lookup", "output_dist_start")
 
 
