@@ -69,12 +69,8 @@ def describe(
 ) -> CollectionReport:
     """Add what a collection shows of itself to what discovery knows; nothing is communicated.
 
-    Args:
-        base: what discovery knows.
-        collection: the collection as it is, or as it would be converted.
-        existed: whether its tables were there before recfx.
-        planned: how it would be sharded: its graph is then that of one rank.
-        for_warnings: whether to leave out what no warning needs and takes time: what indexes hold, and graphs.
+    ``existed``: whether its tables were there before recfx. ``planned``: how it would be sharded: its graph is then
+    that of one rank. ``for_warnings``: leave out what no warning needs and takes time: what indexes hold, and graphs.
 
     Raises:
         ConversionError: as ``shard_collection``, in its order; ``malformed_graph``: the user's passes left one.
@@ -143,13 +139,8 @@ def _sharded(
 ) -> dict[str, TableReport]:
     """The tables with where their parts are, and what is worth saying about that.
 
-    Args:
-        tables: all tables of the collection, by name.
-        collection: the collection.
-        path: where it is.
-        sharding: how it is sharded.
-        optimizers: the fused optimizers of this rank's parts, by name of the table.
-        taken: what was said when the settings of optimizers were chosen, by name of the table.
+    By name of the table, ``optimizers`` has the fused optimizers of this rank's parts, and ``taken`` what was said when
+    the settings of optimizers were chosen.
     """
     sharded = {}
     for table in sharding.tables:

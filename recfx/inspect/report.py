@@ -61,27 +61,16 @@ class Report:
         >>> print(report)
         1 collection: 1 convertible. OK
         ...
-
-    Args:
-        version: the version of this schema; it changes when a field changes its meaning or is removed.
-        recfx_version: the version that made the report.
-        torch_version: the version that it ran under.
-        torchrec_version: the version that it ran under.
-        ok: False if any reason is an error: a collection is refused, the model has no collection, or verification
-            failed.
-        collections: every collection, converted or not, in the order of the model.
-        reasons: everything worth knowing, errors first.
-        verification: what ``convert`` compared.
     """
 
-    version: str
-    recfx_version: str
+    version: str  # of this schema; it changes when a field changes its meaning or is removed
+    recfx_version: str  # that made the report; the next two are those that it ran under
     torch_version: str
     torchrec_version: str
-    ok: bool
-    collections: tuple[CollectionReport, ...]
-    reasons: tuple[Diagnostic, ...]
-    verification: Verification
+    ok: bool  # False if a reason is an error: something is refused, there is no collection, or verification failed
+    collections: tuple[CollectionReport, ...]  # every collection, converted or not, in the order of the model
+    reasons: tuple[Diagnostic, ...]  # everything worth knowing, errors first
+    verification: Verification  # what ``convert`` compared
 
     def __str__(self) -> str:
         return plain_text(self._text(_WIDTH))

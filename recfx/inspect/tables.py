@@ -101,11 +101,8 @@ def table_reports(
 ) -> dict[str, TableReport]:
     """The tables of a collection at ``path`` of which this rank has a part, by name; changes nothing.
 
-    Args:
-        collection: the collection.
-        path: where it is.
-        existed: whether its tables were there before recfx.
-        with_indexes: whether to look at what the indexes hold and have counted, which takes most of the time.
+    ``existed``: whether they were there before recfx. ``with_indexes``: whether to look at what their indexes hold and
+    have counted, which takes most of the time.
     """
     parts, kind, indexes = parts_here(collection), kind_of(collection), dict(collection.hash_indexes.items())
     kernels = {table: kernel for kernel in kernels_of(collection.graph_module).values() for table in kernel.tables}

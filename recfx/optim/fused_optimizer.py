@@ -27,24 +27,15 @@ from recfx.optim.rules.rule import STEP, Rule
 
 @dataclass
 class FusedOptimizer:
-    """The optimizer of one table, run in the lookup's backward.
+    """The optimizer of one table, run in the lookup's backward."""
 
-    Args:
-        rule: the kind of optimizer: the maths of a step, the states that it keeps and their names.
-        group: the optimizer's parameter group; read at every step, so ``group["lr"]`` may change.
-        state: the optimizer's state for the table, under ``torch.optim``'s names: the rule's states and ``step``.
-        chosen: the settings that the user chose; all others in ``group`` are defaults of the optimizer's class. None:
-            all of them were chosen.
-        left_out: the weight decay that was asked for, if FBGEMM, whose optimizer it is, does not apply it.
-        shard: fully qualified name of the weight, if it is a shard of a table; empty if it is a whole table.
-    """
-
-    rule: Rule
-    group: dict[str, Any]
-    state: dict[str, Any] = field(default_factory=dict)
+    rule: Rule  # the kind of optimizer: the maths of a step, the states that it keeps and their names
+    group: dict[str, Any]  # the optimizer's parameter group; read at every step, so ``group["lr"]`` may change
+    state: dict[str, Any] = field(default_factory=dict)  # under torch.optim's names: the rule's states and ``step``
+    # The settings that the user chose; others in ``group`` are defaults of the class. None: all were chosen.
     chosen: frozenset[str] | None = None
-    left_out: float = 0.0
-    shard: str = ""
+    left_out: float = 0.0  # the weight decay that was asked for, if FBGEMM, whose optimizer it is, does not apply it
+    shard: str = ""  # fully qualified name of the weight, if it is a shard of a table; empty if it is a whole table
 
     # A copied parameter has no optimizer in backward, so a copy is the form of none.
 

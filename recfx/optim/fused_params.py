@@ -64,11 +64,8 @@ def fused_optimizer_from_params(params: Mapping[str, Any]) -> FusedOptimizer:
 def optimizer_from_params(rule: Rule, params: Mapping[str, Any]) -> FusedOptimizer:
     """The optimizer of ``rule`` with the settings in ``params``, and TorchRec's defaults for those not given.
 
-    ``eps``, betas and ``weight_decay`` have no effect if the rule does not read them, as in FBGEMM.
-
-    Args:
-        rule: the rule that the settings are for. ``weight_decay_mode`` may choose one of its variants.
-        params: as in :func:`fused_optimizer_from_params`; ``optimizer`` is ignored.
+    ``eps``, betas and ``weight_decay`` have no effect if the rule does not read them, as in FBGEMM;
+    ``weight_decay_mode`` may choose one of its variants, and ``optimizer`` is ignored.
 
     Raises:
         ConversionError: ``unsupported_fused_param``.
@@ -95,12 +92,7 @@ def optimizer_from_params(rule: Rule, params: Mapping[str, Any]) -> FusedOptimiz
 
 
 def weight_decay_left_out(optimizer: FusedOptimizer, path: str) -> Diagnostic:
-    """What to say if ``optimizer.left_out`` is not 0.
-
-    Args:
-        optimizer: the optimizer of a table.
-        path: fully qualified name of the table's module.
-    """
+    """What to say about the optimizer of the table at ``path`` if ``optimizer.left_out`` is not 0."""
     modes = [f"WeightDecayMode.{mode.name}" for mode in (*optimizer.rule.decay_modes, *optimizer.rule.variants)]
     advice = f"weight_decay_mode={' or '.join(modes)}" if modes else "torch.optim's class, attached before sharding"
     return Diagnostic(

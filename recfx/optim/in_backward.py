@@ -54,9 +54,7 @@ def _watches_steps(optimizer: Any) -> bool:
 def positions_with_hooks(weights: Sequence[torch.Tensor], attached: Sequence[Sequence[Any]] | None = None) -> list[int]:
     """Which of ``weights`` have ``hooks_on_step``. Every forward calls this, in some models for thousands of tables.
 
-    Args:
-        weights: the weights of tables.
-        attached: what ``attached_to_each`` says about them, if the caller has asked already.
+    ``attached``: what ``attached_to_each`` says about them, if the caller has asked already.
     """
     optimizers = chain.from_iterable(attached_to_each(weights) if attached is None else attached)
     if not any(any(map(hooks_of, weights)) for hooks_of in _HOOKS) and not any(
@@ -69,16 +67,11 @@ def positions_with_hooks(weights: Sequence[torch.Tensor], attached: Sequence[Seq
 
 
 def fused_optimizer_of(weight: nn.Parameter, path: str) -> FusedOptimizer | Diagnostic | None:
-    """The fused form of the optimizer in backward that is attached to ``weight``.
+    """The fused form of the optimizer in backward that is attached to the weight of the table at ``path``.
 
-    Args:
-        weight: the weight of a table.
-        path: fully qualified name of the table's module, for diagnostics.
-
-    Returns:
-        The fused form; None if there is no optimizer; if it has no fused form, a diagnostic that says why. Its code is
-        ``unsupported_optimizer_argument`` if the optimizer is known but an argument is not: ignoring the argument would
-        train a different model.
+    None if there is no optimizer; if it has no fused form, a diagnostic that says why. Its code is
+    ``unsupported_optimizer_argument`` if the optimizer is known but an argument is not: ignoring the argument would
+    train a different model.
     """
     optimizers = attached_optimizers(weight)
     if not optimizers:
@@ -203,10 +196,7 @@ def fused_optimizers(
 ) -> tuple[dict[str, FusedOptimizer], dict[str, Diagnostic]]:
     """The optimizers in backward of these tables: those that have a fused form, and diagnostics for the others.
 
-    Args:
-        bags: the module that holds the rows of each table.
-        collection: fully qualified name, for messages.
-        tables: the attribute of the collection that is ``bags``, for messages.
+    ``bags``, the attribute ``tables`` of ``collection``, holds the rows of each table.
 
     Raises:
         ConversionError: ``unsupported_optimizer_argument``.

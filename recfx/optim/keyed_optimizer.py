@@ -17,9 +17,7 @@ def with_wrappers(optimizer: KeyedOptimizer, saved: Mapping[str, Any]) -> Iterat
     """While a state is loaded, give ``optimizer`` the states in it that TorchRec's wrappers keep there for parameters
     of their own (``WarmupOptimizer`` does), but only from their first step on. They stay if the load succeeds.
 
-    Args:
-        optimizer: one of recfx's; it has the states of all its tables.
-        saved: the saved states, by name.
+    ``optimizer`` is one of recfx's, and has the states of all its tables; ``saved`` has the saved states, by name.
     """
     state: Any = optimizer.state
     added = {
@@ -40,11 +38,7 @@ _ATTRIBUTE = "fused_optimizer"
 
 
 class ModelFusedOptimizer(CombinedOptimizer):
-    """The fused optimizers of all sharded collections of a model, under TorchRec's names.
-
-    Args:
-        collections: the sharded collections, by fully qualified name in the model.
-    """
+    """The fused optimizers of all sharded collections of a model, by fully qualified name, under TorchRec's names."""
 
     def __init__(self, collections: Mapping[str, FusedOptimizerModule]) -> None:
         self._collections = dict(collections)

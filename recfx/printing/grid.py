@@ -11,25 +11,15 @@ _Item = TypeVar("_Item")
 
 @dataclass(frozen=True)
 class Grid:
-    """One table of the report.
+    """One table of the report."""
 
-    Args:
-        title: what it shows, in one line.
-        columns: their names; the first names the row.
-        rows: cells, one per column. Cells never contain line breaks.
-        numbers: names of the columns that are aligned on the right.
-        more: a line below, such as for what was left out.
-        above: lines between the title and the columns.
-        status: ``ok``, ``warning`` or ``error``, for the colour of the title.
-    """
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    numbers: frozenset[str] = frozenset()
-    more: str = ""
-    above: tuple[str, ...] = ()
-    status: str = ""
+    title: str  # what it shows, in one line
+    columns: tuple[str, ...]  # their names; the first names the row
+    rows: tuple[tuple[str, ...], ...]  # cells, one per column; they never contain line breaks
+    numbers: frozenset[str] = frozenset()  # names of the columns that are aligned on the right
+    more: str = ""  # a line below, such as for what was left out
+    above: tuple[str, ...] = ()  # lines between the title and the columns
+    status: str = ""  # ``ok``, ``warning`` or ``error``, for the colour of the title
 
     @classmethod
     def of(

@@ -38,12 +38,8 @@ _PAGE_STYLE = ":root { color-scheme: light dark; } body { margin: 2em auto; max-
 
 
 def page(title: str, status: str, parts: Iterable[str]) -> str:
-    """The whole page.
-
-    Args:
-        title: its first line, too.
-        status: the class of that line: ``ok``, ``warning`` or ``error``.
-        parts: what follows, in HTML.
+    """The whole page: ``title``, its first line, has the class ``status`` (``ok``, ``warning`` or ``error``), and
+    ``parts`` are what follows, in HTML.
     """
     head = [
         "<!DOCTYPE html>",

@@ -29,25 +29,15 @@ COMPARED = ("outputs", "gradients", "parameters", "buffers")
 
 @dataclass
 class Run:
-    """The result of one step.
+    """The result of one step."""
 
-    Args:
-        outputs: the model's output tensors, by position.
-        gradients: gradients of parameters and of inputs that require them.
-        parameters: parameters after the step.
-        buffers: buffers after the step; those of the indexes are not compared.
-        pooled: output of every collection, by path and key.
-        touched: rows that the batch used, by parameter name; only for standard collections.
-        called: paths of the collections that the forward called.
-    """
-
-    outputs: dict[str, torch.Tensor] = field(default_factory=dict)
-    gradients: dict[str, torch.Tensor] = field(default_factory=dict)
-    parameters: dict[str, torch.Tensor] = field(default_factory=dict)
-    buffers: dict[str, torch.Tensor] = field(default_factory=dict)
-    pooled: dict[tuple[str, str], torch.Tensor] = field(default_factory=dict)
-    touched: dict[str, torch.Tensor] = field(default_factory=dict)
-    called: set[str] = field(default_factory=set)
+    outputs: dict[str, torch.Tensor] = field(default_factory=dict)  # the model's output tensors, by position
+    gradients: dict[str, torch.Tensor] = field(default_factory=dict)  # of parameters, and of inputs that require them
+    parameters: dict[str, torch.Tensor] = field(default_factory=dict)  # after the step
+    buffers: dict[str, torch.Tensor] = field(default_factory=dict)  # after the step, without those of indexes
+    pooled: dict[tuple[str, str], torch.Tensor] = field(default_factory=dict)  # outputs of collections, by path and key
+    touched: dict[str, torch.Tensor] = field(default_factory=dict)  # rows that standard collections read, by parameter
+    called: set[str] = field(default_factory=set)  # paths of the collections that the forward called
 
 
 @contextlib.contextmanager

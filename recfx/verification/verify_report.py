@@ -20,30 +20,19 @@ _KINDS = ("output", "gradient", "weight")
 
 @dataclass(frozen=True)
 class Check:
-    """One comparison.
+    """One comparison."""
 
-    Args:
-        mode: ``"train"`` or ``"eval"``.
-        batch: ``"sample"``, or ``"sample + 1"`` for the second batch size.
-        what: ``outputs``, ``gradients``, ``parameters`` and ``buffers`` (after one step), ``run``, or ``calls``
-            (only where an original collection is called).
-        where: output, parameter, input or collection. For a run that failed, the model that failed: ``original``,
-            ``converted`` or ``refused_sample`` (converted, with an error of recfx); or what prevented the run:
-            ``copy``, ``sample``, ``meta``.
-        status: ``equal``, ``different``, ``not_reproducible`` (the original differs from itself) or ``skipped``.
-        largest: largest absolute difference.
-        message: what differs, or why it was skipped.
-        what_to_do: the advice of the error that stopped a run, if it has one.
-    """
-
-    mode: str
-    batch: str
+    mode: str  # "train" or "eval"
+    batch: str  # "sample", or "sample + 1" for the second batch size
+    # outputs, gradients, parameters and buffers (after one step), run, or calls (only where an original is called)
     what: str
+    # An output, parameter, input or collection. For a run that failed, the model that failed ("original", "converted"
+    # or "refused_sample": converted, with an error of recfx), or what prevented the run ("copy", "sample", "meta").
     where: str
-    status: Status
-    largest: float = 0.0
-    message: str = ""
-    what_to_do: str = ""
+    status: Status  # not_reproducible: the original differs from itself
+    largest: float = 0.0  # absolute difference
+    message: str = ""  # what differs, or why it was skipped
+    what_to_do: str = ""  # the advice of the error that stopped a run, if it has one
 
 
 @dataclass(frozen=True, repr=False)
@@ -54,20 +43,14 @@ class VerifyReport(Shown):
         >>> model = Model()
         >>> print(recfx.verify(model, recfx.convert(model), sample))
         verification: ok (...
-
-    Args:
-        checks: every comparison.
-        tables: largest differences by collection path, table and ``output``, ``gradient`` or ``weight``.
-        rtol: relative tolerance used.
-        atol: absolute tolerance used.
-        called: paths of the collections that a forward of the original calls.
     """
 
-    checks: tuple[Check, ...]
+    checks: tuple[Check, ...]  # every comparison
+    # The largest differences by path of the collection, table and ``output``, ``gradient`` or ``weight``.
     tables: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
-    rtol: float = 1e-5
-    atol: float = 1e-6
-    called: set[str] = field(default_factory=set)
+    rtol: float = 1e-5  # relative tolerance used
+    atol: float = 1e-6  # absolute tolerance used
+    called: set[str] = field(default_factory=set)  # paths of the collections that a forward of the original calls
 
     @property
     def ok(self) -> bool:

@@ -197,12 +197,8 @@ class _Nodes:
     def place(self, name: str, kind: str, line: str = "", source: SourceLocation | None = None, **more: Any) -> int:
         """The position of a node, whose name is unique in its graph.
 
-        Args:
-            name: its name.
-            kind: one of recfx's kinds, or one of the words above.
-            line: as the text of the graph shows it.
-            source: where the user's code makes it.
-            more: what else the page shows; -1 stands for no position.
+        ``kind`` is one of recfx's, or one of the words above; ``line`` is as the text of the graph shows it, ``source``
+        where the user's code makes it, and ``more`` what else the page shows; -1 stands for no position.
         """
         line = f"{line[:400]} ... {line[-80:]}" if len(line) > 500 else line
         text = "" if source is None else self._source_text(source)

@@ -56,10 +56,7 @@ def moving_averages(gradient: Tensor, state: State, step: float, group: Group) -
 
 
 def average_numbers(step: float, group: Group) -> StepNumbers:
-    """The learning rate, ``eps`` and the numbers of both averages; arguments as for ``Rule.step_numbers``.
-
-    The betas are subtracted from one here: float32 would lose digits.
-    """
+    """The learning rate, ``eps`` and the numbers of both averages; one minus a beta in float32 would lose digits."""
     first_beta, second_beta = group["betas"]
     return StepNumbers(
         learning_rate=float(group["lr"]),

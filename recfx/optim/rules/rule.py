@@ -22,17 +22,11 @@ from recfx.kernels.build.tiling import Need, RuleNeeds
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting that a fused step reads.
+    """One setting that a fused step reads."""
 
-    Args:
-        name: its name in the parameter group of ``torch.optim``'s optimizer.
-        default: the value that TorchRec's kernels use if it is not given.
-        fused_params: its names in TorchRec's ``fused_params``; several if the setting is a tuple.
-    """
-
-    name: str
-    default: Any
-    fused_params: tuple[str, ...]
+    name: str  # in the parameter group of torch.optim's optimizer
+    default: Any  # the value that TorchRec's kernels use if it is not given
+    fused_params: tuple[str, ...]  # its names in TorchRec's fused_params; several if the setting is a tuple
 
 
 LEARNING_RATE = Setting("lr", 0.01, ("learning_rate",))
@@ -66,17 +60,11 @@ WITHOUT_FUSED_FORM = ("momentum", "maximize", "lr_decay", "amsgrad", "decoupled_
 
 @dataclass(frozen=True)
 class StateTensor:
-    """One tensor that a rule keeps for a table, float32.
+    """One tensor that a rule keeps for a table, float32."""
 
-    Args:
-        name: its name in the state of ``torch.optim``'s optimizer.
-        saved_as: the name under which FBGEMM and TorchRec save it.
-        per_row: whether it is ``[rows, 1]``, saved as ``[rows]``; otherwise it has the table's shape.
-    """
-
-    name: str
-    saved_as: str
-    per_row: bool = False
+    name: str  # in the state of torch.optim's optimizer
+    saved_as: str  # the name under which FBGEMM and TorchRec save it
+    per_row: bool = False  # whether it is [rows, 1], saved as [rows]; otherwise it has the table's shape
 
     def shape(self, rows: int, dim: int) -> tuple[int, int]:
         """The shape of the tensor for a table ``[rows, dim]``."""
@@ -86,31 +74,19 @@ class StateTensor:
 class StepNumbers(NamedTuple):
     """The numbers of one step, as the step functions of kernels take them (``*_triton.py`` beside the rules).
 
-    Args:
-        learning_rate: the learning rate, with what the rule multiplies or divides it by in this step.
-        weight_decay: added to the gradient, times the weights.
-        eps: 0 if the rule has none.
-        first_share: the share of the gradient in the moving average that is the first state.
-        second_beta: the share of the old value in the moving average that is the second state.
-        second_share: the share of the squared gradient in that average.
-        second_correction: what the square root of that average is divided by.
-        first_correction: what the average that is the first state is divided by, if ``learning_rate`` is not.
-        own_decay: what the rule itself multiplies weights by for weight decay, if it is not added to the gradient.
-        momentum: the share of the old value in the first state, if that is no average.
-
     Kernels in Triton take the first seven (``TRITON_NUMBERS``): no rule that reads the others has a step in Triton.
     """
 
-    learning_rate: float
-    weight_decay: float = 0.0
-    eps: float = 0.0
-    first_share: float = 0.0
-    second_beta: float = 0.0
-    second_share: float = 0.0
-    second_correction: float = 1.0
-    first_correction: float = 1.0
-    own_decay: float = 0.0
-    momentum: float = 0.0
+    learning_rate: float  # with what the rule multiplies or divides it by in this step
+    weight_decay: float = 0.0  # added to the gradient, times the weights
+    eps: float = 0.0  # 0 if the rule has none
+    first_share: float = 0.0  # of the gradient in the moving average that is the first state
+    second_beta: float = 0.0  # the share of the old value in the moving average that is the second state
+    second_share: float = 0.0  # the share of the squared gradient in that average
+    second_correction: float = 1.0  # what the square root of that average is divided by
+    first_correction: float = 1.0  # what the first state's average is divided by, if ``learning_rate`` is not
+    own_decay: float = 0.0  # what the rule multiplies weights by for weight decay, if it is not added to the gradient
+    momentum: float = 0.0  # the share of the old value in the first state, if that is no average
 
 
 TRITON_NUMBERS = 7
@@ -127,49 +103,29 @@ ANY_MODE = (WeightDecayMode.NONE, WeightDecayMode.L2, WeightDecayMode.DECOUPLE)
 
 @dataclass(frozen=True, eq=False)
 class Rule(ABC):
-    """One kind of optimizer. A rule is a constant in its own file, named after its ``name`` in capitals.
+    """One kind of optimizer. A rule is a constant in its own file, named after its ``name`` in capitals."""
 
-    Args:
-        name: its name in code, checkpoints and reports.
-        label: its name in sentences.
-        dense_class: the optimizer of torch or TorchRec that runs it on whole tables.
-        placeholders: TorchRec's classes for it that only hold their arguments.
-        fused_types: TorchRec's names for it in ``fused_params``.
-        settings: the settings that a step reads.
-        start_setting: the setting that gives the value of the state before a row's first step; if there is none, the
-            state starts at zero.
-        states: the state tensors that it keeps for a table, in the order in which they are saved.
-        counts_steps: whether the state has a ``step``.
-        saves_step: whether TorchRec saves ``step``, which it does if the rule reads it.
-        decay_in_fused_params: why ``weight_decay`` in ``fused_params`` is refused, and what to do about it; empty if it
-            is accepted.
-        decay_modes: the values of ``weight_decay_mode`` in ``fused_params`` with which FBGEMM applies ``weight_decay``,
-            as this rule does; its default is ``WeightDecayMode.NONE``. With others it leaves weight decay out.
-        variants: the rules that its ``fused_types`` mean with other values.
-        step_need: the unified buffer of an NPU that ``recfx_fused_step`` takes with it; None if it was never measured.
-        border_need: the unified buffer that ``recfx_fused_step_of_borders`` takes with it; None likewise.
-        when_cut: if cutting columns changes training: what the rule does in ``{blocks}``, which the sentence names, and
-            the rule that does not.
-        neutral: arguments of its classes that no other rule has, with the values that change nothing; all other values
-            are refused.
-    """
-
-    name: str
-    label: str
-    dense_class: type[torch.optim.Optimizer]
-    placeholders: tuple[type, ...] = ()
-    fused_types: tuple[EmbOptimType, ...] = ()
-    settings: tuple[Setting, ...] = (LEARNING_RATE, WEIGHT_DECAY)
-    start_setting: str = ""
-    states: tuple[StateTensor, ...] = ()
-    counts_steps: bool = False
-    saves_step: bool = False
-    decay_in_fused_params: str = ""
+    name: str  # in code, checkpoints and reports
+    label: str  # its name in sentences
+    dense_class: type[torch.optim.Optimizer]  # the optimizer of torch or TorchRec that runs it on whole tables
+    placeholders: tuple[type, ...] = ()  # TorchRec's classes for it that only hold their arguments
+    fused_types: tuple[EmbOptimType, ...] = ()  # TorchRec's names for it in fused_params
+    settings: tuple[Setting, ...] = (LEARNING_RATE, WEIGHT_DECAY)  # those that a step reads
+    start_setting: str = ""  # the setting that gives the state before a row's first step; without one, it is zero
+    states: tuple[StateTensor, ...] = ()  # that it keeps for a table, in the order in which they are saved
+    counts_steps: bool = False  # whether the state has a ``step``
+    saves_step: bool = False  # whether TorchRec saves ``step``, which it does if the rule reads it
+    decay_in_fused_params: str = ""  # why weight_decay in fused_params is refused, and what to do; "": it is accepted
+    # The values of weight_decay_mode in fused_params with which FBGEMM applies weight_decay, as this rule does; its
+    # default is WeightDecayMode.NONE. With others it leaves weight decay out, or means the rule in ``variants``.
     decay_modes: tuple[WeightDecayMode, ...] = ()
     variants: Mapping[WeightDecayMode, Rule] = field(default_factory=dict)
-    step_need: Need | None = None
-    border_need: Need | None = None
+    step_need: Need | None = None  # the unified buffer of an NPU that recfx_fused_step takes; None: never measured
+    border_need: Need | None = None  # likewise, of recfx_fused_step_of_borders
+    # If cutting columns changes training: what the rule does in ``{blocks}``, which the sentence names, and the rule
+    # that does not.
     when_cut: tuple[str, str] | None = None
+    # Arguments of its classes that no other rule has, with the values that change nothing; others are refused.
     neutral: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
     @abstractmethod
@@ -261,10 +217,8 @@ class Rule(ABC):
         return f"{self.name} with weight_decay={weight_decay:g}" if weight_decay else ""
 
     def when_columns_are_cut(self, blocks: int) -> tuple[str, str] | None:
-        """How cutting columns changes training, as a message and what to do about it; None if it does not.
-
-        Args:
-            blocks: the number of blocks that the table's columns are cut into, at least two.
+        """How cutting columns into two or more blocks changes training, as a message and what to do about it; None if
+        it does not.
         """
         if self.when_cut is None:
             return None
