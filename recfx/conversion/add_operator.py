@@ -68,9 +68,9 @@ def add_operator(kind: NodeKind, make: Callable[[Lowered], nn.Module], price: Fo
         if not name.isidentifier() or name in _ARGUMENTS or of_type not in _PLAIN
         or of_type is not _MEANT.get(name, of_type)
     ]  # fmt: skip
-    declares_value = kind.outputs and not _WITH_COLUMNS.intersection(kind.outputs)
+    declares_value = bool(kind.outputs) and not _WITH_COLUMNS.intersection(kind.outputs)
     if kind.like_input:
-        declares_value = kind.inputs and ValueType.BATCH not in kind.inputs[0].types
+        declares_value = bool(kind.inputs) and ValueType.BATCH not in kind.inputs[0].types
     for is_wrong, what, what_to_do in (
         (
             kind.name not in OWN_MAKERS and _has_meaning(kind.name),
