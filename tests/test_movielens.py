@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.distributed.optim import _apply_optimizer_in_backward
 
+import recfx
 from recfx.collections.hash_collections import HashEmbeddingBagCollection
 from recfx.conversion.convert import convert
 from recfx.hashing import HashConfig
@@ -32,13 +33,17 @@ def train(
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    model.eval()
+    return losses, quality_of(model.eval(), ratings, raw=raw)
+
+
+def quality_of(model: nn.Module, ratings: Ratings, *, raw: bool) -> float:
+    """The AUC on the last tenth of the ratings."""
     scores, labels = [], []
     with torch.no_grad():
         for features, liked in ratings.batches(90_000, 100_000):
             scores.append(model(ids_of(features, raw)))
             labels.append(liked)
-    return losses, auc(torch.cat(scores), torch.cat(labels))
+    return auc(torch.cat(scores), torch.cat(labels))
 
 
 def new_model() -> TwoTowers:
@@ -74,8 +79,8 @@ def test_converted_it_learns_the_same(plain: tuple[list[float], float], ratings:
     assert quality == pytest.approx(plain[1], abs=0.002)
 
 
-def test_it_learns_as_well_from_raw_ids(plain: tuple[list[float], float], ratings: Ratings) -> None:
-    """Other initial rows, therefore not the same losses."""
+def test_it_learns_as_well_from_raw_ids(plain: tuple[list[float], float], ratings: Ratings, tmp_path: Path) -> None:
+    """Other initial rows, therefore not the same losses. Its files rank as well, also with quantized rows."""
     model = new_model()
     optimizer = prepare(model, fused=True)
     model = convert(model, hashing=HashConfig(dense_rows=0))
@@ -85,3 +90,9 @@ def test_it_learns_as_well_from_raw_ids(plain: tuple[list[float], float], rating
     assert 1500 < sizes["movies"] < ITEM_ROWS
     assert sizes["liked_movies"] <= sizes["movies"]
     assert quality == pytest.approx(plain[1], abs=0.005)
+    sample = ids_of(next(ratings.batches(0, 100))[0], raw=True)
+    for quantize, most in ((None, 1e-6), ("fp16", 1e-4), ("int8", 1e-3), ("int4", 5e-3)):
+        report = recfx.export(model, tmp_path / "model.pt", (sample,), quantize=quantize)
+        assert (report.output_error > 1e-6) == (quantize is not None)
+        of_file = quality_of(recfx.load(tmp_path / "model.pt"), ratings, raw=True)
+        assert of_file == pytest.approx(quality, rel=0, abs=most)
