@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +38,8 @@ class Signature:
         sizes: by name, the sizes of each tensor of the sample, of which those that change with the batch size are -1;
             of no tensor if the batch size is not known.
         exact: the names of the batches that must have the sample's features, in its order, and weights only as it had.
-        ordered: the paths of the dicts whose keys must come in the sample's order.
+        ordered: the paths of the dicts whose keys must come in the sample's order: all with more than one key, but for
+            files that earlier versions wrote.
         keywords: what the model takes as ``**kwargs``, in the sample's order, which matters then; () if that is less
             than two.
     """
@@ -190,7 +191,16 @@ def signature_of(model: nn.Module, sample: Sample) -> Signature:
                 )
     patterns = tuple(pattern_of(value, name, _refusal, taken) for name, value in zip(parameters, values, strict=True))
     signature = Signature(parameters, patterns, len(sample.args), names, defaults, keywords=keywords)
-    return dataclasses.replace(signature, sizes=_sizes(signature, sample))
+    ordered = [path for name, pattern in zip(parameters, patterns, strict=True) for path in _dicts(pattern, name)]
+    return dataclasses.replace(signature, sizes=_sizes(signature, sample), ordered=tuple(ordered))
+
+
+def _dicts(pattern: Pattern, path: str) -> Iterator[str]:
+    """The paths of the dicts of more than one item in an argument, whose order the model may read."""
+    if pattern.kind == "dict" and len(pattern.keys) > 1:
+        yield path
+    for key, item in zip(pattern.keys, pattern.items, strict=False):
+        yield from _dicts(item, f"{path}.{key}")
 
 
 def _sizes(signature: Signature, sample: Sample) -> dict[str, list[int]]:
@@ -242,7 +252,7 @@ def _check_order(names: Sequence[str], expected: tuple[str, ...], where: str) ->
     if tuple(names) != expected:
         shown, of_sample = ", ".join(names), ", ".join(expected)
         raise _wrong(
-            f"{where} has {shown} in this order, which the model reads; the sample had {of_sample}.",
+            f"{where} has {shown} in this order, which the model may read; the sample had {of_sample}.",
             "pass them in the order that they had in the sample of the export.",
         )
 

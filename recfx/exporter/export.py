@@ -33,7 +33,7 @@ from recfx.exporter.buffers import fill, tables_of
 from recfx.exporter.compare_outputs import changed_buffer, difference_of, other_batches, run_copy
 from recfx.exporter.loaded_program import check_reads_pt2
 from recfx.exporter.manifest import make_manifest
-from recfx.exporter.model_call import VARIED, ModelCall
+from recfx.exporter.model_call import ModelCall
 from recfx.exporter.model_copies import device_of, loaded_copy, on_host, sample_failed, uncounted
 from recfx.exporter.model_file import Program, as_path, check_target, destination, disk_errors, write_file
 from recfx.exporter.reads import read_as_a_whole
@@ -247,13 +247,11 @@ def _export(file: _File, converted: nn.Module, sample: Sample) -> ExportReport:
             check_alike(returns, return_pattern(answer), name)
             other_calls[name] = other_call
         collections = unsharded_collections(converted)
-        varied = other_calls.get(VARIED, sample)  # equal values would hide their order
-        exact, ordered = read_as_a_whole(converted, collections.values(), varied, signature)
+        exact = read_as_a_whole(converted, collections.values(), sample, signature)
         # A program of torch.export takes the features of the sample alone, and what is returned has their names.
         is_exact = file.serving.format == "pt2" or any(leaf.kind == "kjt" for leaf in returns.leaves())
         jagged = {leaf.name for leaf in signature.leaves() if leaf.kind == "jagged"}
-        exact = tuple(name for name in exact if is_exact or name in jagged)
-        signature = replace(signature, exact=exact, ordered=ordered)
+        signature = replace(signature, exact=tuple(name for name in exact if is_exact or name in jagged))
         tables = {name: tables_of(collection) for name, collection in collections.items()}
         specs = {name: tuple(source.spec for source in by_name.values()) for name, by_name in tables.items()}
         dtypes = stored_dtypes(specs, file.quantize)

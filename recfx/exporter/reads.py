@@ -1,24 +1,22 @@
 """What the model's own code reads of its arguments, besides what it asks for by name.
 
 The model runs once with arguments that record it. Programs of ``torch.export`` take KJTs apart into the sample's
-features, and files of every format rebuild dicts in the sample's order, so both matter where they are read as a whole.
+features, which matters where they are read as a whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import nn
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-from recfx.discovery.nests import leaves_of, nest_of
+from recfx.discovery.nests import leaves_of
 from recfx.discovery.sample import Sample
 from recfx.exporter.arguments import Signature
-from recfx.exporter.compare_outputs import first_difference, run_as_is, run_model
+from recfx.exporter.compare_outputs import run_as_is
 from recfx.exporter.model_copies import fresh_copy
-from recfx.exporter.patterns import Pattern
-from recfx.exporter.returns import return_pattern, take_apart
 
 _BY_NAME = frozenset({"__class__", "device", "inverse_indices_or_none", "stride", "variable_stride_per_key"})
 """What is the same for a KJT with other features besides; and files refuse those with inverse indices or strides."""
@@ -26,12 +24,11 @@ _BY_NAME = frozenset({"__class__", "device", "inverse_indices_or_none", "stride"
 
 def read_as_a_whole(
     model: nn.Module, collections: Iterable[nn.Module], sample: Sample, signature: Signature
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The names of the batches that must be as the sample's, and the paths of the dicts that must have its order.
+) -> tuple[str, ...]:
+    """The names of the batches that must be as the sample's.
 
     Those are the KJTs of which the model reads more than features by name, the batches without weights that it asks
-    for weights, and those that it returns as they are; and the dicts, if the model answers differently where their
-    keys come in another order. If the model does not take such arguments, all of them.
+    for weights, and those that it returns as they are. If the model does not take such arguments, all of them.
     """
     reads: set[str] = set()
     returned_too: tuple[str, ...] = ()
@@ -54,47 +51,7 @@ def read_as_a_whole(
         returned_too = tuple(name for of, name in of_arguments.items() if of in whole)
     except Exception:  # whatever the user's code raises
         reads |= {*names}
-    dicts = [path for name, pattern in zip(signature.parameters, signature.patterns, strict=True)
-             for path in _dicts(pattern, name)]  # fmt: skip
-    if dicts and _is_same_for_other_orders(model, sample):
-        dicts = []
-    exact = dict.fromkeys([*(name for name in names if name in reads and name), *returned_too])
-    return tuple(exact), tuple(dicts)
-
-
-def _dicts(pattern: Pattern, path: str) -> Iterator[str]:
-    """The paths of the dicts of more than one item in an argument."""
-    if pattern.kind == "dict" and len(pattern.keys) > 1:
-        yield path
-    for key, item in zip(pattern.keys, pattern.items, strict=False):
-        yield from _dicts(item, f"{path}.{key}")
-
-
-def _is_same_for_other_orders(model: nn.Module, sample: Sample) -> bool:
-    """Whether the model answers alike if its dicts come in other orders."""
-    calls = [sample]
-    for order in (lambda keys: keys[::-1], lambda keys: keys[1:] + keys[:1]):
-        args, kwargs = _reordered((list(sample.args), dict(sample.kwargs)), order)
-        calls.append(Sample(*args, **kwargs))
-    try:
-        answers = [run_model(fresh_copy(model)[0], call) for call in calls]
-        first, *others = (sorted(take_apart(return_pattern(answer), answer).items()) for answer in answers)
-    except Exception:  # whatever the user's code raises
-        return False
-    return all(first_difference(first, other) is None for other in others)
-
-
-def _reordered(value: Any, order: Callable[[list[Any]], list[Any]]) -> Any:
-    """A nest whose dicts have their keys in another order."""
-    nest = None if isinstance(value, KeyedJaggedTensor) else nest_of(value)
-    if nest is None:
-        return value
-    items = {key: _reordered(item, order) for key, item in nest.items.items()}
-    made = nest.make(list(items.values()))
-    if nest.kind == "dict":
-        for key in order(list(items)):  # to the end, one after the other
-            made[key] = made.pop(key)
-    return made
+    return tuple(dict.fromkeys([*(name for name in names if name in reads and name), *returned_too]))
 
 
 class _Watched:

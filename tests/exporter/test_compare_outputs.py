@@ -174,20 +174,6 @@ def test_what_a_batch_holds_besides_its_fields_is_of_the_batch(kind: Any, format
     torch.testing.assert_close(recfx.load(tmp_path / "model")(other), model(other))
 
 
-class ReadsInOrder(AsksForTheClass):
-    def forward(self, features: KeyedJaggedTensor, dense: dict[str, torch.Tensor]) -> torch.Tensor:
-        columns = torch.cat(list(dict.values(dense)), 1)  # past what watches reads
-        pooled: torch.Tensor = self.ebc(features).values()
-        return pooled + columns @ torch.tensor([[1.0], [2.0]])
-
-
-def test_equal_values_do_not_hide_the_order_of_a_dict(tmp_path: Path) -> None:
-    zeros = {"a": torch.zeros(2, 1), "b": torch.zeros(2, 1)}
-    recfx.export(ReadsInOrder(), tmp_path / "model", (batch(2), zeros))
-    with refused("wrong_argument", error=recfx.InputError):
-        recfx.load(tmp_path / "model")(batch(2), dict(reversed(zeros.items())))
-
-
 def test_threads_may_export_at_once(tmp_path: Path) -> None:
     models = [recfx.convert(LooksUp()) for _ in range(3)]
     with ThreadPoolExecutor(3) as threads:
