@@ -21,7 +21,7 @@ from recfx.collections.sharding.collection import sharded_collections
 from recfx.collections.whole_graph import Traced, WholeGraph, share_children
 from recfx.discovery.attribute_reads import AttributeReads, plain_attribute
 from recfx.discovery.discover import set_mode
-from recfx.discovery.sample import Sample
+from recfx.discovery.sample import Sample, without_ids
 from recfx.discovery.shallow_tracer import (
     Computed,
     ShallowTracer,
@@ -137,7 +137,7 @@ def _trace(
     computed, reads = Computed(root), AttributeReads(dict(root.named_modules()), plain_attribute)
     tracer = ShallowTracer(collections, opaque, computed, reads)
     # With sharded collections, ranks would have to run the calls together: nothing is known then.
-    calls = [] if sharded_collections(root) else [sample, sample.resized(), sample.without_ids()]
+    calls = [] if sharded_collections(root) else [sample, sample.resized(), without_ids(sample)]
     try:
         with _tensor_attributes_stay(root), computed, reads.recorded():
             graph = trace_graph(root, sample, tracer, observe=[call for call in calls if call is not None])

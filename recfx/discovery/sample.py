@@ -89,71 +89,6 @@ class Sample:
         """
         return self._with(lambda batch_size: [*range(batch_size), 0])
 
-    def first(self) -> Sample | None:
-        """This call with the first sample alone, or None if the batch size is not known.
-
-        Example:
-            >>> recfx.Sample(batch).first().args[0].values()
-            tensor([41, 42])
-        """
-        return self._with(lambda _: [0])
-
-    def without_ids(self) -> Sample | None:
-        """This call with empty bags, or None if it has no KJT.
-
-        Example:
-            >>> recfx.Sample(batch).without_ids().args[0].lengths()
-            tensor([0, 0])
-        """
-        if _first_keyed_jagged((self.args, self.kwargs)) is None:
-            return None
-        return self._changed(_without_ids)
-
-    def strided(self) -> Sample:
-        """This call with tensors that are not contiguous.
-
-        Example:
-            >>> recfx.Sample(batch).strided().args[0].values().stride()
-            (2,)
-        """
-        return self._changed(lambda leaf: _with_tensors(leaf, _as_column, _as_column, _as_column))
-
-    def varied(self, *, ids: bool) -> Sample:
-        """This call with greater floats, and other ids in its KJTs if ``ids``, because a sample's may all be equal.
-
-        Example:
-            >>> recfx.Sample(torch.zeros(2)).varied(ids=False).args[0].unique().numel()
-            2
-        """
-        random_numbers = torch.Generator().manual_seed(0)
-
-        def drawn(tensor: torch.Tensor) -> torch.Tensor:
-            return torch.rand(tensor.shape, generator=random_numbers).to(tensor.device)
-
-        def greater(tensor: torch.Tensor) -> torch.Tensor:
-            return tensor + drawn(tensor).to(tensor.dtype) if tensor.is_floating_point() else _clone(tensor)
-
-        return self._changed(lambda leaf: _with_tensors(leaf, greater, lambda x: x ^ (drawn(x) < 0.5) if ids else x))
-
-    def filled(self, *values: float) -> Sample | None:
-        """This call with these values in turn in all its floats, or, if they are integers, in all its dense integers;
-        None if it has none.
-
-        Example:
-            >>> recfx.Sample(torch.ones(3)).filled(0.0, 2.0).args[0]
-            tensor([0., 2., 0.])
-        """
-        content, changed = torch.tensor(values), list[torch.Tensor]()
-
-        def fill(tensor: torch.Tensor) -> torch.Tensor:
-            if tensor.is_floating_point() != content.is_floating_point():
-                return _clone(tensor)
-            changed.append(tensor)
-            return content[torch.arange(tensor.numel()) % len(values)].to(tensor).view(tensor.shape)
-
-        call = self._changed(lambda leaf: _with_tensors(leaf, fill))
-        return call if changed else None
-
     def sizes(self) -> tuple[int | None, dict[str, Fraction]]:
         """The batch size, None if it is not known, and the mean number of ids per bag of each feature of its KJTs.
 
@@ -183,12 +118,56 @@ class Sample:
     def _changed(self, change: Callable[[Any], Any]) -> Sample:
         """This call with changed leaves; a TensorDict changes as a KJT would."""
 
-        def changed(leaf: Any) -> Any:
+        def of_leaf(leaf: Any) -> Any:
             features = _keyed_jagged_of(leaf)
             return _tensor_dict(change(features), leaf) if isinstance(leaf, TensorDict) and features else change(leaf)
 
-        args, kwargs = change_leaves((self.args, self.kwargs), changed)
+        args, kwargs = change_leaves((self.args, self.kwargs), of_leaf)
         return Sample(*args, **kwargs)
+
+
+def first(call: Sample) -> Sample | None:
+    """The call with its first sample alone, or None if the batch size is not known."""
+    return call._with(lambda _: [0])
+
+
+def without_ids(call: Sample) -> Sample | None:
+    """The call with empty bags, or None if it has no KJT."""
+    return None if _first_keyed_jagged((call.args, call.kwargs)) is None else call._changed(_without_ids)
+
+
+def strided(call: Sample) -> Sample:
+    """The call with tensors that are not contiguous."""
+    return call._changed(lambda leaf: _with_tensors(leaf, _as_column, _as_column, _as_column))
+
+
+def varied(call: Sample, *, ids: bool) -> Sample:
+    """The call with greater floats, and other ids in its KJTs if ``ids``, because a sample's may all be equal."""
+    random_numbers = torch.Generator().manual_seed(0)
+
+    def drawn(tensor: torch.Tensor) -> torch.Tensor:
+        return torch.rand(tensor.shape, generator=random_numbers).to(tensor.device)
+
+    def greater(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor + drawn(tensor).to(tensor.dtype) if tensor.is_floating_point() else _clone(tensor)
+
+    return call._changed(lambda leaf: _with_tensors(leaf, greater, lambda x: x ^ (drawn(x) < 0.5) if ids else x))
+
+
+def filled(call: Sample, *values: float) -> Sample | None:
+    """The call with these values in turn in all its floats, or, if they are integers, in all its dense integers; None
+    if it has none.
+    """
+    content, changed = torch.tensor(values), list[torch.Tensor]()
+
+    def fill(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.is_floating_point() != content.is_floating_point():
+            return _clone(tensor)
+        changed.append(tensor)
+        return content[torch.arange(tensor.numel()) % len(values)].to(tensor).view(tensor.shape)
+
+    filled_call = call._changed(lambda leaf: _with_tensors(leaf, fill))
+    return filled_call if changed else None
 
 
 def clone_value(value: Any) -> Any:

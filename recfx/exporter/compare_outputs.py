@@ -14,7 +14,17 @@ import torch
 from torch import nn
 
 from recfx.collections.copy_modules import copy_modules
-from recfx.discovery.sample import Sample, fixed_randomness, random_state, tensors_of
+from recfx.discovery.sample import (
+    Sample,
+    filled,
+    first,
+    fixed_randomness,
+    random_state,
+    strided,
+    tensors_of,
+    varied,
+    without_ids,
+)
 from recfx.errors import Diagnostic, ExportError
 from recfx.exporter.model_call import BIGGER, EMPTY, ONE, STRIDED, VARIED, ModelCall
 from recfx.exporter.model_copies import fresh_copy, own_buffers
@@ -72,12 +82,12 @@ def other_batches(model: nn.Module, sample: Sample) -> Iterator[tuple[str, Sampl
     """Calls with other batches than the sample's, as far as the model takes them: their names, and its answers."""
     calls = [
         (BIGGER, sample.resized()),
-        (ONE, sample.first()),
-        (EMPTY, sample.without_ids()),
-        (STRIDED, sample.strided()),
-        (VARIED, sample.varied(ids=True)),
-        (VARIED, sample.varied(ids=False)),
-        *((name, sample.filled(*values)) for name, values in _EXTREMES.items()),
+        (ONE, first(sample)),
+        (EMPTY, without_ids(sample)),
+        (STRIDED, strided(sample)),
+        (VARIED, varied(sample, ids=True)),
+        (VARIED, varied(sample, ids=False)),
+        *((name, filled(sample, *values)) for name, values in _EXTREMES.items()),
     ]
     refused: set[str] = set()
     taken: set[str] = set()

@@ -20,7 +20,7 @@ from torchrec import (
 )
 
 import recfx
-from recfx.discovery.sample import Sample, fixed_randomness
+from recfx.discovery.sample import Sample, first, fixed_randomness, without_ids
 from tests.builders.batches import one_bag
 from tests.builders.collections import one_table
 from tests.support.refusals import refused
@@ -120,12 +120,12 @@ def beside_jagged() -> Sample:
 def test_jagged_values_and_dense_features_are_resized_with_the_ids() -> None:
     """Operators of FBGEMM read and write outside of values that are fewer than lengths say."""
     expected = {
-        "resized": ([2, 0, 3, 2], [0, 1, 2, 3, 4, 0, 1], [0, 1, 2, 0]),
-        "first": ([2], [0, 1], [0]),
-        "without_ids": ([0, 0, 0], [], [0, 1, 2]),
+        Sample.resized: ([2, 0, 3, 2], [0, 1, 2, 3, 4, 0, 1], [0, 1, 2, 0]),
+        first: ([2], [0, 1], [0]),
+        without_ids: ([0, 0, 0], [], [0, 1, 2]),
     }
     for method, (lengths, ids, samples) in expected.items():
-        features, others, dense = getattr(beside_jagged(), method)().args
+        features, others, dense = method(beside_jagged()).args
         times = others["times"]
         assert (features.lengths().tolist(), features.values().tolist()) == (lengths, ids)
         assert (times.lengths().tolist(), times.weights().tolist()) == (lengths, ids)
