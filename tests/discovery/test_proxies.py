@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -106,22 +105,3 @@ def test_a_trace_in_which_a_proxy_has_no_answer_fails(read: Any, tmp_path: Path)
         recfx.trace(recfx.convert(Reads(read)), (FEATURES, torch.ones(2, 1)))
     with refused("not_scriptable", error=recfx.ExportError):
         recfx.export(Reads(read), tmp_path / "model", (FEATURES, torch.ones(2, 1)))
-
-
-def test_other_threads_run_models_while_one_traces() -> None:
-    other, errors = nn.Sequential(nn.Linear(1, 1)), []
-
-    def run() -> None:
-        try:
-            other(torch.ones(1))
-        except Exception as error:  # whatever a patched call raises
-            errors.append(error)
-
-    def read(values: Any) -> Any:
-        thread = threading.Thread(target=run)
-        thread.start()
-        thread.join()
-        return values
-
-    recfx.trace(recfx.convert(Reads(read)), (FEATURES, torch.ones(2, 1)))
-    assert errors == []

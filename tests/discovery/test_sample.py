@@ -12,8 +12,6 @@ from torch import nn
 from torchrec import (
     EmbeddingBagCollection,
     EmbeddingBagConfig,
-    EmbeddingCollection,
-    EmbeddingConfig,
     JaggedTensor,
     KeyedJaggedTensor,
     KeyedTensor,
@@ -94,22 +92,6 @@ def test_a_batch_that_is_no_keyed_jagged_tensor(wrong: object, named: str) -> No
         converted(DENSE, wrong)
 
 
-class BesideJagged(nn.Module):
-    """Values that come with the ids, and dense features as a KeyedTensor."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.ec = EmbeddingCollection(
-            [EmbeddingConfig(name="s", num_embeddings=9, embedding_dim=4, feature_names=["f"])]
-        )
-
-    def forward(self, features: KeyedJaggedTensor, others: dict[str, JaggedTensor], dense: KeyedTensor) -> torch.Tensor:
-        rows, times = self.ec(features)["f"], others["times"]
-        assert torch.equal(rows.lengths(), times.lengths())
-        weighted = rows.values() * times.values() + times.weights().unsqueeze(1)
-        return JaggedTensor(weighted, lengths=rows.lengths()).to_padded_dense(3).sum((1, 2)) + dense["d"].sum(1)
-
-
 def beside_jagged() -> Sample:
     lengths, ids = torch.tensor([2, 0, 3]), torch.arange(5)
     times = JaggedTensor(10 * torch.arange(5.0).unsqueeze(1), lengths=lengths, weights=torch.arange(5.0))
@@ -132,8 +114,6 @@ def test_jagged_values_and_dense_features_are_resized_with_the_ids() -> None:
         assert times.values().tolist() == [[10.0 * id_] for id_ in ids]
         assert dense.keys() == ["c", "d"]
         assert torch.equal(dense.values(), torch.arange(9.0).view(3, 3)[samples])
-    report = recfx.explain(recfx.convert(BesideJagged(), beside_jagged()))
-    assert "skipped" not in str(report)  # as a batch size is at which the original fails
 
 
 def test_a_failed_batch_counts_nothing() -> None:

@@ -232,14 +232,6 @@ def test_weights_of_jagged_tensors_are_checked() -> None:
 # Files
 
 
-def test_what_is_not_an_exported_model_is_refused(tmp_path: Path) -> None:
-    with refused("no_file", error=recfx.ExportError):
-        recfx.load(tmp_path / "nowhere.pt")
-    torch.jit.save(torch.jit.script(nn.Linear(2, 2)), tmp_path / "other.pt")
-    with refused("not_exported", error=recfx.ExportError):
-        recfx.load(tmp_path / "other.pt")
-
-
 def test_a_file_that_answers_differently_is_not_kept(
     model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -289,23 +281,6 @@ def test_a_failed_export_leaves_the_old_file(model: nn.Module, tmp_path: Path) -
         recfx.export(model, path, call(6), quantize={"no_such_table": "int8"})
     assert path.read_bytes() == before
     assert [file.name for file in tmp_path.iterdir()] == ["model.pt"]
-
-
-class _Unusual(nn.Module):
-    def __init__(self, result: Any) -> None:
-        super().__init__()
-        self.inner = trained()
-        self.result = result
-
-    def forward(self, dense: torch.Tensor, features: KeyedJaggedTensor, argument: Any = None) -> Any:
-        return self.result if self.result is not None else self.inner(dense, features)
-
-
-def test_what_a_file_cannot_take_or_return(tmp_path: Path) -> None:
-    with refused("unsupported_argument", error=recfx.ExportError):
-        recfx.export(_Unusual(None), tmp_path / "m.pt", (*call(2).args, object()))
-    with refused("unsupported_output", error=recfx.ExportError):
-        recfx.export(_Unusual(object()), tmp_path / "m.pt", call(2))
 
 
 def test_eval_counters_do_not_count_the_export(tmp_path: Path) -> None:

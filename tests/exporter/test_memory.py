@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from torchrec import KeyedJaggedTensor
 
 import recfx
+from tests.builders.collections import tables_named
 from tests.support.forked_script import run_script
 
 MEGABYTES = 300
@@ -20,32 +21,16 @@ MOST = {("adopted", "none"): 0.4, ("hashed", "none"): 0.4, ("hashed", "int8"): 0
 """The most memory beside the model, as a share of its size. Measured were 0.03, 0.1, and 0.41 to 0.56, because the
 allocator keeps some of what quantizing pieces and an index's slots took. A copy of a table would be 0.5 more."""
 
-DIM, TABLES = 64, 2
-
-
-class Model(nn.Module):
-    def __init__(self, rows: int) -> None:
-        super().__init__()
-        tables = [
-            EmbeddingBagConfig(name=f"t{n}", embedding_dim=DIM, num_embeddings=rows, feature_names=[f"f{n}"])
-            for n in range(TABLES)
-        ]
-        self.sparse = EmbeddingBagCollection(tables=tables)
-        self.over = nn.Linear(TABLES * DIM, 1)
-
-    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
-        logits: torch.Tensor = self.over(self.sparse(features).values())
-        return logits
+DIM, KEYS = 64, ["f0", "f1"]
 
 
 def features(ids: torch.Tensor) -> KeyedJaggedTensor:
-    keys = [f"f{n}" for n in range(TABLES)]
-    return KeyedJaggedTensor(keys, ids.repeat(TABLES), lengths=torch.ones(TABLES * ids.numel(), dtype=torch.int64))
+    return KeyedJaggedTensor(KEYS, ids.repeat(2), lengths=torch.ones(2 * ids.numel(), dtype=torch.int64))
 
 
 def build(rows: int, kind: str) -> nn.Module:
     hashing = recfx.HashConfig(dense_rows=0) if kind == "hashed" else recfx.HashConfig()
-    model = recfx.convert(Model(rows), hashing=hashing)
+    model = recfx.convert(tables_named(*KEYS, rows=rows, dim=DIM), hashing=hashing)
     if kind == "hashed":
         model.train()(features(torch.randperm(rows // 2) * 2**20))
     return model.eval()
@@ -93,7 +78,7 @@ def main(path: str, megabytes: str, kind: str, quantize: str) -> None:
     """Export a big model, and print how much memory that took beyond the model, as a share of its size."""
     options: dict[str, Any] = {} if quantize == "none" else {"quantize": quantize}
     size = int(megabytes) * 2**20
-    model = build(size // (4 * DIM * TABLES), kind)
+    model = build(size // (4 * DIM * len(KEYS)), kind)
     sample = features(torch.arange(8))
     recfx.export(build(64, kind), path, sample, **options)  # loads what an export needs
     before = memory("RssAnon")

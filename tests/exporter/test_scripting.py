@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -13,8 +12,6 @@ from torchrec import EmbeddingBagCollection
 from torchrec.inference.modules import quantize_embeddings, quantize_inference_model
 
 import recfx
-from recfx.exporter.torch_entry import _SCRIPT, _refusing
-from tests.builders.collections import one_table
 from tests.exporter.hashed_models import HashedModel, call, trained
 from tests.support.refusals import refused
 
@@ -89,19 +86,3 @@ def test_the_dense_part_of_a_converted_model_is_quantized_as_ever(model: nn.Modu
     with torch.no_grad():
         difference = (quantized(*call(4).args) - model(*call(4).args)).abs().max()
     assert 0 < float(difference) < 0.1
-
-
-def test_another_tool_may_have_wrapped_torch_functions_before() -> None:
-    """The wrapper's signature names no module."""
-
-    def wrapped(*a: Any, **k: Any) -> Any:
-        return a, k
-
-    extended = _refusing(_SCRIPT, wrapped)
-    converted = recfx.convert(one_table())
-    module = nn.Linear(1, 1)
-    for call_it in (lambda: extended(converted, 1, more=2), lambda: extended(more=2, model=converted)):
-        with refused("not_scriptable", error=recfx.ExportError):
-            call_it()
-    assert extended(module, more=2) == ((module,), {"more": 2})
-    assert extended() == ((), {})
