@@ -86,6 +86,10 @@ class Comparison:
                 self.checks.append(_refused_or_failed(mode, batch, error))
                 return
             message, what_to_do = told_by(error, "")
+            ours = _own_error(subject, call, training)
+            if ours is not None:
+                also, advice = told_by(ours, "")
+                message, what_to_do = f"{message} The converted model: {also}", what_to_do or advice
             self.skip(mode, batch, "original", f"the original raises {message}", what_to_do)
             return
         self.called |= expected.called
@@ -144,6 +148,17 @@ class Comparison:
         if self.has_index:
             copy_fused_state(subject, reference)
         return run_step(reference, call, training, self.originals)
+
+
+def _own_error(converted: nn.Module, call: Sample, training: bool) -> RecfxError | None:
+    """What recfx says, with what to do, about a batch on which the original fails; None if it has nothing to say."""
+    try:
+        run_step(converted, call, training)
+    except RecfxError as error:
+        return error
+    except Exception:  # of the user's modules, as the original's, which is reported
+        return None
+    return None
 
 
 def _refused_or_failed(mode: str, batch: str, error: Exception) -> Check:
