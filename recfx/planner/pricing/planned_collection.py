@@ -10,8 +10,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-import torch
-
 from recfx.collections.collection import UnshardedCollection
 from recfx.collections.compile_graph import FIND_ON_DEVICE, rewritten
 from recfx.collections.converted_collection import ConvertedCollection
@@ -68,7 +66,9 @@ class PlannedCollection:
         return graph
 
     def _before(self, rank: int) -> OperatorGraph:
-        context = replace(self.context, sharding=self.sharding.seen_from(rank))
+        context = self.context
+        if context.sharding is not None:
+            context = replace(context, sharding=self.sharding.seen_from(rank))
         return OperatorGraph.of(context, PlannedTargets(self.backend, CHIPS.get(context.device)))
 
     @cached_property
@@ -114,20 +114,13 @@ def graph_on(collection: UnshardedCollection, device: str) -> Rewriting:
     """
     (context,) = collection.unexpanded_graph().context.collections.values()
     context = replace(context, facts={name: replace(facts, device=device) for name, facts in context.facts.items()})
-    graph = rewritten(
-        OperatorGraph.of(context, PlannedTargets(collection.backend, CHIPS.get(device))), collection.passes
-    )
+    graph = PlannedCollection(context, 1, collection.backend, collection.passes).rewriting(rank=0)
     return graph if collection.training else rewritten(graph, (FIND_ON_DEVICE,))
 
 
 def planned_as_sharded(collection: ShardedCollection, device: str) -> PlannedCollection:
     """A collection that is sharded, with its tables on a device of this type; nothing is communicated."""
-    tables = {}
-    for table in collection.tables:
-        local = collection.sharding.local_of(table.name)
-        trained = not local or collection.weight(local[0].name).requires_grad
-        tables[table.name] = (collection.dtypes[table.name], trained)
-    return _planned(collection, collection.collection, collection.sharding, tables, collection.fused, device)
+    return _planned(collection, collection.collection, collection.sharding, collection.fused, device)
 
 
 def planned_with(
@@ -135,9 +128,7 @@ def planned_with(
 ) -> PlannedCollection:
     """A collection, by its fully qualified name, with its shards on devices of this type; nothing is sharded."""
     fused = optimizer_settings(collection, sharding, None, dense_as_torchrec=False).fused
-    weights = {sharded.table.name: collection.weight(sharded.table.name) for sharded in sharding.tables}
-    tables = {name: (weight.dtype, weight.requires_grad) for name, weight in weights.items()}
-    return _planned(collection, path, sharding, tables, fused, device)
+    return _planned(collection, path, sharding, fused, device)
 
 
 def planned_by(
@@ -151,36 +142,27 @@ def _planned(
     collection: ConvertedCollection,
     path: str,
     sharding: CollectionSharding,
-    tables: Mapping[str, tuple[torch.dtype, bool]],
     fused: Mapping[str, FusedOptimizer],
     device: str,
 ) -> PlannedCollection:
-    """``tables`` has the data type of each table, and whether it is trained."""
-    facts: dict[str, TableFacts] = {}
-    groups: dict[Hashable, int] = {}
-    kernel_groups = {}
-    specs = tuple(sharded.table for sharded in sharding.tables)
-    for table in specs:
-        (dtype, trained), optimizer = tables[table.name], fused.get(table.name)
+    (context,) = collection.unexpanded_graph().context.collections.values()
+    facts, groups, kernel_groups = dict[str, TableFacts](), dict[Hashable, int](), dict[str, int]()
+    tables = tuple(sharded.table for sharded in sharding.tables)
+    for name in (table.name for table in tables):
+        now, optimizer = context.facts[name], fused.get(name)
+        dtype = collection.dtypes[name] if collection.is_sharded else now.dtype
         group = (dtype, None if optimizer is None else optimizer.settings())
-        kernel_groups[table.name] = groups.setdefault(group, len(groups))
-        facts[table.name] = TableFacts(
-            table.num_embeddings,
-            table.embedding_dim,
-            dtype,
-            device,
-            optimizer=None if optimizer is None else optimizer.facts,
-            is_trained=trained,
-        )
-    context = CollectionContext(
+        kernel_groups[name] = groups.setdefault(group, len(groups))
+        of_optimizer = None if optimizer is None else optimizer.facts
+        facts[name] = replace(now, dtype=dtype, device=device, is_contiguous=True, optimizer=of_optimizer)
+    context = replace(
+        context,
         name=path,
-        tables=specs,
+        tables=tables,
         facts=facts,
         kernel_groups=kernel_groups,
-        is_weighted=collection.is_weighted(),
         sharding=sharding,
         # nccl exchanges ids between GPUs; the group for the ids of NPUs is one of gloo, as that of hosts is.
         ids_on_host=device != "cuda",
-        source=collection.source,
     )
     return PlannedCollection(context, max(collection.calls, 1), collection.backend, collection.passes)
