@@ -104,7 +104,7 @@ def check_dtypes(graph: fx.Graph, arguments: dict[fx.Node, Any]) -> None:
         if isinstance(value, torch.Tensor):
             _check(graph, node, as_in_sample, value.dtype, value.dim())
         else:
-            parts = {"values": value.values(), "weights": value.weights_or_none()}
+            parts = {"values": value.values(), "lengths": value.lengths(), "weights": value.weights_or_none()}
             for part, tensor in parts.items():
                 if tensor is not None:
                     with graph.inserting_after(node):

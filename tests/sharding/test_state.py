@@ -14,7 +14,7 @@ import recfx
 from recfx.collections.sharding.gather import gather_tables
 from recfx.errors import CheckpointError
 from recfx.kernels.index.index_buffers import FREED
-from tests.sharding.cases import Case, build
+from tests.sharding.cases import Case, build, model_and_plan
 from tests.sharding.ranks import ranks
 from tests.sharding.stateful import (
     ADMIT,
@@ -54,6 +54,21 @@ def layout(rank: int, world_size: int, case: Case) -> dict[str, tuple[str, tuple
         else:
             layouts[key] = "plain", tuple(value.shape), value.dtype
     return layouts
+
+
+def layouts_by_place(rank: int, world_size: int, case: Case) -> list[dict[str, type]]:
+    """The classes in the state of a model that was converted as a copy, and of one that was in place."""
+    states = []
+    for inplace in (False, True):
+        model, plan = model_and_plan(case, world_size, is_converted=False)
+        states.append(recfx.convert(model, hashing=case.hashing, plan=plan, inplace=inplace).state_dict())
+    return [{key: type(value) for key, value in state.items()} for state in states]
+
+
+def test_a_model_that_was_converted_in_place_has_the_state_of_a_copy() -> None:
+    for copied, in_place in ranks(2).run(layouts_by_place, case_of("rows", LRU)):
+        assert in_place == copied
+        assert ShardedTensor in copied.values()
 
 
 @pytest.mark.parametrize("plan", sorted(PLANS))
