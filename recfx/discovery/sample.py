@@ -112,7 +112,7 @@ class Sample:
         batch_size = _batch_size((self.args, self.kwargs))
         if not batch_size:
             return None
-        take = torch.tensor(taken(batch_size))
+        take = torch.tensor(taken(batch_size), dtype=torch.int64)
         return self._changed(lambda value: _take(value, batch_size, take))
 
     def _changed(self, change: Callable[[Any], Any]) -> Sample:
@@ -129,6 +129,12 @@ class Sample:
 def first(call: Sample) -> Sample | None:
     """The call with its first sample alone, or None if the batch size is not known."""
     return call._with(lambda _: [0])
+
+
+def without_samples(call: Sample) -> Sample | None:
+    """The call with no sample at all, or None if the batch size is not known, or it has a TensorDict."""
+    is_dict = any(isinstance(leaf, TensorDict) for leaf in leaves_of((call.args, call.kwargs)))
+    return None if is_dict else call._with(lambda _: [])
 
 
 def without_ids(call: Sample) -> Sample | None:

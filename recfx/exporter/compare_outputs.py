@@ -24,9 +24,10 @@ from recfx.discovery.sample import (
     tensors_of,
     varied,
     without_ids,
+    without_samples,
 )
 from recfx.errors import Diagnostic, ExportError
-from recfx.exporter.model_call import BIGGER, EMPTY, ONE, STRIDED, VARIED, ModelCall
+from recfx.exporter.model_call import BIGGER, EMPTY, NONE, ONE, STRIDED, VARIED, ModelCall
 from recfx.exporter.model_copies import fresh_copy, own_buffers
 from recfx.exporter.patterns import identifier
 from recfx.exporter.returns import take_apart
@@ -83,6 +84,7 @@ def other_batches(model: nn.Module, sample: Sample) -> Iterator[tuple[str, Sampl
     calls = [
         (BIGGER, sample.resized()),
         (ONE, first(sample)),
+        (NONE, without_samples(sample)),
         (EMPTY, without_ids(sample)),
         (STRIDED, strided(sample)),
         (VARIED, varied(sample, ids=True)),
@@ -93,7 +95,7 @@ def other_batches(model: nn.Module, sample: Sample) -> Iterator[tuple[str, Sampl
     taken: set[str] = set()
     for name, call in calls:
         if (
-            call is None or name in taken or (name == ONE and BIGGER in refused)
+            call is None or name in taken or (name in (ONE, NONE) and BIGGER in refused)
         ):  # what is not of the batch could be broadcast
             continue
         try:
@@ -201,6 +203,8 @@ def difference_of(
         try:
             answer = list(run_model(run, Sample(*leaves)).items())
         except Exception as error:  # programs raise errors of many types
+            if name == NONE:  # nobody is answered wrongly
+                continue
             return Diagnostic("export_differs", "", f"{batch}the file raises {type(error).__name__}: {error}")
         # Sums of great values cancel, so what is left of them is as inexact as they are.
         greatest = max((float(value.abs().nan_to_num(0, 0).max()) for _, value in expected if value.numel()), default=0)

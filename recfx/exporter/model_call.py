@@ -14,8 +14,9 @@ from recfx.exporter.arguments import Signature
 from recfx.exporter.patterns import Pattern
 from recfx.exporter.served_collection import ServedCollection
 
-BIGGER, ONE, EMPTY, STRIDED, VARIED = (
-    "a bigger batch", "a batch of one", "a batch without ids", "tensors that are not contiguous", "other values"
+BIGGER, ONE, NONE, EMPTY, STRIDED, VARIED = (
+    "a bigger batch", "a batch of one", "a batch of no samples", "a batch without ids",
+    "tensors that are not contiguous", "other values",
 )  # fmt: skip
 """The names of the other batches on which a file is compared with the model."""
 

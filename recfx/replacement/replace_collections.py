@@ -154,7 +154,7 @@ def carry_references(standard: nn.Module, converted: nn.Module) -> None:
     """Give ``converted`` the hooks and plain attributes of ``standard``; what they refer to is replaced later."""
     own_hooks = {name: converted.__dict__.get(name) for name in MODULE_HOOKS}
     carry_hooks(standard, converted)
-    for name, hooks in own_hooks.items():  # of a sharded collection, which registers some; a copied hook has its old key
+    for name, hooks in own_hooks.items():  # a sharded collection registers some; a copied hook has its old key
         if isinstance(hooks, dict):
             hooks.update(converted.__dict__[name])
             converted.__dict__[name] = hooks
