@@ -118,6 +118,11 @@ def _versions(*tensors: torch.Tensor | None) -> Versions:
     return [(tensor, tensor._version) for tensor in tensors if tensor is not None and not tensor.is_inference()]
 
 
+def _unchanged(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor; of an inference tensor a clone, because it has no version that would show a change."""
+    return tensor.clone() if tensor.is_inference() else tensor
+
+
 def _refuse_changed(tables: Sequence[TableSpec], versions: Versions) -> None:
     if any(tensor._version != version for tensor, version in versions):
         raise InputError(
@@ -153,8 +158,10 @@ class _TableBatchedLookup(torch.autograd.Function):
             lengths = tuple(map(len, looked_up.outputs))
             read = zip(looked_up.outputs, kernels.table_of_feature, strict=True)
             ctx.mark_non_differentiable(*(rows for rows, table in read if not weights[table].requires_grad))
-        ctx.batch = TrainedBatch(weights, looked_up.rows, offsets, scale, lengths)
-        ctx.versions = _versions(looked_up.rows, offsets, scale, *(weights if ctx.needs_input_grad[_SCALE] else ()))
+        rows, offsets = _unchanged(looked_up.rows), _unchanged(offsets)
+        scale = scale if scale is None else _unchanged(scale)
+        ctx.batch = TrainedBatch(weights, rows, offsets, scale, lengths)
+        ctx.versions = _versions(rows, offsets, scale, *(weights if ctx.needs_input_grad[_SCALE] else ()))
         ctx.scale_dtype = None if per_sample_weights is None else per_sample_weights.dtype
         return looked_up.outputs
 

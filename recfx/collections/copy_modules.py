@@ -23,6 +23,7 @@ from torch._dynamo.eval_frame import OptimizedModule
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parameter import UninitializedBuffer
 from torch.utils._pytree import tree_leaves
+from torch.utils.hooks import RemovableHandle
 from torchrec.modules.mc_modules import ManagedCollisionCollection, ManagedCollisionModule
 
 from recfx.collections.collection import UnshardedCollection, unsharded_collections
@@ -69,6 +70,10 @@ def copy_modules(
         storages = [tensor.untyped_storage() for tensor in plain]
         memo["torch"] = {storage._cdata: storage for storage in storages}  # where deepcopy looks for those of views
     made = [(module, duplicate) for module in reached if (duplicate := copies[id(module)]) is not module]
+    for module, _ in made:
+        for name, hooks in module.__dict__.items():
+            if holds_hooks(name) and isinstance(hooks, dict) and id(module) not in replacements:
+                memo[id(hooks)] = hooks.copy()  # their handles, anywhere in the model, remove them from the copy
     for module, duplicate in made:
         if id(module) in replacements:
             own: Any = getattr(duplicate, "own_names", frozenset)()
@@ -117,7 +122,9 @@ def _fill(duplicate: nn.Module, module: nn.Module, memo: _Memo) -> None:
             value = CatchingCall(duplicate, value.caught)
         elif name == "_modules":
             value = {key: None if child is None else memo[id(child)] for key, child in value.items()}
-        elif name in _REGISTRIES or (holds_hooks(name) and isinstance(value, dict)):
+        elif holds_hooks(name) and isinstance(value, dict):
+            value = memo[id(value)]
+        elif name in _REGISTRIES:
             value = value.copy()
         elif name not in MODULE_HOOKS and not isinstance(module, OptimizedModule):
             value = _copied(value, memo)
@@ -184,7 +191,7 @@ def _known_inside(item: Any, memo: _Memo) -> dict[int, Any]:
 
 def _stands_for_itself(value: Any) -> bool:
     kind: Any = type(value)
-    if issubclass(kind, (*_CONTAINERS, nn.Module, torch.Tensor, torch.Generator, torch.device)):
+    if issubclass(kind, (*_CONTAINERS, nn.Module, torch.Tensor, torch.Generator, torch.device, RemovableHandle)):
         return False
     if kind.__module__ == "torch.storage":
         return False

@@ -137,7 +137,10 @@ class TensorProxy(InPlaceProxy, torch.Tensor):  # type: ignore[misc]  # which bo
 
     @staticmethod
     def __new__(cls: Any, node: fx.Node, tracer: fx.Tracer, like: torch.Tensor) -> Any:
-        return torch.Tensor._make_wrapper_subclass(cls, like.shape, dtype=like.dtype, device=like.device)
+        # "sizes": C++ code, such as a function of TorchScript, asks `__torch_dispatch__` for sizes, too.
+        return torch.Tensor._make_wrapper_subclass(
+            cls, like.shape, dtype=like.dtype, device=like.device, dispatch_sizes_strides_policy="sizes"
+        )
 
     def __init__(self, node: fx.Node, tracer: fx.Tracer, like: torch.Tensor) -> None:
         fx.Proxy.__init__(self, node, tracer)

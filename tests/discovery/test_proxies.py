@@ -76,6 +76,15 @@ def by_text(values: Any) -> Any:
     return values * 2 if "7." in str(values.sum()) else values
 
 
+@torch.jit.script
+def width_of(values: torch.Tensor) -> int:
+    return values.size(1)
+
+
+def by_a_scripted_function(values: Any) -> Any:
+    return values * width_of(values)
+
+
 ANSWERED = [if_tensor, if_it_has_lengths, counts_great_values, keeps_the_greatest, limits_a_copy]
 
 
@@ -99,7 +108,7 @@ def test_a_dtype_that_the_code_reads_is_checked(tmp_path: Path) -> None:
         recfx.load(tmp_path / "model")(FEATURES, torch.ones(2, 1).double())
 
 
-@pytest.mark.parametrize("read", [handles_the_error, by_a_number, by_text])
+@pytest.mark.parametrize("read", [handles_the_error, by_a_number, by_text, by_a_scripted_function])
 def test_a_trace_in_which_a_proxy_has_no_answer_fails(read: Any, tmp_path: Path) -> None:
     with refused("untraceable_root", error=recfx.ConversionError):
         recfx.trace(recfx.convert(Reads(read)), (FEATURES, torch.ones(2, 1)))

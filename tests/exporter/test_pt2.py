@@ -109,6 +109,7 @@ def test_sizes_that_no_batch_changes_are_constants_where_the_model_wants_it(tmp_
     ("is_true", "reason"),
     [
         (lambda wide, narrow, padded: wide.shape[0] == 9, "not_exportable"),
+        (lambda wide, narrow, padded: wide.shape[0] == 0, "not_exportable"),
         (lambda wide, narrow, padded: narrow.shape[1] == padded.shape[1], "wrong_size"),
         (lambda wide, narrow, padded: padded.shape[1] % 2 == 0, "wrong_size"),
         (lambda wide, narrow, padded: padded.shape[1] == 1, "wrong_size"),
@@ -120,7 +121,7 @@ def test_a_program_takes_no_sizes_for_which_the_model_takes_another_branch(
     class Branches(Concatenated):
         def forward(self, wide: Tensor, narrow: Tensor, padded: Tensor, features: KeyedJaggedTensor) -> Tensor:
             y = super().forward(wide, narrow, padded, features)
-            return y * 2 if is_true(wide, narrow, padded) else y
+            return y.sum(0) * 2 if is_true(wide, narrow, padded) else y.mean(0)
 
     model = recfx.convert(Branches().eval())
     with refused(reason, error=recfx.RecfxError):

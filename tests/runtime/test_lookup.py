@@ -212,6 +212,21 @@ def test_what_a_backward_reads_again_may_not_have_changed(changed: str, backend:
     assert torch.equal(model.weight("t"), before * 2 if changed == "table" else before)
 
 
+@pytest.mark.parametrize("changed", ["ids", "weights"])
+def test_a_backward_reads_inference_tensors_as_they_were(changed: str) -> None:
+    gradients = []
+    for factor in (1, 2):
+        model: Any = recfx.convert(EmbeddingBagCollection(tables=[table("t", ["f"])], is_weighted=True))
+        with torch.inference_mode():
+            features = one_bag(1, 2, weights=torch.ones(2))
+        output = model(features).values()
+        with torch.inference_mode():
+            {"ids": features.values(), "weights": features.weights()}[changed].mul_(factor)
+        output.sum().backward()
+        gradients.append(model.weight("t").grad.to_dense())
+    assert torch.equal(*gradients)
+
+
 @pytest.mark.parametrize("optimizer", ["", "adagrad"])
 @pytest.mark.parametrize("form", ["transposed", "columns", "negated"])
 def test_a_table_whose_backward_meets_another_layout(form: str, optimizer: str) -> None:
