@@ -42,6 +42,7 @@ def test_the_batches_that_a_model_takes_are_compared() -> None:
     assert sizes == {
         "a bigger batch": 5,
         "a batch of one": 1,
+        "a batch of no samples": 0,
         "tensors that are not contiguous": 4,
         "other values": 4,
         "NaN": 4,
@@ -61,7 +62,7 @@ class ReadsMemory(nn.Module):
 
 def test_a_model_that_reads_memory_itself_is_not_asked_for_strided_tensors() -> None:
     names = [name for name, _, _ in other_batches(ReadsMemory(), recfx.Sample(torch.ones(4, 2)))]
-    assert names[:3] == ["a bigger batch", "a batch of one", "other values"]
+    assert names[:4] == ["a bigger batch", "a batch of one", "a batch of no samples", "other values"]
 
 
 class LimitsValues(nn.Module):
