@@ -42,13 +42,10 @@ class RowsOfIds(dict[str, _Items]):
         >>> plain, mapping = recfx.unconvert(model, with_mapping=True)
         >>> torch.equal(plain(mapping.to_rows(batch)), output)
         True
-
-    Args:
-        items: ids and rows, by path of the collection and table.
-        collections: the converted collections, by path.
     """
 
     def __init__(self, items: Mapping[tuple[str, str], _Items], collections: Mapping[str, ConvertedCollection]) -> None:
+        """Ids and rows by path of the collection and table, and the converted collections by path."""
         owners = Counter(table for _, table in items)
         names = {(path, table): table if owners[table] == 1 else f"{path}.{table}" for path, table in items}
         super().__init__({names[place]: ids_and_rows for place, ids_and_rows in items.items()})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from importlib.metadata import version
 from typing import Any, Literal
@@ -39,7 +39,7 @@ from recfx.planner.plan import plan_of_collections as make_plan
 from recfx.planner.priced_plan import price_of, topology_of, world_size_of
 from recfx.planner.pricing.node_facts import whole_number
 from recfx.planner.topology import device_of_tables, plain_topology
-from recfx.replacement.conversion_record import Conversion, Found, conversion_of
+from recfx.replacement.conversion_record import Found, conversion_of
 from recfx.replacement.replace_collections import unchanged
 from recfx.replacement.resize_tables import TableResizing
 from recfx.versions import __version__
@@ -113,7 +113,7 @@ def explain(
     ranks = _ranks(asked, world_size) if asked.shards else None
     root, as_asked = model, asked
     model = _holder(model)
-    records = _Records.of(model)
+    records = _Records(model)
     if not _is_to_be_traced(model, records):
         asked = replace(asked, call=None)
     with unchanged(model), TableResizing(model) as resizing:
@@ -291,21 +291,15 @@ def _planned(
     return AsPlanned(plan, rank, world_size, asked.topology or topology_of(plan)), price_of(plan) + problems
 
 
-@dataclass(frozen=True)
 class _Records:
     """The conversion records of a model; there are several if modules were converted separately and then put together.
 
-    Args:
-        conversions: (fully qualified name of the module that holds it, record); outermost first.
+    ``conversions`` has the name of the module that holds each, and the record; outermost first.
     """
 
-    conversions: tuple[tuple[str, Conversion], ...]
-
-    @classmethod
-    def of(cls, model: nn.Module) -> _Records:
-        """Every record in ``model``."""
+    def __init__(self, model: nn.Module) -> None:
         inside = [(path, conversion_of(one)) for path, one in model.named_modules() if unwrap(one) is one]
-        return cls(tuple((path, record) for path, record in inside if record.found or record.notes))
+        self.conversions = [(path, record) for path, record in inside if record.found or record.notes]
 
     def of_collection(self, finding: Finding) -> Found | None:
         """What was recorded when ``finding`` was converted or kept."""

@@ -160,7 +160,11 @@ class Monitor:
                 what_to_do="pass torch.distributed.group.WORLD, or None for this rank alone.",
             )
         read = partial(self._read, probe_all)
-        tables = read() if group is None else _of_all_ranks(group, read)
+        if group is None:
+            tables = read()
+        else:  # an error of one rank is raised on all
+            ranks = on_all_ranks(group, read, lambda error: error if isinstance(error, RecfxError) else None)
+            tables = {name: _joined([of_rank[name] for of_rank in ranks]) for name in ranks[0]}
         self._last = {
             f"{name}/{scalar}": value
             for name, numbers in tables.items()
@@ -212,12 +216,6 @@ def _indexes(collection: ConvertedCollection) -> dict[str, list[HashIndex]]:
     """The indexes of this rank, by name of the whole table; none for a table without rows here."""
     local = collection.sharding.local_of
     return {table: [collection.index(shard.name) for shard in local(table)] for table in collection.tables_with_index()}
-
-
-def _of_all_ranks(group: dist.ProcessGroup, read: partial[dict[str, Numbers]]) -> dict[str, Numbers]:
-    """All ranks together. An error of one rank is raised on all."""
-    ranks = on_all_ranks(group, read, lambda error: error if isinstance(error, RecfxError) else None)
-    return {name: _joined([of_rank[name] for of_rank in ranks]) for name in ranks[0]}
 
 
 class _IndexHealth:

@@ -93,11 +93,6 @@ class FusedOptimizer:
         read = [(setting.name, group.get(setting.name, setting.default)) for setting in rule.settings_of_facts]
         return OptimizerFacts(rule.name, tuple([(name, _as_data(value)) for name, value in read]))
 
-    @property
-    def differs_from_dense_rule(self) -> bool:
-        """Whether the dense rule, unlike this one, changes rows that a batch did not use (decay, Adam's moments)."""
-        return bool(self.rule.unlike_dense(self.group))
-
     def start(self, name: str) -> float:
         """The value of a row's state ``name`` before the row's first step."""
         return self.rule.start(name, self.group)
@@ -201,16 +196,10 @@ _states: WeakKeyDictionary[torch.optim.Optimizer, _States] = WeakKeyDictionary()
 
 
 class AttachedOptimizer(FusedOptimizer):
-    """The fused form of an optimizer that ``apply_optimizer_in_backward`` attached to a parameter.
+    """The fused form of the optimizer that ``apply_optimizer_in_backward`` attached to a weight.
 
     Settings and state are read from that optimizer each time, because its ``load_state_dict`` replaces these objects.
     All fused forms of one optimizer have the same state: collections that share a table train it together.
-
-    Args:
-        rule: as above.
-        optimizer: the optimizer of one parameter.
-        weight: that parameter.
-        chosen: as above.
     """
 
     def __init__(

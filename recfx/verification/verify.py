@@ -55,11 +55,8 @@ class Comparison:
         }
         self.fused = set(fused)
         # Only here may rows that the batch did not use differ: the dense rule updates them, the fused one does not.
-        self.masked = frozenset(name for name, optimizer in fused.items() if optimizer.differs_from_dense_rule)
+        self.masked = frozenset(name for name, one in fused.items() if one.rule.unlike_dense(one.group))
         self.rtol, self.atol = rtol, atol
-
-    def report(self) -> VerifyReport:
-        return VerifyReport(tuple(self.checks), self.tables, self.rtol, self.atol, self.called)
 
     def skip(self, mode: str, batch: str, where: str, message: str, what_to_do: str = "") -> None:
         self.checks.append(Check(mode, batch, "run", where, SKIPPED, message=message, what_to_do=what_to_do))
@@ -234,7 +231,9 @@ def _verify(original: nn.Module, converted: nn.Module, call: Sample, rtol: float
             else:
                 with _nothing_collected():
                     comparison.compare(mode, batch, sized)
-    return comparison.report()
+    return VerifyReport(
+        tuple(comparison.checks), comparison.tables, comparison.rtol, comparison.atol, comparison.called
+    )
 
 
 @contextlib.contextmanager

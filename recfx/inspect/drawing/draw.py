@@ -52,11 +52,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 class Picture:
-    """A picture that is in no file; a notebook shows it.
-
-    Args:
-        page: the text of a page.
-    """
+    """A picture that is in no file; a notebook shows its ``page``."""
 
     def __init__(self, page: str) -> None:
         self.page = page
