@@ -102,18 +102,13 @@ def _has_call(value: object) -> bool:
 
 def declared_ranges(declared: Any) -> dict[str, IdRange]:
     """The ``id_ranges`` of ``convert``, by feature."""
-    what_to_do = "pass a dict from features to their lowest and highest id: {'user': (0, 999)}."
     ranges = {}
     for feature, given in declared.items():
-        bounds = [as_integer(bound) for bound in given] if isinstance(given, (tuple, list)) else []
-        if not isinstance(feature, str) or len(bounds) != 2 or None in bounds:
+        bounds: list[Any] = [as_integer(bound) for bound in given] if isinstance(given, (tuple, list)) else []
+        if not isinstance(feature, str) or len(bounds) != 2 or None in bounds or bounds[0] > bounds[1]:
+            what_to_do = "pass a dict from features to their lowest and highest id: {'user': (0, 999)}."
             raise _invalid(f"id_ranges has {feature!r}: {given!r}.", what_to_do)
-        lower, upper = bounds
-        assert lower is not None
-        assert upper is not None
-        if lower > upper:
-            raise _invalid(f"id_ranges has {feature!r}: {given!r}, whose lowest id is above the highest.", what_to_do)
-        ranges[feature] = IdRange(lower, upper)
+        ranges[feature] = IdRange(*bounds)
     return ranges
 
 

@@ -41,12 +41,3 @@ def test_a_lazy_model_is_verified_and_stays_lazy(options: dict[str, Any]) -> Non
         converted(batch(4)).sum().backward()
     assert converted.over.weight.shape == (3, 24)
     assert isinstance(converted.ebc, HashEmbeddingBagCollection)
-
-
-def test_verify_and_trace_of_a_lazy_model() -> None:
-    model = Lazy()
-    assert recfx.verify(model, recfx.convert(model), (batch(4),)).ok
-    recfx.trace(model, (batch(4),))
-    graph = recfx.convert(model, (batch(4),), whole_graph=True)
-    features = batch(4)
-    torch.testing.assert_close(graph(features), model(features))

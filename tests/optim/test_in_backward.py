@@ -38,13 +38,15 @@ def train(model: nn.Module, features: KeyedJaggedTensor) -> None:
     (values - torch.linspace(-1, 1, values.numel()).view_as(values)).square().sum().backward()
 
 
-def pair(kind: type[torch.optim.Optimizer]) -> tuple[Any, Any]:
-    """A standard collection with an optimizer in backward, and the conversion of a copy."""
-    plain = collection()
+def pair(kind: type[torch.optim.Optimizer], **how: Any) -> tuple[Any, Any]:
+    """A standard collection with an optimizer in backward, in a model if that becomes a graph, and the conversion of a
+    copy.
+    """
+    plain: Any = nn.Sequential(collection()) if how else collection()
     model = copy.deepcopy(plain)
     for one in (plain, model):
         attach(one, kind)
-    return plain, recfx.convert(model)
+    return plain, recfx.convert(model, **how)
 
 
 def weight_of(model: nn.Module) -> torch.Tensor:
@@ -252,10 +254,11 @@ def in_either_order(hook: Hook, model: nn.Module, seen: list[torch.Tensor], step
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adagrad, RowWiseAdagrad])
 @pytest.mark.parametrize("hook", HOOKS)
+@pytest.mark.parametrize("how", [{}, {"sample": (batch(),), "whole_graph": True}], ids=["", "whole graph"])
 def test_a_gradient_hook_registered_and_removed_later_sees_the_gradients(
-    hook: str, kind: type[torch.optim.Optimizer]
+    hook: str, kind: type[torch.optim.Optimizer], how: dict[str, Any]
 ) -> None:
-    plain, converted = pair(kind)
+    plain, converted = pair(kind, **how)
     seen: list[list[torch.Tensor]] = [[], []]
     for step in range(6):
         for one, gradients in zip((plain, converted), seen, strict=True):
@@ -283,20 +286,4 @@ def test_a_gradient_hook_from_before_the_conversion_keeps_the_table_dense(hook: 
         for one in (plain, converted):
             train(one, batch(0, 3))
     assert_alike(plain, converted)
-    torch.testing.assert_close(seen[1], seen[0], rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("hook", HOOKS)
-def test_a_gradient_hook_registered_on_a_whole_graph_sees_the_gradients(hook: str) -> None:
-    plain, model = nn.Sequential(collection()), nn.Sequential(collection())
-    model.load_state_dict(plain.state_dict())
-    for one in (plain, model):
-        attach(one, torch.optim.Adagrad)
-    converted = recfx.convert(model, sample=(batch(),), whole_graph=True)
-    seen: list[list[torch.Tensor]] = [[], []]
-    for step in range(6):
-        for one, gradients in zip((plain, converted), seen, strict=True):
-            in_either_order(HOOKS[hook], one, gradients, step)
-            train(one, batch(1, 2, 5))
-        assert_alike(plain, converted)
     torch.testing.assert_close(seen[1], seen[0], rtol=1e-5, atol=1e-6)

@@ -15,7 +15,7 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimiz
 from torchrec.optim.optimizers import PartialRowWiseAdam
 
 import recfx
-from recfx.optim.keyed_optimizer import ModelFusedOptimizer, attach_fused_optimizer, detach_fused_optimizer
+from recfx.optim.keyed_optimizer import attach_fused_optimizer, detach_fused_optimizer
 from tests.builders.batches import bags
 from tests.builders.collections import tables_named
 from tests.builders.optimizers import attach
@@ -136,16 +136,6 @@ def model_of(*values: float) -> Any:
     model = nn.Module()
     model.inner = nn.ModuleList(map(Part, values))
     return model
-
-
-def test_it_has_the_parameters_of_all_collections_under_their_paths() -> None:
-    model = model_of(1.0, 2.0)
-    attach_fused_optimizer(model)
-    assert isinstance(model.fused_optimizer, ModelFusedOptimizer)
-    assert list(model.fused_optimizer.params) == ["inner.0.weight", "inner.1.weight"]
-    assert model.fused_optimizer.params["inner.1.weight"] is model.inner[1].weight
-    assert model.fused_optimizer.state_dict()["state"].keys() == {"inner.0.weight", "inner.1.weight"}
-    assert list(model.state_dict()) == ["inner.0.weight", "inner.1.weight"]
 
 
 def test_a_users_own_attribute_stays() -> None:
