@@ -21,7 +21,6 @@ from tests.builders.batches import RAW_ID, batch, raw_batch
 from tests.builders.collections import collection
 from tests.builders.optimizers import attach
 from tests.models.handwritten import Tower, process_group
-from tests.optim.fused_pairs import fused_pair
 from tests.support.refusals import refused
 
 # Names and objects
@@ -208,21 +207,6 @@ def test_a_table_under_ddp_does_not_grow() -> None:
 
 
 # Other ways to call a model
-
-
-@pytest.mark.parametrize("use_reentrant", [False, True])
-def test_a_checkpointed_fused_collection_steps_once(use_reentrant: bool) -> None:
-    """Its forward runs again in the backward; the optimizer must not."""
-    plain, converted = fused_pair("adagrad", "auto", "two_tables")
-    features = batch(5)
-    scale = torch.ones(24, requires_grad=True)
-    for one in (plain, converted):
-        torch.utils.checkpoint.checkpoint(
-            lambda scale, features, one=one: (one(features).values() * scale).square().sum(),
-            scale, features, use_reentrant=use_reentrant,
-        ).backward()  # fmt: skip
-    for name, expected in plain.state_dict().items():
-        torch.testing.assert_close(converted.state_dict()[name], expected, rtol=1e-5, atol=1e-6)
 
 
 def test_an_index_that_no_memory_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,6 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollec
 from torchrec.models.dlrm import DLRM
 from torchrec.modules.embedding_configs import PoolingType
 
-from recfx import convert
 from tests.builders.managed_collisions import Model, learn, managed
 
 
@@ -81,10 +80,6 @@ def towers() -> tuple[nn.Module, tuple[KeyedJaggedTensor]]:
     return Towers(), (batch([1, 2, 3, 4]),)
 
 
-def wrong_sample() -> tuple[nn.Module, tuple[str]]:
-    return Wrapped(collection()), ("not a batch",)
-
-
 def only_model() -> nn.Module:
     return Wrapped(collection())
 
@@ -104,11 +99,6 @@ def many_tables() -> nn.Module:
     return Wrapped(collection(30))
 
 
-def converted_dlrm() -> tuple[nn.Module, tuple[torch.Tensor, KeyedJaggedTensor]]:
-    model, sample = dlrm()
-    return convert(model), sample
-
-
 STRANGE = (
     "a\nb",
     "esc\x1b[31m\0",
@@ -126,10 +116,6 @@ def strange_names() -> tuple[nn.Module, tuple[KeyedJaggedTensor]]:
         table.name, table.feature_names = name, [name]
     ids = KeyedJaggedTensor(list(STRANGE), torch.ones(len(STRANGE)).long(), lengths=torch.ones(len(STRANGE)).int())
     return Wrapped(EmbeddingBagCollection(tables=tables)), (ids,)
-
-
-def strange_collections() -> nn.Module:
-    return nn.ModuleDict({name.replace(".", ""): collection() for name in STRANGE})
 
 
 class AsksForItsClass(Wrapped):

@@ -17,7 +17,6 @@ from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.in_backward import fused_optimizer_of
 from recfx.optim.rules import RULES
 from recfx.optim.rules.adagrad import ADAGRAD
-from recfx.optim.rules.adam import ADAM
 from recfx.optim.rules.rowwise_adagrad import ROWWISE_ADAGRAD
 from recfx.optim.rules.rule import Rule
 from recfx.runtime.lookup import Lookup
@@ -93,22 +92,6 @@ def test_state_that_the_optimizer_loads_is_what_counts(dtype: torch.dtype) -> No
     assert fused.group["lr"] == 0.125
 
 
-@pytest.mark.parametrize("rule", [ADAGRAD, ROWWISE_ADAGRAD, ADAM], ids=lambda rule: rule.name)
-def test_state_in_another_dtype_is_copied(rule: Rule) -> None:
-    fused, optimizer, weight = fused_of(rule, torch.float64)
-    theirs = dict(optimizer.state[weight])
-    fused.prepare(weight)
-    for spec in rule.states:
-        assert theirs[spec.name].dtype == torch.float64
-        assert optimizer.state[weight][spec.name] is theirs[spec.name]
-        assert fused.state[spec.name].dtype == torch.float32
-        assert torch.equal(fused.state[spec.name].double(), theirs[spec.name].float().double())
-        assert bool(theirs[spec.name].all())
-    ready = fused.state
-    fused.prepare(weight)
-    assert fused.state is ready
-
-
 def test_state_goes_with_the_table_to_meta_and_starts_afresh_when_it_comes_back() -> None:
     fused = FusedOptimizer(ADAGRAD, dict(GROUP), {"sum": torch.full((ROWS, DIM), 3.0), "step": torch.tensor(2.0)})
     fused.prepare(torch.ones(ROWS, DIM, device="meta"))
@@ -125,35 +108,6 @@ def test_state_of_other_rows_is_refused(rows: int) -> None:
     fused = FusedOptimizer(ROWWISE_ADAGRAD, dict(GROUP), state)
     with refused("optimizer_state_shape"):
         fused.prepare(torch.ones(ROWS, DIM))
-
-
-@copied
-@every_rule
-def test_a_copy_shares_nothing_with_the_original(rule: Rule, copied: Callable[[Any], Any]) -> None:
-    fused, optimizer, weight = fused_of(rule)
-    optimizer.param_groups[0]["lr"] = torch.tensor(0.5)
-    optimizer.state[weight]["remark"] = "mine"
-    fused.prepare(weight)
-    its_copy, its_weight, its_optimizer = copied((fused, weight, optimizer))
-    assert type(its_copy) is FusedOptimizer
-    assert (its_copy.rule, its_copy.chosen) == (rule, fused.chosen)
-    assert its_copy.state.keys() == fused.state.keys()
-    for name, value in fused.state.items():
-        if isinstance(value, torch.Tensor):
-            assert torch.equal(its_copy.state[name], value)
-            assert its_copy.state[name] is not value
-        else:
-            assert its_copy.state[name] == value
-    fused.group["lr"].fill_(0.125)
-    assert float(its_copy.group["lr"]) == 0.5
-    if copied is copy.deepcopy:
-        assert its_copy.group["params"][0] is its_weight is not weight
-        assert its_copy.group is its_optimizer.param_groups[0], "a schedule on the copied optimizer is felt"
-    else:
-        assert {*its_copy.group, "params"} == {*fused.group}
-        assert "params" not in its_copy.group, "a table would be saved with it"
-    assert (fused.is_form_of(optimizer), fused.is_form_of(copy.copy(optimizer))) == (True, False)
-    assert not its_copy.is_form_of(its_optimizer)
 
 
 @copied

@@ -64,19 +64,6 @@ def test_ids_that_may_be_admitted_between_calls(times: int) -> None:
     assert all("ids may be admitted between the calls" in check.message for check in report.of(SKIPPED))
 
 
-def test_an_original_that_fails_by_itself() -> None:
-    def fail(*_: object) -> None:
-        raise ValueError("broken")
-
-    model = Model()
-    converted = recfx.convert(model)
-    model.register_forward_pre_hook(fail)
-    report = recfx.verify(model, converted, (two_bags(1, 2),))
-    assert not report.ok
-    assert {check.status for check in report.checks} == {SKIPPED}
-    assert said(report, SKIPPED) == {("run", "original", "the original raises ValueError: broken.")}
-
-
 def test_a_full_table_is_a_refusal_with_advice() -> None:
     model = Model(rows=2)
     converted = recfx.convert(model, hashing=recfx.HashConfig(dense_rows=0, buckets=1))

@@ -44,15 +44,6 @@ def test_no_two_stand_for_the_same() -> None:
     assert len(set(stand_for)) == len(stand_for)
 
 
-@pytest.mark.parametrize("rule", [rule for rule in RULES if rule.start_setting], ids=lambda rule: rule.name)
-def test_state_starts_at_zero_unless_a_setting_says_otherwise(rule: Rule) -> None:
-    for group, start in (({}, 0.0), ({rule.start_setting: 0.5}, 0.5)):
-        assert {spec.name: rule.start(spec.name, group) for spec in rule.states} == {
-            spec.name: start for spec in rule.states
-        }
-        assert rule.start("step", group) == 0.0
-
-
 # Not of the rules that scale a step to the length of its row.
 @pytest.mark.parametrize(
     "rule", [rule for rule in RULES if "lamb" not in rule.name and "lars" not in rule.name], ids=lambda rule: rule.name

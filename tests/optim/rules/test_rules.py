@@ -179,11 +179,6 @@ def test_what_stands_for_it(rule: Rule) -> None:
     assert [rule_of_type(kind) for kind in CASES[rule].types] == [rule] * len(CASES[rule].types)
 
 
-def test_what_stands_for_none() -> None:
-    assert rule_of_class(type("Derived", (torch.optim.SGD,), {})) is None
-    assert rule_of_class(torch.optim.AdamW) is None
-
-
 @every_rule
 def test_its_state(rule: Rule) -> None:
     ours = fused(rule, LR, table())
