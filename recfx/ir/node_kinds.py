@@ -40,8 +40,6 @@ class ValueType(Enum):
     HOST_IDS = "a KJT of ids on the host", Measure.IDS
     DIFFERENT_IDS = "a KJT of the different ids of each key", Measure.IDS
     INVERSE = "the numbers of ids among the different ones", Measure.NOTHING
-    SNAPSHOT = "a snapshot of the indexes", Measure.NOTHING
-    FOUND_ROWS = "rows found ahead", Measure.IDS
     ROWS = "a KJT of rows", Measure.IDS
     DEVICE_ROWS = "a KJT of rows on the device", Measure.IDS
     BATCH_IN_FLIGHT = "a batch in flight", Measure.NOTHING
@@ -180,14 +178,6 @@ NODE_KINDS: dict[str, NodeKind] = {
             cut_before=True,
         ),
         NodeKind(
-            "snapshot_indexes",
-            "the current indexes, for finding rows on another thread",
-            inputs=(),
-            outputs=(ValueType.SNAPSHOT,),
-            stage=Stage.INPUT_DIST,
-            cut_before=True,
-        ),
-        NodeKind(
             "input_dist_wait",
             "all-to-all of ids, waited for",
             inputs=(Input((ValueType.IDS_IN_FLIGHT,)), Input((ValueType.CONTEXT_IN_FLIGHT,))),
@@ -207,24 +197,6 @@ NODE_KINDS: dict[str, NodeKind] = {
             "hash_ids",
             "the tables' indexes: find or insert in training, find in eval",
             inputs=(Input(_HASHABLE),),
-            outputs=(ValueType.ROWS, ValueType.BATCH_IN_FLIGHT),
-            stage=Stage.HASH,
-            first_alone=True,
-            once=("hash_ids",),
-            attributes=_HASHED,
-        ),
-        NodeKind(
-            "find_ids",
-            "the rows that ids already have; it only reads, and may run before the batch's step",
-            inputs=(Input(_HASHABLE), Input((ValueType.SNAPSHOT,))),
-            outputs=(ValueType.FOUND_ROWS,),
-            stage=Stage.HASH,
-            attributes=_HASHED,
-        ),
-        NodeKind(
-            "insert_ids",
-            "rows for the ids that have none yet; batches do this in order",
-            inputs=(Input(_HASHABLE), Input((ValueType.FOUND_ROWS,))),
             outputs=(ValueType.ROWS, ValueType.BATCH_IN_FLIGHT),
             stage=Stage.HASH,
             cut_before=True,

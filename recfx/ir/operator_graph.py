@@ -97,7 +97,7 @@ class OperatorGraph:
         source = node
         while source.all_input_nodes and self.kind(source) != "input_dist_wait":
             source = source.all_input_nodes[0]
-        return self.kind(source) in ("input_dist_wait", "snapshot_indexes")
+        return self.kind(source) == "input_dist_wait"
 
     def columns(self, node: fx.Node) -> list[Columns]:
         """The columns of output keys that the pooled rows of a node hold, in order."""

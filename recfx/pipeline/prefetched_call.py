@@ -11,7 +11,7 @@ from torch import fx, nn
 
 from recfx.collections.collection import UnshardedCollection, unsharded_collections
 from recfx.collections.sharding.collection import ShardedCollection
-from recfx.collections.sharding.pipeline_stages import Result, StagedGraph, Stages
+from recfx.collections.sharding.pipeline_stages import Result, Stages, cut
 from recfx.errors import InputError, OutOfStepError
 from recfx.pipeline.background import Streams, Worker
 from recfx.pipeline.batch_paths import Path, follow, path_in
@@ -29,7 +29,7 @@ class KnownCall:
 
     def __init__(self, name: str, module: Any, args: list[Path], kwargs: dict[str, Path]) -> None:
         self.name, self.module, self.args, self.kwargs = name, module, args, kwargs
-        self._staged: StagedGraph | None = None
+        self._cut: Stages | None = None
 
     @classmethod
     def find(
@@ -50,12 +50,12 @@ class KnownCall:
         except (AttributeError, LookupError, TypeError):
             return None
 
-    def staged(self) -> StagedGraph:
+    def stages(self) -> Stages:
         """The stages of the collection's graph as it is now."""
         graph_module = self.module.graph_module
-        if self._staged is None or self._staged.graph_module is not graph_module:
-            self._staged = StagedGraph(graph_module, self.module._runtime)
-        return self._staged
+        if self._cut is None or self._cut.graph_module is not graph_module:
+            self._cut = cut(graph_module)
+        return self._cut
 
 
 class StartedCall:
@@ -256,22 +256,20 @@ class HashedCall(StartedCall):
         """Let the worker begin, if it may. Called on the thread that owns the indexes."""
         if self._lacks_arguments or self._graph is not None or not finds_rows:
             return
-        module, staged = self.call.module, self.call.staged()
-        prefetching = staged.prefetching
-        stages = self._stages = prefetching or staged.in_turn
-        self._graph = module.graph_module
+        stages = self._stages = self.call.stages()
+        self._graph, finders = stages.graph_module, stages.finders()
         (features,) = [*self.args, *self.kwargs.values()]
         values: dict[str, Any] = {"features": features}
-        stages.snapshot.run(values)
 
         def work() -> tuple[dict[str, Any], bool]:
             streams.use_device()
             with streams.on(streams.ids):
                 streams.take(features, streams.copy)
                 stages.select.run(values)
-                if prefetching is not None:
+                if finders:
                     stages.arrive.run(values)
-            return values, prefetching is not None
+                    values.update({name: find(values[name]) for name, find in finders.items()})
+            return values, bool(finders)
 
         self._arrived = worker.run(work)
 

@@ -18,7 +18,7 @@ from recfx.runtime.assemble import AssembleJaggedDict, AssembleKeyedTensor, Mean
 from recfx.runtime.base import NodeModule
 from recfx.runtime.dedup_ids import DedupIds, ExpandRows
 from recfx.runtime.find_rows import FindRows
-from recfx.runtime.hash_ids import FindIds, HashIds, HashLookup, InsertIds, SnapshotIndexes
+from recfx.runtime.hash_ids import HashIds, HashLookup
 from recfx.runtime.input_dist import Bucketize, InputDistStart, InputDistWait
 from recfx.runtime.lookup import Lookup
 from recfx.runtime.lowered import Lowered, Runtime
@@ -130,19 +130,6 @@ def _select_features(of: Lowered) -> SelectFeatures:
     return module
 
 
-def _indexes_in_use(of: Lowered) -> HashIds:
-    """The module that hashes in the form of the graph that trains, whose indexes and counts a node shares."""
-    (hash_ids,) = of.runtime.of("hash_ids")
-    return hash_ids
-
-
-def _lookup(of: Lowered) -> Lookup:
-    fused = of.runtime.of("hash_lookup")
-    if fused and not of.graph.of_kind("hash_lookup"):  # another form of the graph does in one step what two do here
-        return fused[0].lookup
-    return Lookup(of)
-
-
 def _mean_divide(of: Lowered) -> MeanDivide:
     divided, keys = names_in(of.node, "divided"), of.collection.keys
     return MeanDivide(of.graph.tables(of.node), divided, keys, of.graph.columns(of.node))
@@ -161,12 +148,9 @@ MAKERS: dict[str, Callable[[Lowered], NodeModule]] = {
     "input_dist_wait": InputDistWait,
     "to_host": ToHost,
     "hash_ids": HashIds,
-    "snapshot_indexes": lambda of: SnapshotIndexes(_indexes_in_use(of)),
-    "find_ids": lambda of: FindIds(_indexes_in_use(of)),
-    "insert_ids": lambda of: InsertIds(_indexes_in_use(of)),
     "find_rows": FindRows,
     "to_device": ToDevice,
-    "lookup": _lookup,
+    "lookup": Lookup,
     "hash_lookup": HashLookup,
     "output_dist_start": lambda of: STARTS[of.graph.hop(of.node).operation](of),
     "output_dist_wait": lambda of: OutputDistWait(),

@@ -144,6 +144,9 @@ class TableIndexes:
         ``ids`` and ``rows`` are int64 ``[n]``, on the CPU; a row of -1 is completed in place.
         """
         absent, segments = torch.nonzero(rows < 0).squeeze(1), self.segments(features)
+        if absent.numel() == 0:
+            self.count_resident(segments)
+            return
         edges = torch.tensor([edge for segment in segments for edge in segment[1:]], device="cpu")
         borders = torch.searchsorted(absent, edges).tolist()
         fresh = [

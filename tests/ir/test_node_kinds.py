@@ -9,7 +9,7 @@ from recfx.ir.tables import TableSpec, columns_of, output_dtype, total_bytes
 
 
 def test_the_cuts_are_in_the_order_of_the_stages() -> None:
-    assert CUTS == ("input_dist_start", "snapshot_indexes", "input_dist_wait", "insert_ids", "output_dist_wait")
+    assert CUTS == ("input_dist_start", "input_dist_wait", "hash_ids", "output_dist_wait")
     stages = [NODE_KINDS[kind].stage.value for kind in CUTS]
     assert stages == sorted(stages)
 

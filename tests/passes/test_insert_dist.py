@@ -14,7 +14,7 @@ from torchrec.distributed.types import ShardingEnv
 
 import recfx
 from recfx.collections.compile_graph import compile_graph, context_of
-from recfx.collections.sharding.pipeline_stages import StagedGraph
+from recfx.collections.sharding.pipeline_stages import cut
 from recfx.collections.sharding.plan import read_plan
 from recfx.collections.sharding.settings import optimizer_settings
 from recfx.collections.sharding.shard import cut_tables
@@ -133,14 +133,12 @@ def test_a_rank_without_tables_takes_part_all_the_same() -> None:
 def test_a_rank_without_shards_sends_in_its_turn(hashing: recfx.HashConfig | None) -> None:
     """What it sends needs nothing of its own; sent when ids arrive, it would overtake what the ranks before it send."""
     tables = (Table("a", 8, 8, ("f0",), "SUM", ("table_wise", 3)), Table("b", 8, 8, ("f1",), "SUM", ("row_wise",)))
-    graph_module, runtime = compiled(tables, hashing, after="lower")
-    staged = StagedGraph(graph_module, runtime)
-    assert (staged.prefetching is not None) == (hashing is not None)
-    for stages in (staged.in_turn, staged.split[0]):
-        of_stage = {name: stage.outputs for name, stage in stages._asdict().items()}
-        assert of_stage["compute"] == ["ebc_output_dist_start", "ebc_output_dist_start_1"]
-        assert of_stage["collect"] == ["ebc_keyed_tensor"]
-        assert not any("lookup" in output for output in of_stage["arrive"])
+    graph_module, _ = compiled(tables, hashing, after="lower")
+    stages = cut(graph_module)
+    assert bool(stages.finders()) == (hashing is not None)
+    assert stages.compute.outputs == ["ebc_output_dist_start", "ebc_output_dist_start_1"]
+    assert stages.collect.outputs == ["ebc_keyed_tensor"]
+    assert not any("lookup" in output for output in stages.arrive.outputs)
 
 
 def test_rows_cut_inside_hosts_take_two_hops() -> None:

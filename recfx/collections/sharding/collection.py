@@ -23,7 +23,7 @@ from recfx.collections.converted_collection import ConvertedCollection, collecti
 from recfx.collections.hash_collections import CONVERTED_CLASSES, PooledCollection, SequenceCollection
 from recfx.collections.kinds import POOLED, SEQUENCE, CollectionKind, kind_of
 from recfx.collections.optimizer import FusedKeyedOptimizer
-from recfx.collections.sharding.pipeline_stages import BatchContext, Guarded, Result, Stage, StagedGraph
+from recfx.collections.sharding.pipeline_stages import BatchContext, Guarded, Result, Stage, Stages, cut
 from recfx.collections.sharding.settings import OptimizerSettings
 from recfx.collections.sharding.state import drop_shard_names, save_sharded_state
 from recfx.errors import CheckpointError, ConversionError, OutOfStepError
@@ -103,7 +103,7 @@ class ShardedCollection(
         refuse_raw_ids(self.graph_module)
         self.pass_records = list(self.graph_module.meta[PASSES_KEY])
         self.in_step = InStep(groups.pooled, self.collection)
-        self._staged_graph = StagedGraph(self.graph_module, self._runtime)
+        self._cut = cut(self.graph_module)
         # Attributes that TorchRec's pipelines, and its introduction, use.
         modules = list(self.graph_module.modules())
         self._input_dists = [module for module in modules if isinstance(module, InputDistStart)]
@@ -159,11 +159,11 @@ class ShardedCollection(
             start.agree_on("" if depth == BATCHES_IN_FLIGHT else f"batches_in_flight={depth}")
 
     @property
-    def _staged(self) -> StagedGraph:
+    def _stages(self) -> Stages:
         """The stages of this graph: a copy around the same tables has its own modules, with their own modes."""
-        if self._staged_graph.graph_module is not self.graph_module:
-            self._staged_graph = StagedGraph(self.graph_module, self._runtime)
-        return self._staged_graph
+        if self._cut.graph_module is not self.graph_module:
+            self._cut = cut(self.graph_module)
+        return self._cut
 
     def forward(self, *arguments: Any, **keywords: Any) -> LazyAwaitable[Any]:
         """Return an awaitable as TorchRec's sharded collections do; under torch.compile, the awaited output itself.
@@ -196,7 +196,7 @@ class ShardedCollection(
             OutOfStepError: an earlier step failed here when others had begun it.
         """
         self._may_start()
-        values, stages = ctx.values, self._staged.in_turn
+        values, stages = ctx.values, self._stages
         values["features"], ctx.stages = features, stages
         (selected,) = stages.send.inputs
         try:
@@ -222,7 +222,7 @@ class ShardedCollection(
     def refuse(self, ctx: BatchContext, error: Exception) -> Awaitable[Awaitable[KJTList]]:
         """Take part without a batch: ``compute`` raises ``error`` on this rank, and the other ranks refuse theirs."""
         self._may_start()
-        ctx.refused, ctx.stages = error, self._staged.in_turn
+        ctx.refused, ctx.stages = error, self._stages
         return self._send(ctx, ctx.stages.send, None)
 
     def _may_start(self) -> None:
@@ -328,12 +328,17 @@ class ShardedCollection(
 
         Call this on the thread that owns the indexes; the function may run on any thread, once, before ``compute``.
         """
-        stages = self._staged.prefetching
-        if stages is None:
+        assert ctx.stages is not None  # since its ids were sent
+        finders, values = ctx.stages.finders(), ctx.values
+        if not finders:
             return None
-        ctx.stages, ctx.arrives_ahead = stages, True
-        stages.snapshot.run(ctx.values)
-        return lambda arrived: self._arrive(ctx, arrived)
+        ctx.arrives_ahead = True
+
+        def find(arrived: KJTList) -> None:
+            self._arrive(ctx, arrived)
+            values.update({name: finder(values[name]) for name, finder in finders.items()})
+
+        return find
 
     # Copies
 

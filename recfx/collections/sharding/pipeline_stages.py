@@ -1,7 +1,7 @@
 """A collection's graph in stages, between which a pipeline may do other things; and the batch that goes through them.
 
 The node kinds declare where the graph may be cut: before ids are sent, a batch can still be refused; where the graph
-waits, something else can run; and rows are found, which only reads, one stage before they are inserted.
+waits, something else can run; and before ids are hashed, which batches do in turn, their rows can be found.
 
 The stages share the graph's modules and run one after the other. Values that go from one stage to a later one are named
 after the nodes that make them.
@@ -9,10 +9,9 @@ after the nodes that make them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import fx
@@ -20,24 +19,19 @@ from torch.autograd import profiler
 from torchrec.distributed.types import Awaitable, LazyAwaitable
 from torchrec.streamable import Multistreamable
 
-from recfx.collections.compile_graph import compile_again
 from recfx.errors import OutOfStepError
 from recfx.ir.meta import node_meta
 from recfx.ir.node_kinds import CUTS, NODE_KINDS
-from recfx.passes.base import Rewrite
-from recfx.passes.split_hash_ids import split_hash_ids
 from recfx.runtime import marks
 from recfx.runtime.base import NodeModule
-from recfx.runtime.hash_ids import SnapshotIndexes
+from recfx.runtime.hash_ids import HashIds, HashLookup
 from recfx.runtime.input_dist import DistContext
-from recfx.runtime.lowered import Runtime
 from recfx.runtime.marks import InStep
 from recfx.runtime.transfers import record_stream
 
-SPLIT_HASH_IDS = Rewrite("split_hash_ids", split_hash_ids)
-
 # A node of this kind, and all nodes that depend on it, come after the cut with this number.
 _CUT_BEFORE = {kind: number for number, kind in enumerate(CUTS, start=1)}
+_HASHED = _CUT_BEFORE["hash_ids"]
 
 
 class Stage:
@@ -80,46 +74,26 @@ class Stage:
         values.update({name: made[name] for name in self.outputs})
 
 
-class Stages(NamedTuple):
-    """A graph, cut before each kind of ``CUTS``.
+class Stages:
+    """A graph, cut before each kind of ``CUTS``. Not a module or container, so copies of modules share it until they
+    make their own.
 
-    Args:
+    Attributes:
         select: a rank's own work.
         send: ``input_dist_start``.
-        snapshot: records what is needed before something runs on another thread.
-        arrive: waits for ids, then ``find_ids`` or ``hash_ids``.
-        compute: from ``insert_ids``, or from the lookups, to the last ``output_dist_start``.
+        arrive: waits for ids.
+        compute: from the nodes that hash, or from the lookups, to the last ``output_dist_start``.
         collect: the rest.
     """
 
-    select: Stage
-    send: Stage
-    snapshot: Stage
-    arrive: Stage
-    compute: Stage
-    collect: Stage
+    def __init__(self, graph_module: fx.GraphModule, stages: Sequence[Stage], hashing: Mapping[str, Any]) -> None:
+        self.graph_module, self._hashing = graph_module, hashing
+        self.select, self.send, self.arrive, self.compute, self.collect = stages
 
-
-class StagedGraph:
-    """A graph and its stages. Not a module or container, so copies of modules share it until they make their own."""
-
-    def __init__(self, graph_module: fx.GraphModule, runtime: Runtime) -> None:
-        self.graph_module, self.in_turn = graph_module, cut(graph_module)
-        self._runtime = runtime
-
-    @cached_property
-    def split(self) -> tuple[Stages, list[SnapshotIndexes]]:
-        """The stages with ``find_ids`` and ``insert_ids`` in place of nodes that find and insert at once, and what
-        records the indexes between them. The graph does not change; the two share all other modules.
-        """
-        graph_module, _ = compile_again(self.graph_module, self._runtime, (SPLIT_HASH_IDS,))
-        return cut(graph_module), [module for module in graph_module.children() if isinstance(module, SnapshotIndexes)]
-
-    @property
-    def prefetching(self) -> Stages | None:
-        """The stages that find rows ahead; None if they may not be found now: no index, or not all indexes allow it."""
-        stages, snapshots = self.split
-        return stages if snapshots and all(snapshot.is_of_use for snapshot in snapshots) else None
+    def finders(self) -> dict[str, Callable[[Any], Any]]:
+        """By the names of ids that arrive, what finds their rows ahead; see ``HashIds.finder``."""
+        finders = {name: module.finder() for name, module in self._hashing.items()}
+        return {name: finder for name, finder in finders.items() if finder is not None}
 
 
 def cut(graph_module: fx.GraphModule) -> Stages:
@@ -134,6 +108,14 @@ def cut(graph_module: fx.GraphModule) -> Stages:
             number_of[node] = max([earliest, *(number_of[source] for source in node.all_input_nodes)])
     (result,) = next(node for node in graph_module.graph.nodes if node.op == "output").all_input_nodes
     modules = dict(graph_module.named_children())
+    hashing = {}  # by the ids that nothing else takes then
+    for node in number_of:
+        module = modules.get(node.target) if isinstance(node.target, str) else None
+        if isinstance(module, (HashIds, HashLookup)):
+            (ids,) = node.all_input_nodes
+            readers = [user for user in ids.users if number_of.get(user, _HASHED) >= _HASHED]
+            if number_of[ids] < _HASHED and readers == [node]:
+                hashing[ids.name] = module
 
     def stage(number: int) -> Stage:
         nodes = [node for node, own in number_of.items() if own == number and node.op != "placeholder"]
@@ -146,7 +128,7 @@ def cut(graph_module: fx.GraphModule) -> Stages:
         ]
         return Stage(modules, nodes, list(dict.fromkeys(taken)), given)
 
-    return Stages(*map(stage, range(len(CUTS) + 1)))
+    return Stages(graph_module, [*map(stage, range(len(CUTS) + 1))], hashing)
 
 
 def _earliest(kind: str) -> int:
@@ -164,7 +146,7 @@ class BatchContext(Multistreamable):
         sharding_contexts: where TorchRec's awaitables write batch sizes; the objects on the graph's edges.
         says: what this rank tells the others along with its ids, as bits of ``marks``.
         refused: why this rank has no ids for this call.
-        stages: the form of the graph that this batch runs through; None until its ids are sent.
+        stages: those of the graph that this batch runs through; None until its ids are sent.
         arrives_ahead: whether the stage that begins with arrived ids runs before ``compute``.
         in_torchrecs_pipeline: whether one of TorchRec's pipelines sends it ahead.
         at_once: whether all steps of the batch run without a user's code between them.

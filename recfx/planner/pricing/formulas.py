@@ -81,16 +81,9 @@ def hash_ids(facts: NodeFacts) -> Phases:
     return Phases(Work.total([_find(table, facts.trains) for table in facts.tables]))
 
 
-def find_ids(facts: NodeFacts) -> Phases:
-    """Finds each id's slot."""
+def find_rows(facts: NodeFacts) -> Phases:
+    """Finds each id's slot, in a copy of the index."""
     return Phases(Work.total([_find(table, False) for table in facts.tables]))
-
-
-def insert_ids(facts: NodeFacts) -> Phases:
-    """Reads what was found, and writes the rows; few ids are new."""
-    rows = ID_BYTES * facts.ids
-    counted = [_count(table) for table in facts.tables]
-    return Phases(Work(read_bytes=2 * rows, written_bytes=rows) + Work.total(counted))
 
 
 def lookup(facts: NodeFacts) -> Phases:
@@ -154,13 +147,10 @@ FORMULAS: dict[str, Formula] = {
     "dedup_ids": dedup_ids,
     "bucketize": bucketize,
     "input_dist_start": input_dist_start,
-    "snapshot_indexes": nothing,
     "input_dist_wait": input_dist_wait,
     "to_host": copy,
     "hash_ids": hash_ids,
-    "find_ids": find_ids,
-    "insert_ids": insert_ids,
-    "find_rows": find_ids,  # in a copy of the index
+    "find_rows": find_rows,
     "to_device": copy,
     "lookup": lookup,
     "hash_lookup": hash_lookup,

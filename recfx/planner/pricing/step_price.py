@@ -17,8 +17,6 @@ from recfx.planner.pricing.node_facts import Values
 from recfx.planner.pricing.planned_collection import PlannedCollection
 from recfx.planner.pricing.work import NOTHING, NodeCost, Totals, Work
 
-_INDEX_KINDS = frozenset({"hash_ids", "find_ids", "insert_ids"})
-
 
 def price(node: NodeCost, values: Values, hardware: Hardware) -> NodeCost:
     """A node in the numbers of one batch, with its time."""
@@ -43,7 +41,7 @@ def seconds_of_call(call: Collective, world: int, hardware: Hardware, times: flo
 
 def runs_on_host(node: NodeCost, hardware: Hardware) -> bool:
     """Whether a node runs beside the device that has the tables, as indexes do wherever the graph was made."""
-    return (node.on_host or node.kind in _INDEX_KINDS) and hardware.host_memory_bandwidth != hardware.memory_bandwidth
+    return (node.on_host or node.kind == "hash_ids") and hardware.host_memory_bandwidth != hardware.memory_bandwidth
 
 
 def seconds_of_work(work: Work, hardware: Hardware, on_host: bool = False) -> float:
