@@ -28,6 +28,7 @@ from recfx.runtime.in_flight import BatchInFlight, is_replay
 from recfx.runtime.lookup import Lookup
 from recfx.runtime.lowered import Lowered
 from recfx.runtime.table_indexes import RowsOfBatch, TableIndexes
+from recfx.runtime.transfers import record_stream
 
 HashedBatch: TypeAlias = tuple[KeyedJaggedTensor, BatchInFlight | None]
 """Rows in the bags of the ids; and the batch in flight, if its rows must be kept until its backward has run."""
@@ -59,7 +60,7 @@ class FoundRows(Multistreamable):
         return list(map(_stamp, self.indexes)) == self.stamps
 
     def record_stream(self, stream: torch.Stream) -> None:
-        self.features.record_stream(stream)
+        record_stream(self.features, stream)
 
 
 def _stamp(index: HashIndex) -> tuple[Any, ...]:
