@@ -54,8 +54,7 @@ class FoundRows(Multistreamable):
     indexes: list[HashIndex]
     stamps: list[tuple[Any, ...]]
 
-    @property
-    def hold(self) -> bool:
+    def are_right(self) -> bool:
         """Whether the rows are still right: no id has lost its row since, and no other state has been loaded."""
         return list(map(_stamp, self.indexes)) == self.stamps
 
@@ -95,7 +94,7 @@ class HashIds(NodeModule):
         if isinstance(features, FoundRows):
             found, features = features, features.features
         begun = indexes.begin(features, self.training)
-        if found is not None and begun and self.training and not is_replay() and found.hold:
+        if found is not None and begun and self.training and not is_replay() and found.are_right():
             indexes.insert_absent(features, found.ids, found.rows)
             return with_values(features, found.rows.to(features.values().device), features.weights_or_none())
         hashed = hash_batch(indexes, features, self.training) if begun else (features, None)

@@ -16,7 +16,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 
 import recfx
 from recfx.collections.sharding.collection import ShardedHashEmbeddingBagCollection
-from recfx.runtime.hash_ids import HashIds
+from recfx.runtime.hash_ids import FoundRows
 from recfx.runtime.input_dist import InputDistStart
 from tests.builders.collections import tables_named
 from tests.sharding.cases import Case, Model, as_sequence, batches, build, with_optimizer
@@ -179,7 +179,7 @@ def train_and_watch(rank: int, world_size: int, case: Case) -> dict[str, Any]:
         setattr(kind, method, noted)
         return lambda: setattr(kind, method, original)
 
-    undo = [note(InputDistStart, "forward", "send"), note(HashIds, "forward", "insert")]
+    undo = [note(InputDistStart, "forward", "send"), note(FoundRows, "are_right", "insert")]
     try:
         pipeline = recfx.TrainPipeline(model, dense_optimizer(case, model), "cpu")
         source = iter(batches_of_rank(case, rank, world_size, 4, "alone"))
