@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
-import numpy
 import pytest
 import torch
 from torch import nn
@@ -18,7 +16,7 @@ from torchrec import (
 )
 
 import recfx
-from recfx.discovery.sample import Sample, first, fixed_randomness, without_ids
+from recfx.discovery.sample import Sample, first, without_ids
 from tests.builders.batches import one_bag
 from tests.builders.collections import one_table
 from tests.support.refusals import refused
@@ -127,26 +125,3 @@ def test_a_failed_batch_counts_nothing() -> None:
         converted(KeyedJaggedTensor(["a", "b"], ids, lengths=torch.tensor([10, 10])))
     assert converted.index("a").counters == dict.fromkeys(converted.index("a").counters, 0)
     assert len(converted.index("a")) == 0
-
-
-def numbers() -> tuple[float, float, float]:
-    return torch.rand(()).item(), random.random(), numpy.random.random()
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_the_callers_numbers_go_on_as_if_nothing_had_happened(fails: bool) -> None:
-    torch.manual_seed(1)
-    random.seed(1)
-    numpy.random.seed(1)
-    expected = [numbers(), numbers()]
-    torch.manual_seed(1)
-    random.seed(1)
-    numpy.random.seed(1)
-    first = numbers()
-    if fails:
-        with pytest.raises(RuntimeError), fixed_randomness():
-            raise RuntimeError
-    else:
-        with fixed_randomness():
-            numbers()
-    assert [first, numbers()] == expected
