@@ -233,32 +233,6 @@ def test_rows_of_a_bigger_table_on_meta_are_initial_rows(tmp_path: Path, monkeyp
     assert unknown.max() <= 2
 
 
-def test_a_damaged_checkpoint_and_none(model: nn.Module, tmp_path: Path) -> None:
-    for folder, reason in (("", "checkpoint_torn"), ("nowhere", "checkpoint_missing")):
-        directory = tmp_path / "checkpoint"
-        recfx.save_checkpoint(model, directory)
-        for file in directory.glob("data-*/*.distcp"):
-            content = bytearray(file.read_bytes())
-            content[len(content) // 2] ^= 1
-            file.write_bytes(content)
-        with refused(reason, error=recfx.CheckpointError):
-            recfx.export(model, tmp_path / "model.pt", call(6), checkpoint=directory / folder)
-        assert not (tmp_path / "model.pt").exists()
-
-
-def test_ids_beyond_a_table_and_a_table_of_another_size(tmp_path: Path) -> None:
-    def built(rows: int) -> nn.Module:
-        tables = [EmbeddingBagConfig(name="t", embedding_dim=4, num_embeddings=rows, feature_names=["f"])]
-        return recfx.convert(EmbeddingBagCollection(tables=tables))
-
-    recfx.save_checkpoint(built(20), tmp_path / "checkpoint")
-    for rows, ids, reason in ((20, [3, 20], "sample_failed"), (30, [3], "checkpoint_mismatch")):
-        sample = KeyedJaggedTensor(["f"], torch.tensor(ids), lengths=torch.tensor([len(ids)]))
-        with refused(reason, match="20", error=recfx.RecfxError):
-            recfx.export(built(rows), tmp_path / "m.pt", sample, checkpoint=tmp_path / "checkpoint")
-    assert [file.name for file in tmp_path.iterdir()] == ["checkpoint"]
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
