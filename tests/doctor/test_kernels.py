@@ -113,16 +113,12 @@ def test_every_kernel_of_the_cpu_has_a_speed(monkeypatch: pytest.MonkeyPatch) ->
     assert speeds["copy"].share_of_copy == pytest.approx(1.0)
     lookup, ids = speeds["pooled_lookup"], CASE.rows.numel()
     assert lookup.bytes == ids * (8 + 32) + 8 * 13 + 3 * 4 * 32
-    touched = sum(own.unique().numel() for own in rows_of_tables())
+    of_tables = (own[own >= 0] for own in CASE.rows.tensor_split([int(CASE.borders[2])]))
+    touched = sum(own.unique().numel() for own in of_tables)
     assert speeds["fused_step_: sgd"].bytes == lookup.bytes + 2 * touched * 32
     assert speeds["fused_step_: adam"].bytes == lookup.bytes + 2 * touched * 32 * 3
     assert lookup.gb_s == pytest.approx(lookup.bytes / (lookup.milliseconds / 1e3) / 1e9)
     assert lookup.share_of_copy == pytest.approx(lookup.gb_s / speeds["copy"].gb_s)
-
-
-def rows_of_tables() -> list[torch.Tensor]:
-    first, last = CASE.rows[: CASE.borders[2]], CASE.rows[CASE.borders[2] :]
-    return [first[first >= 0], last[last >= 0]]
 
 
 @pytest.mark.parametrize(("times", "place"), [((1.0, 0.9, 1.2), 1), ((1.0, 0.98, 1.2), 0), ((1.0, 0.9, 0.5), 2)])
@@ -131,6 +127,7 @@ def test_another_number_has_to_be_worth_it(
     setting: str, times: tuple[float, ...], place: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     candidates = speed_module.CANDIDATES[setting]["npu"]
+    assert {*candidates, *speed_module.CANDIDATES[setting]["cuda"]} <= {*tuned.ALLOWED[setting][CALL.kernel]}
     by_number = dict(zip(candidates, times, strict=True))
 
     def time_of(call: Call, device: torch.device, quick: bool) -> float:
@@ -140,12 +137,6 @@ def test_another_number_has_to_be_worth_it(
     choice = best_of(CALL, setting, NPU, quick=False)
     assert (choice.milliseconds, choice.chosen) == (by_number, candidates[place])
     assert choice.kept_in == ""
-
-
-@pytest.mark.parametrize("setting", tuned.ALLOWED)
-@pytest.mark.parametrize("device", ["npu", "cuda"])
-def test_only_numbers_are_tried_that_can_be_kept(setting: str, device: str) -> None:
-    assert set(speed_module.CANDIDATES[setting][device]) <= set(tuned.ALLOWED[setting][CALL.kernel])
 
 
 def test_what_is_chosen_is_kept_if_it_can_be(monkeypatch: pytest.MonkeyPatch) -> None:

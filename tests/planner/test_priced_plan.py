@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -111,8 +110,9 @@ def dlrm() -> nn.Module:
     return model_of_tables(CRITEO, dim=16)
 
 
-def types(plan: ShardingPlan) -> Counter[str]:
-    return Counter(table.sharding_type for tables in plan.plan.values() for table in tables.values())
+def types_by_table(plan: ShardingPlan) -> dict[str, str]:
+    (tables,) = plan.plan.values()
+    return {name: sharding.sharding_type for name, sharding in tables.items()}
 
 
 @pytest.mark.parametrize("hashing", [None, recfx.HashConfig(dense_rows=0)], ids=["static", "hashed"])
@@ -120,8 +120,8 @@ def test_tables_of_a_dlrm_are_not_cut_by_rows(hashing: recfx.HashConfig | None) 
     """As TorchRec's own sharders have it, and unlike its estimates with the types that recfx adds on a CPU."""
     model, topology = recfx.convert(dlrm(), hashing=hashing, verify=False), Topology(2, "cpu")
     stock = EmbeddingShardingPlanner(topology=topology).plan(model, recfx.sharders())
-    assert types(stock)["row_wise"] > 20
-    assert types(recfx.plan(model, topology)) == {"table_wise": 26}
+    assert list(types_by_table(stock).values()).count("row_wise") > 20
+    assert set(types_by_table(recfx.plan(model, topology)).values()) == {"table_wise"}
 
 
 def test_the_plan_is_the_cheapest_of_those_tried() -> None:
@@ -159,27 +159,20 @@ def test_the_report_shows_the_runner_up_and_why_it_lost() -> None:
 
 def test_a_plan_without_a_choice_has_no_runner_up() -> None:
     limits = {f"t{number}": ParameterConstraints(sharding_types=["table_wise"]) for number in range(26)}
-    plan = recfx.plan(dlrm(), Topology(1, "cpu"), limits)
-    assert isinstance(plan, PricedPlan)
-    assert plan.pricing.runner_up is None
-    assert (plan.pricing.tried, plan.pricing.priced) == (1, 1)
+    plan: Any = recfx.plan(dlrm(), Topology(1, "cpu"), limits)
+    assert (plan.pricing.runner_up, plan.pricing.tried, plan.pricing.priced) == (None, 1, 1)
 
 
 def test_tables_on_one_rank_that_recfx_does_not_shard_take_their_times_one_after_the_other() -> None:
-    """TorchRec rates them."""
-    names = ("e", "f", "g")
-    seconds = {}
-    for count in (1, 2, 3):
-        model = nn.ModuleDict({"ebc": dlrm()["ebc"], "fused": fused_collection(*names[:count])})
-        constraints = {name: ParameterConstraints(sharding_types=["table_wise"]) for name in names[:count]}
-        plan = recfx.plan(model, Topology(2, "cuda"), constraints)
-        assert isinstance(plan, PricedPlan)
-        assert plan.pricing is not None
-        on_ranks = Counter(rank for table in plan.plan["fused"].values() for rank in table.ranks)
-        seconds[count] = plan.pricing.chosen.parts["others"] / max(on_ranks.values())
-    assert seconds[1] > 0
-    assert seconds[3] == pytest.approx(seconds[1])  # two of them are on one rank
-    assert seconds[2] == pytest.approx(seconds[1])
+    """TorchRec rates them; of three tables, two are on one of two ranks."""
+    seconds = []
+    for names in (("e",), ("e", "f", "g")):
+        model = nn.ModuleDict({"ebc": dlrm()["ebc"], "fused": fused_collection(*names)})
+        constraints = {name: ParameterConstraints(sharding_types=["table_wise"]) for name in names}
+        plan: Any = recfx.plan(model, Topology(2, "cuda"), constraints)
+        seconds.append(plan.pricing.chosen.parts["others"])
+    assert seconds == [pytest.approx(seconds[1] / 2), pytest.approx(2 * seconds[0])]
+    assert seconds[0] > 0
 
 
 MANY = 10**6
@@ -230,13 +223,8 @@ def test_greedy_proposals_are_those_of_torchrec_or_some_of_them() -> None:
 def test_a_constraint_on_one_table_leaves_the_others_a_choice() -> None:
     """TorchRec's uniform proposals would all be of the one type that the constrained table may have."""
     model, topology = model_of(12), Topology(world_size=2, compute_device="cpu")
-    free = types_of(recfx.plan(model, topology=topology))
+    free = types_by_table(recfx.plan(model, topology=topology))
     (table, *_) = free
     for only in {"data_parallel", "row_wise", "table_wise"} - {free[table]}:
         constraints = {table: ParameterConstraints(sharding_types=[only])}
-        assert types_of(recfx.plan(model, topology=topology, constraints=constraints)) == {**free, table: only}
-
-
-def types_of(plan: ShardingPlan) -> dict[str, str]:
-    (tables,) = plan.plan.values()
-    return {name: sharding.sharding_type for name, sharding in tables.items()}
+        assert types_by_table(recfx.plan(model, topology=topology, constraints=constraints)) == {**free, table: only}

@@ -103,27 +103,24 @@ def in_total(case: Case, sent: list[float]) -> list[float]:
 @pairwise(kind=sorted(TYPES), config=["static", "lfu_admit", "error"], world_size=[1, 2, 4], form=FORMS)
 def test_every_type(kind: str, config: str, world_size: int, form: str) -> None:
     local_size = 2 if world_size == 4 else 0
-    if config == "static":
-        case = one_type(kind, local_size=local_size, optimizer="adagrad")
-    else:
-        case = hashed_case(kind, config, local_size=local_size)
-    check(FORMS[form](case), world_size)
+    hashed = hashed_case(kind, config, local_size=local_size) if config != "static" else None
+    check(FORMS[form](hashed or one_type(kind, local_size=local_size, optimizer="adagrad")), world_size)
 
 
-@pytest.mark.parametrize("config", sorted(CONFIGS.keys() - {"lfu_admit", "error"}))
-def test_every_kind_of_index(config: str) -> None:
-    check(hashed_case("row_wise", config), 2)
+OTHERS = [
+    *(hashed_case("row_wise", config) for config in sorted(CONFIGS.keys() - {"lfu_admit", "error"})),
+    # Settings change no sizes: each class once.
+    *(
+        one_type("column_wise", optimizer=name)
+        for name in {kind: name for name, (kind, _) in OPTIMIZERS.items()}.values()
+    ),
+    *(one_type(kind, is_weighted=True) for kind in ("table_wise", "row_wise", "data_parallel")),
+]
 
 
-@pytest.mark.parametrize("optimizer", {kind: name for name, (kind, _) in OPTIMIZERS.items()}.values())
-def test_every_optimizer(optimizer: str) -> None:
-    """Settings change no sizes: each class once."""
-    check(one_type("column_wise", optimizer=optimizer), 2)
-
-
-@pytest.mark.parametrize("kind", ["table_wise", "row_wise", "data_parallel"])
-def test_weights_of_ids_travel_too(kind: str) -> None:
-    check(one_type(kind, is_weighted=True), 2)
+@pytest.mark.parametrize("case", OTHERS, ids=range(len(OTHERS)))
+def test_every_kind_of_index_and_optimizer_and_weights(case: Case) -> None:
+    check(case, 2)
 
 
 def trained_beside(rank: int, world_size: int, case: Case) -> tuple[Any, ...]:
