@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
@@ -77,22 +77,14 @@ class ShardingOptions(EmbeddingEnumerator):
         options = [option for option in options if is_plannable(option.sharding_type, option.compute_kernel)]
         places = {fqn: place for place, fqn in enumerate(dict.fromkeys(option.fqn for option in options))}
         by_host = PartitionByType.HOST.value
-        kept = self._left(options, lambda option: self._has_whole_hosts or option.partition_by != by_host)
-        filled = self._left(kept, lambda option: all(shard.size[0] > 0 for shard in option.shards), self._empty_ranks)
+        kept = [option for option in options if self._has_whole_hosts or option.partition_by != by_host]
+        chosen = [option for option in kept if all(shard.size[0] > 0 for shard in option.shards)]
+        if self._empty_ranks:  # for tables that have no other option
+            chosen += _without(kept, chosen)
+        for option in _without(options, chosen):
+            raise _no_option(option)
         order = type_names()
-        return sorted(filled, key=lambda one: (places[one.fqn], order.index(one.sharding_type), one.compute_kernel))
-
-    @staticmethod
-    def _left(
-        options: list[ShardingOption], allows: Callable[[ShardingOption], bool], keeps_last: bool = False
-    ) -> list[ShardingOption]:
-        """The options that are allowed; if a table has none of them, all of its options, or else an error."""
-        left = [option for option in options if allows(option)]
-        tables = {option.fqn for option in left}
-        others = [option for option in options if option.fqn not in tables]
-        if others and not keeps_last:
-            raise _no_option(others[0])
-        return left + others
+        return sorted(chosen, key=lambda one: (places[one.fqn], order.index(one.sharding_type), one.compute_kernel))
 
     def populate_estimates(self, sharding_options: list[ShardingOption]) -> None:
         """Estimate the shards in the sizes that they will really have, and each size once."""
@@ -182,13 +174,18 @@ def _cut_between_buckets(option: ShardingOption) -> None:
             shard.offset[0], shard.size[0] = begin, end - begin
 
 
+def _without(options: list[ShardingOption], others: list[ShardingOption]) -> list[ShardingOption]:
+    """The options of tables that have none among the others."""
+    tables = {option.fqn for option in others}
+    return [option for option in options if option.fqn not in tables]
+
+
 def _no_option(option: ShardingOption) -> ConversionError:
     filled = sum(shard.size[0] > 0 for shard in option.shards)
-    why = f"only {filled} of {len(option.shards)} shards would have any of its rows, which are cut between buckets"
-    if filled == len(option.shards):
-        why = "the hosts do not have equally many ranks"
     return ConversionError(
-        f"table {option.name!r} cannot be sharded {option.sharding_type} as its constraints say: {why}.",
+        f"table {option.name!r} cannot be sharded {option.sharding_type} as its constraints say: {filled} of "
+        f"{len(option.shards)} shards would have any of its rows, which are cut between buckets, or the hosts do not "
+        "have equally many ranks.",
         reason="no_sharding_option",
         module_path=option.path,
         what_to_do="allow other types, such as table_wise; or else, for hosts, pass a topology whose local_world_size "
