@@ -117,23 +117,17 @@ def _loaded_names(
     Some keys of an index are needed under some policies only: an index loads without them, as
     ``state.buffers_from_state`` says, and does not use those that it does not need.
     """
-    optional: set[str] = set()
-    for table in tables_of(model):
-        index = f"{table.prefix}hash_indexes.{table.name}."
-        optional |= {index + name for name in _OPTIONAL if table.spec.has_index}
-        was_saved = f"{index}row_ids" in saved
-        if table.weight not in saved or was_saved == table.spec.has_index:
-            continue
-        message = f"the checkpoint has an index for table {table.name!r}, which has no index here."
-        what_to_do = "convert with hashing=HashConfig.raw_ids(...) as when saving."
-        if not was_saved:  # without it, the rows of ids mean nothing
-            message = f"table {table.name!r} was saved without an index, but has one here."
-            what_to_do = "convert with hashing=HashConfig() as when saving, or load the plain state with "
-            what_to_do += "load_state_dict, which empties the index."
-        raise mismatch(message, module_path=table.prefix.rstrip("."), what_to_do=what_to_do)
+    optional = {
+        f"{table.prefix}hash_indexes.{table.name}.{name}"
+        for table in tables_of(model)
+        for name in _OPTIONAL
+        if table.spec.has_index
+    }
     loaded = [name for name in state if name not in optional or name in saved]
     used = [name for name in saved if name not in optional or name in state]
     what_to_do = BUILD_AS_SAVED
+    if any("hash_indexes." in name for name in {*loaded} ^ {*used}):
+        what_to_do += " A table with an index is one that was converted with raw_ids() or dense_rows=0 when saving."
     if places := _places_of(loaded, saved):  # this model may be a part of the one that was saved
         place = places.most_common(1)[0][0]
         place = without_wrappers(place) or place

@@ -13,13 +13,7 @@ from torch import fx, nn
 from torchrec.optim.keyed import KeyedOptimizer
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recfx.collections.compile_graph import (
-    COPIES_RUN_THE_SAME,
-    REWRITING_KEY,
-    compile_graph,
-    make_eval_graph,
-    refuse_raw_ids,
-)
+from recfx.collections.compile_graph import compile_graph, make_eval_graph, refuse_raw_ids
 from recfx.collections.converted_collection import ConvertedCollection, collections_of, new_instance
 from recfx.collections.kinds import kind_of
 from recfx.collections.optimizer import FusedKeyedOptimizer
@@ -34,7 +28,7 @@ from recfx.optim.attached import attached_optimizers
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.in_backward import attach_unfused, fused_optimizers, hooks_on_step
 from recfx.passes import Pass
-from recfx.passes.base import PASSES_KEY, Rewriting
+from recfx.passes.base import PASSES_KEY
 from recfx.runtime.in_flight import BATCHES_IN_FLIGHT, refuse_fused_replicas
 from recfx.runtime.lowered import Runtime
 from recfx.runtime.table_store import TableStore
@@ -141,21 +135,13 @@ class UnshardedCollection(ConvertedCollection):
         self._compared = self._store.look()
         self._compile()
 
-    def _compile(self, of_original: Rewriting | None = None) -> None:
-        """Make the graph from the tables. It is derived, so copies and pickles make it again.
-
-        Args:
-            of_original: what passes made for the collection that this is a copy of, if it has one graph for both modes.
-        """
+    def _compile(self) -> None:
+        """Make the graph from the tables. It is derived, so copies and pickles make it again."""
         self._runtime = Runtime(self._store)
-        graph = self.unexpanded_graph()
-        graph_module = eval_graph = compile_graph(graph, self._runtime, self.backend, self.passes, of_original)
+        graph_module = compile_graph(self.unexpanded_graph(), self._runtime, self.backend, self.passes)
         refuse_raw_ids(graph_module)
-        if graph_module.meta[REWRITING_KEY] is of_original:
-            graph_module.graph.owning_module = None  # no cycle: the tables of a copy are freed as soon as it is
-        else:
-            eval_graph, records = make_eval_graph(graph_module, self._runtime)
-            self.pass_records = [*graph_module.meta[PASSES_KEY], *records]
+        eval_graph, records = make_eval_graph(graph_module, self._runtime)
+        self.pass_records = [*graph_module.meta[PASSES_KEY], *records]
         graph_module.train(self.training)  # before other threads see it: in training mode, it would insert ids
         self.graph_module, self._graph_trains = graph_module, True
         # Registered as well, so that modes and copies reach its modules; None if the modes have one graph.
@@ -342,22 +328,19 @@ class UnshardedCollection(ConvertedCollection):
         self.follow_optimizers()  # copies of a weight lose what was attached to it since the last forward
         graphs = ("graph_module", "other_graph")
         modules = {name: module for name, module in self._modules.items() if name not in graphs}
-        state = {**self.__dict__, "_modules": modules}
-        if COPIES_RUN_THE_SAME.get() and self.other_graph is None:
-            state["_of_original"] = self.graph_module.meta[REWRITING_KEY]
-        else:
-            state["pass_records"] = []
+        state = {**self.__dict__, "_modules": modules, "pass_records": []}
         del state["_runtime"], state["_compared"]  # derived, like the graphs
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        of_original = state.pop("_of_original", None)
         super().__setstate__(state)
         # In a copy that replaces modules, the trained weights may no longer be those of the store.
         self._store.bags, self._store.indexes = kind_of(self).tables_of(self), self.hash_indexes
         self._store.own_weights()
         self._compared = self._store.look()
-        self._compile(of_original)
+        self._compile()
+        for graph_module in filter(None, (self.graph_module, self.other_graph)):
+            graph_module.graph.owning_module = None  # no cycle: the tables of a copy are freed as soon as it is
 
 
 def unsharded_collections(model: nn.Module) -> dict[str, UnshardedCollection]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextvars import ContextVar
 from dataclasses import replace
 
 from torch import fx
@@ -22,27 +21,17 @@ from recfx.runtime.lower_graph import lower_graph, module_of
 from recfx.runtime.lowered import Runtime
 from recfx.runtime.table_store import TableStore
 
-COPIES_RUN_THE_SAME: ContextVar[bool] = ContextVar("copies_run_the_same", default=False)
-"""Whether copies that are made now run what the original runs, if their tables are alike; else, passes run again."""
-
 
 def compile_graph(
-    graph: OperatorGraph,
-    runtime: Runtime,
-    backend: str,
-    rewrites: Sequence[Pass] | None = None,
-    of_original: Rewriting | None = None,
+    graph: OperatorGraph, runtime: Runtime, backend: str, rewrites: Sequence[Pass] | None = None
 ) -> fx.GraphModule:
     """The graph of a collection as it runs; its ``meta["recfx_passes"]`` has the records of the passes.
 
     Args:
         backend: ``"auto"``, or the one backend that every lookup must use.
         rewrites: the passes; None: all of ``recfx.passes()``.
-        of_original: what passes have made for another collection; taken over if its graph was equal to this one.
     """
-    if of_original is None or of_original.graph.context != graph.context:
-        of_original = rewritten(graph, rewrites)
-    return _lowered(of_original, runtime, backend)
+    return _lowered(rewritten(graph, rewrites), runtime, backend)
 
 
 def rewritten(graph: OperatorGraph | Rewriting, rewrites: Sequence[Pass] | None = None) -> Rewriting:

@@ -11,7 +11,7 @@ import copy
 import functools
 import sys
 from argparse import Namespace
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterator, Mapping
 from traceback import walk_tb
 from types import MappingProxyType, MethodType, SimpleNamespace
@@ -26,8 +26,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 from torchrec.modules.mc_modules import ManagedCollisionCollection, ManagedCollisionModule
 
-from recfx.collections.collection import UnshardedCollection, unsharded_collections
-from recfx.collections.compile_graph import COPIES_RUN_THE_SAME
+from recfx.collections.collection import UnshardedCollection
 from recfx.collections.kinds import kind_of
 from recfx.collections.replaced import CatchingCall
 from recfx.collections.table_holder import release
@@ -242,27 +241,12 @@ def attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def copy_with_tensors(root: nn.Module) -> nn.Module:
-    """A deep copy of ``root``, whose converted collections run the graphs of the original.
-
-    ``copy.deepcopy`` by itself runs their passes again.
-    """
+    """A deep copy of ``root``, also of the buffers of its lazy modules, which ``copy.deepcopy`` cannot copy."""
     uninitialized: Any = UninitializedBuffer
-    memo: dict[int, Any] = {}
-    for collection in unsharded_collections(root).values():
-        collection.follow_optimizers()  # before the memo has ids of parts of its graph
-    for module in root.modules():
-        for buffer in module._buffers.values():
-            if isinstance(buffer, UninitializedBuffer):  # deepcopy cannot copy these
-                memo[id(buffer)] = uninitialized(buffer.requires_grad, buffer.device, buffer.dtype)
-        for value in module.__dict__.values():
-            if type(value) in (dict, OrderedDict, list, set) and not value:
-                memo[id(value)] = type(value)()  # a module has a dozen of these, at which deepcopy is slow
-    before = COPIES_RUN_THE_SAME.set(True)
-    try:
-        duplicate: nn.Module = copy.deepcopy(root, memo)
-    finally:
-        COPIES_RUN_THE_SAME.reset(before)
-    return duplicate
+    buffers = [buffer for module in root.modules() for buffer in module._buffers.values()]
+    lazy = [buffer for buffer in buffers if isinstance(buffer, UninitializedBuffer)]
+    memo = {id(buffer): uninitialized(buffer.requires_grad, buffer.device, buffer.dtype) for buffer in lazy}
+    return copy.deepcopy(root, memo)
 
 
 def compiled_in_place(root: nn.Module) -> list[str]:

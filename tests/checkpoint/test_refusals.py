@@ -105,48 +105,30 @@ def test_a_version_that_is_not_read(saved: Path, tmp_path: Path, version: int) -
     assert refused(other(), directory).reason == "checkpoint_version"
 
 
-class MoreLayers(OnePart):
-    def __init__(self, rows: int) -> None:
-        super().__init__(rows)
-        self.extra = nn.Linear(2, 2)
+def with_constant(*size: int, dtype: torch.dtype = torch.float32) -> type[nn.Module]:
+    class With(OnePart):
+        def __init__(self, rows: int) -> None:
+            super().__init__(rows)
+            self.register_buffer("constant", torch.zeros(size, dtype=dtype))
 
-
-class OtherBias(OnePart):
-    def __init__(self, rows: int) -> None:
-        super().__init__(rows)
-        self.after.bias = nn.Parameter(torch.zeros(2))
-
-    def forward(self, features: Any) -> torch.Tensor:
-        return self.first(features).values() @ self.after.weight[0]
-
-
-class HalfDense(OnePart):
-    def __init__(self, rows: int) -> None:
-        super().__init__(rows)
-        self.register_buffer("constant", torch.zeros(3, dtype=torch.float16))
-
-
-class FullDense(OnePart):
-    def __init__(self, rows: int) -> None:
-        super().__init__(rows)
-        self.register_buffer("constant", torch.zeros(3, dtype=torch.float32))
+    return With
 
 
 @pytest.mark.parametrize(
-    ("source", "target", "parts"),
+    ("source", "target", "name"),
     [
-        (OnePart, MoreLayers, ["lacks extra.weight, extra.bias"]),
-        (MoreLayers, OnePart, ["has extra.weight, extra.bias"]),
-        (OnePart, TwoPart, ["lacks seen, before.weight, before.bias, first.embedding_bags.b.weight"]),
-        (OnePart, OtherBias, ["after.bias was saved as torch.float32 (1,), but is torch.float32 (2,) here"]),
-        (FullDense, HalfDense, ["constant was saved as torch.float32 (3,), but is torch.float16 (3,) here"]),
+        (OnePart, with_constant(3), "constant"),
+        (with_constant(3), OnePart, "constant"),
+        (OnePart, TwoPart, "first.embedding_bags.b.weight"),
+        (with_constant(3), with_constant(2), "constant"),
+        (with_constant(3), with_constant(3, dtype=torch.float16), "constant"),
     ],
 )
-def test_another_model_is_named(tmp_path: Path, source: Any, target: Any, parts: list[str]) -> None:
+def test_another_model_is_named(tmp_path: Path, source: Any, target: Any, name: str) -> None:
     other(model_class=source).save(tmp_path)
     error = refused(other(model_class=target), tmp_path)
     assert error.reason == "checkpoint_mismatch"
-    assert all(part in error.message for part in parts), error.message
+    assert name in error.message
 
 
 @pytest.mark.parametrize(
@@ -197,19 +179,11 @@ def test_a_damaged_index_under_right_checksums(
     assert (error.reason, error.module_path) == (reason, "c")
 
 
-@pytest.mark.parametrize(
-    ("target", "message"),
-    [
-        ({"kind": "adagrad"}, "the saved optimizer is adam, this one is adagrad"),
-        ({"kind": "sgd"}, "the saved optimizer is adam, this one is sgd"),
-    ],
-)
-def test_another_optimizer_in_backward(saved: Path, target: dict[str, Any], message: str) -> None:
-    training = other(**target)
+@pytest.mark.parametrize("kind", ["adagrad", "sgd"])
+def test_another_optimizer_in_backward(saved: Path, kind: str) -> None:
+    training = other(kind=kind)
     error = refused(training, saved)
     assert (error.reason, error.module_path) == ("checkpoint_mismatch", "first.embedding_bags.a.weight")
-    assert message in error.message
-    assert "in_backward=False" in error.what_to_do
     recfx.load_checkpoint(training.model, saved, in_backward=False)
 
 
@@ -297,18 +271,14 @@ def test_a_setting_that_is_no_plain_data(tmp_path: Path) -> None:
 
 
 def test_an_index_on_one_side_only(saved: Path, tmp_path: Path) -> None:
-    error = refused(Training.build("adam", rows=40, hashing=recfx.HashConfig(), model_class=OnePart), saved)
-    assert (error.reason, error.module_path) == ("checkpoint_mismatch", "first")
-    assert "the checkpoint has an index for table 'a'" in error.message
-    assert "HashConfig.raw_ids(...)" in error.what_to_do
-    plain = OnePart(40)
+    without = Training.build("adam", rows=40, hashing=recfx.HashConfig(), model_class=OnePart)
+    without.save(tmp_path)
+    for training, directory in ((without, saved), (other(), tmp_path)):
+        error = refused(training, directory)
+        assert error.reason == "checkpoint_mismatch"
+        assert "first.hash_indexes.a.row_ids" in error.message
     with refusing("checkpoint_mismatch", match="hash_indexes", error=recfx.CheckpointError):
-        recfx.load_checkpoint(plain, saved)
-    Training.build("adam", rows=40, hashing=recfx.HashConfig(), model_class=OnePart).save(tmp_path)
-    error = refused(other(), tmp_path)
-    assert (error.reason, error.module_path) == ("checkpoint_mismatch", "first")
-    assert "table 'a' was saved without an index" in error.message
-    assert "hashing=HashConfig()" in error.what_to_do
+        recfx.load_checkpoint(OnePart(40), saved)
 
 
 def test_an_optimizer_of_parameters_that_are_not_in_the_model(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import copy
 import pickle
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -18,7 +17,6 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import recfx
 from recfx.collections.compile_graph import REWRITING_KEY
-from recfx.collections.copy_modules import copy_with_tensors
 from recfx.collections.hash_collections import HashEmbeddingBagCollection
 from recfx.ir import format_graph
 from tests.builders.optimizers import attach
@@ -39,21 +37,6 @@ def groups(collection: HashEmbeddingBagCollection) -> list[tuple[str, ...]]:
     """The tables of each lookup, in the graph as data."""
     graph = collection.graph_module.meta[REWRITING_KEY].graph
     return [tuple(table.name for table in graph.tables(node)) for node in graph.of_kind("lookup", "hash_lookup")]
-
-
-@pytest.mark.parametrize("hashing", [None, RAW])
-def test_a_copy_for_verification_runs_the_graph_of_the_original_if_its_tables_are_alike(
-    hashing: recfx.HashConfig | None,
-) -> None:
-    collection: HashEmbeddingBagCollection = recfx.convert(standard(), hashing=hashing).ebc
-    made = collection.graph_module.meta[REWRITING_KEY]
-    assert copy.deepcopy(collection).graph_module.meta[REWRITING_KEY] is not made
-    duplicate: Any = copy_with_tensors(collection)
-    assert duplicate.graph_module.meta[REWRITING_KEY] is made
-    assert duplicate.pass_records == collection.pass_records
-    assert torch.equal(duplicate.train()(BATCH).values(), collection.train()(BATCH).values())
-    collection.embedding_bags["b"].half()  # what the graph was made for is no longer so
-    assert groups(copy_with_tensors(collection)) == [("a", "c"), ("b",)]  # type: ignore[arg-type]
 
 
 def half_of_b(collection: HashEmbeddingBagCollection) -> None:

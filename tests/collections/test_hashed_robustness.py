@@ -52,29 +52,6 @@ def test_ids_of_a_static_table_beside_an_index_are_checked(hashing: HashConfig, 
     assert len(converted.index("t0")) == 0
 
 
-def test_an_init_fn_that_fails_leaves_no_id_with_weights_of_another() -> None:
-    plain = EmbeddingBagCollection(
-        [
-            EmbeddingBagConfig(
-                name="t0", num_embeddings=4, embedding_dim=4, feature_names=["f0"],
-                init_fn=lambda weight: weight.data.copy_(torch.zeros(4, 4)),
-            ),
-            EmbeddingBagConfig(name="t1", num_embeddings=4, embedding_dim=4, feature_names=["f1"]),
-        ]
-    )  # fmt: skip
-    attach(plain, torch.optim.SGD, lr=1.0)
-    with torch.no_grad():
-        for weight in plain.parameters():
-            weight.fill_(7.0)
-    converted = recfx.convert(plain, hashing=EVICT)
-    with refused("init_fn_failed", error=InputError) as raised:
-        converted(batch([5], [6]))
-    assert "'t0'" in str(raised.value)
-    assert converted.index("t0").find(torch.tensor([5])).tolist() == [-1]
-    row = int(converted.index("t1").find(torch.tensor([6])))
-    assert bool((converted.weight("t1")[row].abs() <= 0.5).all()), "the other table's new row is initialised"
-
-
 def test_trained_rows_of_an_init_fn_are_filled_again_when_ids_get_them() -> None:
     plain = collection(init_fn=partial(nn.init.constant_, val=0.5))
     with torch.no_grad():
@@ -122,15 +99,6 @@ def test_a_backward_after_an_insert_that_evicts_says_so() -> None:
     with refused("backward_after_removal", error=InputError):
         output.backward()
     assert torch.equal(converted.weight("t0"), before)
-
-
-def test_rows_read_in_eval_mode_with_gradients_stay() -> None:
-    converted = evicting()
-    converted(batch([1, 2, 3, 4])).values().sum().backward()
-    output = converted.eval()(batch([1, 2])).values().sum()
-    converted.train()(batch([5, 6])).values().sum().backward()
-    assert sorted(converted.index("t0").items()[0].tolist()) == [1, 2, 5, 6]
-    output.backward()
 
 
 def test_a_batch_in_a_backward_must_not_bring_new_ids() -> None:

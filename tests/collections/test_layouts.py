@@ -7,47 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from torch.distributed.optim import _apply_optimizer_in_backward
-from torchrec import EmbeddingBagCollection, EmbeddingCollection, KeyedJaggedTensor
 
 import recfx
-from tests.builders.collections import sequence_table, table
-from tests.support.layouts import LAYOUTS, contiguous, laid_out
+from tests.support.layouts import LAYOUTS, batch_of_two, contiguous, laid_out, standard, trained
 
-KEYS = ["a", "b"]
 KINDS = ["pooled", "weighted", "sequence"]
-
-
-def standard(kind: str) -> Any:
-    torch.manual_seed(0)
-    if kind == "sequence":
-        return EmbeddingCollection([sequence_table("t", ["a"]), sequence_table("u", ["b"])])
-    return EmbeddingBagCollection([table("t", ["a"]), table("u", ["b"])], is_weighted=kind == "weighted")
-
-
-def output(collection: Any, features: KeyedJaggedTensor) -> Tensor:
-    answer = collection(features)
-    rows: Tensor = torch.cat([answer[key].values() for key in KEYS]) if isinstance(answer, dict) else answer.values()
-    return rows
-
-
-def batch_of_two() -> KeyedJaggedTensor:
-    """Two ids in every bag, so that equal lengths fit them."""
-    draw = torch.Generator().manual_seed(1)
-    ids = torch.randint(0, 20, (16,), generator=draw)
-    return KeyedJaggedTensor(KEYS, ids, torch.rand(16, generator=draw), torch.full((8,), 2))
-
-
-def trained(collection: Any, features: KeyedJaggedTensor, layout: Any) -> list[Tensor]:
-    """What two steps leave: outputs, weights and gradients."""
-    outputs = []
-    for _ in range(2):
-        out = output(collection, features)
-        out.backward(layout(torch.linspace(-1, 1, out.numel()).view(out.shape)))
-        outputs.append(out.detach())
-    gradients = [weight.grad for weight in collection.parameters() if weight.grad is not None]
-    return [*outputs, *(weight.detach() for weight in collection.parameters()), *gradients]
 
 
 @pytest.mark.parametrize("hashing", [recfx.HashConfig(), recfx.HashConfig.raw_ids()], ids=["adopted", "raw"])

@@ -292,20 +292,6 @@ def test_momentum_that_is_switched_on_later() -> None:
     assert state_of(model, optimizer, 6, "momentum_buffer") == 0
 
 
-def test_a_step_asks_only_the_tables_that_it_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = [f"t{number}" for number in range(20)]
-    model = recfx.convert(EmbeddingBagCollection([table(name, [name]) for name in names]), hashing=EVICTS)
-    optimizers = [SGD([model.weight(name)], lr=0.1) for name in names]
-    optimizers[0].step()
-    asked = []
-    tables = list(model.store._ordinary.values())
-    for own in tables:
-        monkeypatch.setattr(own, "weight", lambda weight=own.weight: asked.append(1) or weight())
-    for optimizer in optimizers:
-        optimizer.step()
-    assert len(asked) == 2 * len(names)
-
-
 @pytest.mark.parametrize("kinds", [[RMSprop], [Adagrad, SGD]])
 def test_optimizers_in_backward_that_have_no_fused_form(kinds: list[type]) -> None:
     model = converted()

@@ -231,15 +231,6 @@ def test_a_model_that_is_a_collection_is_replaced_by_the_result() -> None:
         original(features)
 
 
-@pytest.mark.parametrize(
-    "duplicated", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model)), recfx.unconvert]
-)
-def test_copies_and_pickles_of_the_result_run(duplicated: Callable[[nn.Module], nn.Module]) -> None:
-    model, features = Block(), batch(5)
-    converted = recfx.convert(model)
-    torch.testing.assert_close(duplicated(converted)(features).values(), model(features).values())
-
-
 def test_what_keeps_a_copy_of_the_check_is_caught() -> None:
     """The first model that runs would be called by all others from then on."""
     kept = dict[str, nn.Module]()

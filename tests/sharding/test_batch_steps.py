@@ -5,13 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
-from torchrec import KeyedJaggedTensor
 
-import recfx
 from recfx.errors import OutOfStepError
 from recfx.runtime.marks import has_failed
-from tests.sharding.cases import Case, Table, batches, build, shard
+from tests.sharding.cases import Case, Table, batches
 from tests.sharding.cases import sharded_model as sharded_parts
 from tests.sharding.ranks import ranks
 from tests.support.refusals import refused
@@ -55,19 +52,3 @@ def test_after_a_step_that_failed_nothing_that_was_sent_before_is_run() -> None:
     for said in ranks(2).run(fails_between, Case(CASE.tables[:1])):  # a table with a lookup on every rank
         assert len(said) == 3
         assert all(message.endswith("too (sparse: ValueError: not this one).") for message in said)
-
-
-def refused_on_one(rank: int, world_size: int) -> tuple[str, bool]:
-    """Rank 1's batch does not fit; the next one does."""
-    module: Any = shard(CASE, build(CASE)[0], world_size)
-    good = batches(CASE, world_size, 1)[0][rank]
-    wrong = KeyedJaggedTensor(["f0"], torch.tensor([1]), lengths=torch.tensor([1]))
-    context = module.create_context()
-    arrived = module.input_dist(context, wrong if rank == 1 else good).wait().wait()
-    with pytest.raises(recfx.InputError) as caught:
-        module.compute(context, arrived)
-    return caught.value.reason, bool(module(good).values().isfinite().all())
-
-
-def test_a_batch_that_one_rank_refuses_is_not_looked_up_on_any() -> None:
-    assert ranks(2).run(refused_on_one) == [("refused_on_another_rank", True), ("missing_feature", True)]

@@ -121,17 +121,6 @@ def test_an_ordinary_optimizer_of_named_parameters(tmp_path: Path) -> None:
         assert_equal(again, first)
 
 
-def refused(rank: int, world_size: int, case: Case, folder: str) -> str:
-    model = make(case, world_size)
-    optimizer = torch.optim.Adam(model.get_submodule("sparse").parameters(), lr=0.1)
-    before = {name: value.detach().clone() for name, value in model.named_parameters()}
-    with pytest.raises(recfx.CheckpointError) as caught:
-        recfx.load_checkpoint(model, folder, optimizer=optimizer)
-    assert_equal({name: value.detach() for name, value in model.named_parameters()}, before)
-    assert not optimizer.state
-    return caught.value.message
-
-
 def in_backward(rank: int, world_size: int, case: Case, folder: str, loads: bool) -> dict[str, torch.Tensor]:
     """Fused optimizers in backward; their row sums."""
     model = make(case, world_size)

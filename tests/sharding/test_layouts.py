@@ -6,54 +6,33 @@ from typing import Any
 
 import pytest
 import torch
-from torchrec import EmbeddingBagCollection, EmbeddingCollection, KeyedJaggedTensor
 
 import recfx
 from tests.builders.optimizers import attach
-from tests.sharding.cases import Case, Table, as_sequence, shard_converted
+from tests.sharding.cases import Case, Table, shard_converted
 from tests.sharding.ranks import ranks
-from tests.support.layouts import LAYOUTS, contiguous, laid_out
-
-KEYS = ["a", "b"]
+from tests.support.layouts import LAYOUTS, batch_of_two, contiguous, laid_out, standard, trained
 
 
 def different(rank: int, world_size: int, sharding: str, kind: str) -> list[tuple[str, str]]:
-    """Layouts, and what has them, with which two steps answer something else than with contiguous tensors."""
+    """Layouts, and what has them, with which two steps leave something else than with contiguous tensors."""
     on = {"table_wise": (0,), "column_wise": (0, 1)}.get(sharding, ())
-    case = Case(tuple(Table(key, 20, 8, (key,), "SUM", (sharding, *on)) for key in KEYS))
-    case = as_sequence(case) if kind == "sequence" else case
+    tables = tuple(Table(name, 20, 8, (key,), "SUM", (sharding, *on)) for name, key in (("t", "a"), ("u", "b")))
 
-    def trained(features: KeyedJaggedTensor, layout: Any) -> list[torch.Tensor]:
-        torch.manual_seed(0)
-        standard: Any = (
-            EmbeddingCollection([table.sequence_config() for table in case.tables])
-            if kind == "sequence"
-            else EmbeddingBagCollection([table.config() for table in case.tables], is_weighted=kind == "weighted")
-        )
-        converted: Any = recfx.convert(standard)
+    def collection() -> Any:
+        converted: Any = recfx.convert(standard(kind))
         attach(converted, torch.optim.SGD, lr=0.5)
-        sharded = shard_converted(case, converted, world_size)
-        outputs = []
-        for _ in range(2):
-            answer: Any = sharded(features)
-            is_pooled = kind != "sequence"
-            out = answer.values() if is_pooled else torch.cat([answer[key].values() for key in KEYS])
-            out.backward(layout(torch.linspace(-1, 1, out.numel()).view(out.shape)))
-            outputs.append(out.detach())
-        return outputs
+        return shard_converted(Case(tables, is_pooled=kind != "sequence"), converted, world_size)
 
-    draw = torch.Generator().manual_seed(rank)
-    ids = torch.randint(0, 20, (16,), generator=draw)
-    features = KeyedJaggedTensor(KEYS, ids, torch.rand(16, generator=draw), torch.full((8,), 2))
-    wrong = []
+    features, wrong = batch_of_two(rank), []
     for name, layout in LAYOUTS.items():
         for part in ("values", "lengths", "weights"):
 
             def as_contiguous(tensor: torch.Tensor, layout: Any = layout) -> torch.Tensor:
                 return contiguous(layout(tensor))
 
-            actual = trained(laid_out(features, part, layout), layout)
-            expected = trained(laid_out(features, part, as_contiguous), as_contiguous)
+            actual = trained(collection(), laid_out(features, part, layout), layout)
+            expected = trained(collection(), laid_out(features, part, as_contiguous), as_contiguous)
             if not all(map(torch.equal, actual, expected)):
                 wrong.append((name, part))
     return wrong

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
-from torchrec import KeyedJaggedTensor
+from torch import Tensor
+from torchrec import EmbeddingBagCollection, EmbeddingCollection, KeyedJaggedTensor
+
+from tests.builders.collections import sequence_table, table
+from tests.sharding.cases import values_of
 
 LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "a column": lambda tensor: torch.stack([tensor, tensor.flip(0)], dim=-1)[..., 0],
@@ -30,3 +35,31 @@ def laid_out(
     tensors |= {"offsets": features.offsets()} if part == "offsets" else {"lengths": features.lengths()}
     tensors[part] = layout(tensors[part])
     return KeyedJaggedTensor(features.keys(), **tensors)
+
+
+KEYS = ["a", "b"]
+
+
+def standard(kind: str) -> Any:
+    torch.manual_seed(0)
+    if kind == "sequence":
+        return EmbeddingCollection([sequence_table("t", ["a"]), sequence_table("u", ["b"])])
+    return EmbeddingBagCollection([table("t", ["a"]), table("u", ["b"])], is_weighted=kind == "weighted")
+
+
+def batch_of_two(seed: int = 1) -> KeyedJaggedTensor:
+    """Two ids in every bag, so that equal lengths fit them."""
+    draw = torch.Generator().manual_seed(seed)
+    ids = torch.randint(0, 20, (16,), generator=draw)
+    return KeyedJaggedTensor(KEYS, ids, torch.rand(16, generator=draw), torch.full((8,), 2))
+
+
+def trained(collection: Any, features: KeyedJaggedTensor, layout: Any) -> list[Tensor]:
+    """What two steps leave: outputs, weights and gradients."""
+    outputs = []
+    for _ in range(2):
+        out = values_of(collection(features))
+        out.backward(layout(torch.linspace(-1, 1, out.numel()).view(out.shape)))
+        outputs.append(out.detach())
+    gradients = [weight.grad for weight in collection.parameters() if weight.grad is not None]
+    return [*outputs, *(weight.detach() for weight in collection.parameters()), *gradients]
