@@ -64,6 +64,8 @@ def draw(given: argparse.Namespace) -> Outcome:
 def plan(given: argparse.Namespace) -> Outcome:
     """Write the plan, and print how it was chosen."""
     limits = {table: ParameterConstraints(sharding_types=types) for table, types in given.constrain}
+    if len(limits) < len(given.constrain):
+        raise UsageError("--constrain takes TABLE=TYPE,TYPE once for each table")
     topology: Any = _topology(given.ranks, given.hardware)
     made = recfx.plan(_converted(given, make(given.factory)), topology, limits, batch_size=given.batch_size)
     text = json.dumps(plain_plan(made), indent=1)

@@ -78,10 +78,13 @@ class Versions:
 
     def overwritten_by(self, batch: Any) -> bool:
         """Whether a tensor was changed since, and ``batch`` has one in the same memory: views of one tensor have one
-        version, which says nothing of a single view.
+        version, which says nothing of a single view. Inference tensors have none: in the same memory, they count as
+        changed.
         """
         places = {_version(tensor)[1] for tensor in _all_tensors(batch) if tensor.numel()}
-        return any(_version(tensor) != version and version[1] in places for tensor, version in self._before.values())
+        changed = ((tensor.is_inference() or _version(tensor) != version, version[1])
+                   for tensor, version in self._before.values())  # fmt: skip
+        return any(is_changed and place in places for is_changed, place in changed)
 
 
 def _version(tensor: torch.Tensor) -> tuple[int, int]:

@@ -96,6 +96,7 @@ def test_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["draw", f"{MODELS}:dlrm", "x.html", "--ranks", "2", "--whole-graph"], "--whole-graph does not fit --ranks"),
         (["plan", f"{MODELS}:dlrm", "x.json", "--ranks", "0"], "--ranks 0: there must be one at least"),
         (["plan", f"{MODELS}:dlrm", "x.json", "--ranks", "2", "--constrain", "row_wise"], "write TABLE=TYPE"),
+        (["plan", f"{MODELS}:dlrm", "x.json", "--ranks", "2", *["--constrain", "t0=row_wise"] * 2], "once for each"),
         (["export", f"{MODELS}:dlrm", "model.pt", "--quantize", "t0=int8", "--quantize", "fp16"], "takes one format"),
     ],
 )

@@ -113,6 +113,7 @@ def test_sizes_that_no_batch_changes_are_constants_where_the_model_wants_it(tmp_
         (lambda wide, narrow, padded: narrow.shape[1] == padded.shape[1], "wrong_size"),
         (lambda wide, narrow, padded: padded.shape[1] % 2 == 0, "wrong_size"),
         (lambda wide, narrow, padded: padded.shape[1] == 1, "wrong_size"),
+        (lambda wide, narrow, padded: padded.shape[1] == 0, "wrong_size"),
     ],
 )
 def test_a_program_takes_no_sizes_for_which_the_model_takes_another_branch(

@@ -6,6 +6,7 @@ import gc
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -515,16 +516,20 @@ def changed_batches(rank: int, world_size: int, by: str) -> list[str]:
         model.__class__ = ChangingLate
         return six_steps(driver, iter(mine))
     keys = mine[0].keys()
-    buffer = torch.empty(2 * len(keys), dtype=torch.int64)
+    mode = torch.inference_mode if by == "loader of inference" else nullcontext
+    with mode():
+        buffer = torch.empty(2 * len(keys), dtype=torch.int64)
 
     def loader() -> Iterator[KeyedJaggedTensor]:
         for number in range(6):
-            yield KeyedJaggedTensor(keys, buffer.fill_(number), lengths=torch.ones_like(buffer))
+            with mode():
+                buffer.fill_(number)
+            yield KeyedJaggedTensor(keys, buffer, lengths=torch.ones(2 * len(keys), dtype=torch.int64))
 
     return six_steps(driver, loader())
 
 
-@pytest.mark.parametrize(("by", "right"), [("model", 2), ("loader", 0)])
+@pytest.mark.parametrize(("by", "right"), [("model", 2), ("loader", 0), ("loader of inference", 0)])
 def test_a_batch_that_is_changed_in_place_after_it_was_loaded(by: str, right: int) -> None:
     for answers in ranks(2).run(changed_batches, by):
         assert answers[:right] == [""] * right
