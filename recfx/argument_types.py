@@ -19,7 +19,7 @@ _NUMBERS = (bool, int, float)
 
 _A_MODULE = "pass the torch.nn.Module that holds the collections."
 _AN_ENVIRONMENT = "pass torchrec.distributed.types.ShardingEnv.from_process_group(group)."
-_HOW = {
+HOW = {
     "model": _A_MODULE,
     "model_or_graph": _A_MODULE,
     "original": _A_MODULE,
@@ -83,9 +83,9 @@ def _problem(
             if meant:
                 return f"{name} is {type_of(value)}, which {' or '.join(meant)} takes.", "pass it by that name."
             continue
-        is_left = name in left or (name not in _HOW and {int, float, os.PathLike, Literal}.intersection(kinds))
+        is_left = name in left or (name not in HOW and {int, float, os.PathLike, Literal}.intersection(kinds))
         if not is_left and not any(_is_of(value, kind) for kind in kinds):
-            return f"{name} is {type_of(value)}.", _HOW.get(name, f"pass {name}= of type {annotations[name]}.")
+            return f"{name} is {type_of(value)}.", HOW.get(name, f"pass {name}= of type {annotations[name]}.")
     return None
 
 

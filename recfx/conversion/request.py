@@ -10,6 +10,7 @@ import torch
 from torchrec.distributed.planner import Topology
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
+from recfx.argument_types import HOW
 from recfx.collections.sharding.plan import MOST_RANKS, check_plan
 from recfx.discovery.sample import Sample
 from recfx.errors import ConversionError, type_of
@@ -88,11 +89,7 @@ def named_passes(given: Any) -> tuple[Pass, ...] | None:
     passes = tuple(given)
     wrong = [one for one in passes if not (isinstance(getattr(one, "name", None), str) and _has_call(one))]
     if wrong:
-        raise _invalid(
-            f"passes has {type_of(wrong[0])}.",
-            "pass [*recfx.passes(), mine], where mine has a name and a method call(graph) that returns a "
-            "recfx.passes.PassResult; for a function: recfx.passes.Rewrite(name, function).",
-        )
+        raise _invalid(f"passes has {type_of(wrong[0])}.", HOW["passes"])
     return passes
 
 
@@ -106,8 +103,7 @@ def declared_ranges(declared: Any) -> dict[str, IdRange]:
     for feature, given in declared.items():
         bounds: list[Any] = [as_integer(bound) for bound in given] if isinstance(given, (tuple, list)) else []
         if not isinstance(feature, str) or len(bounds) != 2 or None in bounds or bounds[0] > bounds[1]:
-            what_to_do = "pass a dict from features to their lowest and highest id: {'user': (0, 999)}."
-            raise _invalid(f"id_ranges has {feature!r}: {given!r}.", what_to_do)
+            raise _invalid(f"id_ranges has {feature!r}: {given!r}.", HOW["id_ranges"])
         ranges[feature] = IdRange(*bounds)
     return ranges
 

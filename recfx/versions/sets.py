@@ -35,11 +35,8 @@ class VersionSet:
         return minor(self.torch)
 
     def install(self, device: str, names: Collection[str] = MODULES) -> str:
-        """The command that installs the set, or some of its packages, which then leaves the torch that is there.
-
-        Args:
-            device: ``"cpu"``, ``"cuda"`` or ``"npu"``.
-            names: those of ``MODULES`` that it installs.
+        """The command that installs the set for ``"cpu"``, ``"cuda"`` or ``"npu"``, or some of its packages, which then
+        leaves the torch that is there.
         """
         if device == "cuda" and "torch" in names:
             return f"pip install torch=={self.torch} fbgemm-gpu=={self.fbgemm} torchrec=={self.torchrec}"

@@ -214,12 +214,6 @@ def test_candidates_dropped() -> None:
     assert 0 not in index_of(collection).candidates()[0].tolist()
 
 
-def test_an_index_on_meta_has_no_numbers() -> None:
-    config = HashEmbeddingBagConfig(name="t", embedding_dim=4, num_embeddings=10, feature_names=["f"])
-    hashing = hashing_of(HashEmbeddingBagCollection([config], device="meta"))
-    assert (hashing.mode, hashing.ids_held) == ("index", None)
-
-
 def test_explaining_changes_no_index() -> None:
     collection = table(20, on_full="evict", admit_after=2, buckets=2)
     for batch in range(20):

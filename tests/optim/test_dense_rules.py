@@ -166,23 +166,6 @@ def test_one_table_fused_and_one_not() -> None:
     assert_alike(plain, converted)
 
 
-@fused_kinds
-def test_a_frozen_table_does_not_move(kind: str, backend: str) -> None:
-    plain, converted = fused_pair(kind, backend, "two_tables")
-    for one in (plain, converted):
-        next(iter(one.parameters())).requires_grad_(False)
-    start = converted.state_dict()["embedding_bags.t1.weight"].clone()
-    for _ in range(2):
-        features = batch(6)
-        train(plain, features)
-        train(converted, features)
-    assert torch.equal(converted.state_dict()["embedding_bags.t1.weight"], start)
-    torch.testing.assert_close(
-        converted.state_dict()["embedding_bags.t2.weight"], plain.state_dict()["embedding_bags.t2.weight"],
-        rtol=1e-5, atol=1e-6,
-    )  # fmt: skip
-
-
 def test_a_second_derivative_is_refused_as_by_the_standard_collection() -> None:
     """A penalty on gradients must not be dropped without a word."""
     for model in (Tower(), convert(Tower())):

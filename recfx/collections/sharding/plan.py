@@ -20,6 +20,7 @@ from torchrec.distributed.types import (
 )
 from torchrec.modules.embedding_configs import DataType
 
+from recfx.argument_types import HOW
 from recfx.collections.pieces import rank_of
 from recfx.collections.sharding.ranks_agree import on_all_ranks
 from recfx.collections.sharding.settings import Settings, different_settings, digest
@@ -199,7 +200,7 @@ def check_plan(plan: Any) -> None:
         raise ConversionError(
             f"plan.plan is {type_of(plan.plan)}." if is_plan else f"plan is {type_of(plan)}.",
             reason="invalid_argument",
-            what_to_do="pass a torchrec.distributed.types.ShardingPlan, from recfx.plan or TorchRec's planner.",
+            what_to_do=HOW["plan"],
         )
     for path, tables in plan.plan.items():
         if not isinstance(tables, Mapping):
