@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -167,32 +167,3 @@ def proxy_of(node: fx.Node, tracer: Any) -> InPlaceProxy:
     value = tracer.observed[node]
     is_dense = isinstance(value, torch.Tensor) and value.layout == torch.strided
     return TensorProxy(node, tracer, value) if is_dense else InPlaceProxy(node, tracer)
-
-
-class DictProxy(InPlaceProxy):
-    """A proxy of a dict whose keys are known while a model is traced, so that code may iterate over it."""
-
-    def __init__(self, node: fx.Node, tracer: fx.Tracer, keys: list[str]) -> None:
-        super().__init__(node, tracer)
-        self._keys = keys
-
-    def keys(self) -> list[str]:  # type: ignore[override]  # a proxy's would be a proxy
-        return list(self._keys)
-
-    def values(self) -> list[Any]:
-        return [item for _, item in self.items()]
-
-    def items(self) -> list[tuple[str, Any]]:
-        return [(key, operator.getitem(self, key)) for key in self._keys]
-
-    def get(self, key: str, default: Any = None) -> Any:
-        return dict(self.items()).get(key, default)
-
-    def __iter__(self) -> Iterator[str]:  # type: ignore[override]
-        return iter(self._keys)
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._keys
-
-    def __len__(self) -> int:
-        return len(self._keys)

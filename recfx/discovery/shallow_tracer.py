@@ -32,7 +32,7 @@ from recfx.collections.collection import UnshardedCollection
 from recfx.collections.kinds import SEQUENCE, kind_of
 from recfx.discovery.attribute_reads import AttributeReads
 from recfx.discovery.observed import UNKNOWN, Observed
-from recfx.discovery.proxies import DictProxy, InPlaceProxy, proxy_of, remembered
+from recfx.discovery.proxies import InPlaceProxy, proxy_of, remembered
 from recfx.discovery.sample import Sample, fixed_randomness
 from recfx.errors import Diagnostic, InputError, short
 from recfx.ir.meta import SourceLocation
@@ -144,6 +144,7 @@ class ShallowTracer(fx.Tracer):
         self._opaque = opaque
         self._holds: dict[int, bool] = {}
         self._parameter_proxies: dict[str, Any] = {}
+        self._items: list[fx.Node] = []
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """True for collections, and for modules that hold none."""
@@ -214,7 +215,11 @@ class ShallowTracer(fx.Tracer):
         if self.is_leaf_module(m, path):
             output = super().call_module(m, forward, args, kwargs)
             keys = _keys_of_output(m) if id(m) in self.leaves else None
-            return output if keys is None else DictProxy(output.node, self, keys)
+            if keys is None:
+                return output
+            items = {key: operator.getitem(output, key) for key in keys}  # code may iterate over them
+            self._items += [item.node for item in items.values()]
+            return items
         # fx creates the nodes of attribute proxies lazily; if it did so inside `m`, a rollback would remove them.
         for value in _leaves((args, kwargs)):
             _ = value.node if isinstance(value, fx.Proxy) else None
@@ -236,6 +241,12 @@ class ShallowTracer(fx.Tracer):
             self.module_stack = module_stack
             self.rollbacks.append(rollback_of(path, error))
             return self.create_proxy("call_module", path, args, kwargs)
+
+    def erase_unused_items(self) -> None:
+        """Remove the items of dicts of collections that the code did not use."""
+        for node in self._items:
+            if not node.users and not node._erased:
+                self.graph.erase_node(node)
 
     def check_reads(self) -> None:
         """Refuse to make a constant of an attribute that the traced code changes, and a graph of code that has handled
@@ -310,6 +321,7 @@ def trace_graph(
         del target.__dict__["named_buffers"]
         for run in runs:
             run.end()
+    tracer.erase_unused_items()
     _clone_changed_constants(graph, tracer.observed)
     root.__dict__.update({name: value for name, value in target.__dict__.items() if name not in root.__dict__})
     for node in list(graph.nodes):
