@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import pickle
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -75,13 +73,13 @@ def test_plans_every_table(kind: str, make: Callable[[str], nn.Module], device: 
     assert before == {name: (parameter, parameter.device) for name, parameter in model.named_parameters()}
 
 
-# Its hashes are other ones, its root logger has no handler, and torch's renaming cannot be undone.
+# Its hashes are other ones, and its root logger has no handler.
 IN_ANOTHER_PROCESS = """
-import logging, pickle, sys, torch
+import logging
 from torch import nn
 from recfx.versions.differences import make_topology
 import recfx
-from recfx.planner.topology import npu_topology, on_npus
+from recfx.planner.topology import npu_topology
 from tests.builders.collections import tables_named
 from tests.planner.test_plan import plan_of_some_types
 
@@ -91,13 +89,6 @@ for topology in (npu_topology(2), make_topology(2, "cuda")):
     recfx.plan(model, topology)
 print(plan_of_some_types())
 assert logging.getLogger().handlers == []
-
-print("renamed")
-torch.utils.rename_privateuse1_backend("npu")
-plan, cuda = pickle.load(open(sys.argv[1], "rb"))
-for each in (plan, on_npus(cuda)):
-    for parameter in each.plan["plain"].values():
-        print(*[shard.placement for shard in parameter.sharding_spec.shards])
 """
 
 
@@ -107,21 +98,15 @@ def plan_of_some_types() -> ShardingPlan:
     return recfx.plan(Model(), make_topology(world_size=4, compute_device="cuda"), limits)
 
 
-def test_in_another_process(tmp_path: Path) -> None:
-    """The plan is the same, planning says nothing, and placements are on NPUs where torch knows them."""
-    limits = {f"p{number}": ParameterConstraints(sharding_types=["row_wise"]) for number in range(3)}
-    plans = recfx.plan(Model(), npu_topology(2), limits), recfx.plan(Model(), stock(2), limits)
-    (tmp_path / "plans").write_bytes(pickle.dumps(plans))
+def test_in_another_process() -> None:
+    """The plan is the same, and planning says nothing."""
     environment = {name: value for name, value in os.environ.items() if name == "RECFX_BUILD_DIR"}  # nothing compiles
     environment |= {"PYTHONHASHSEED": "1", "PYTHONPATH": ":".join(filter(None, sys.path))}
-    command = [sys.executable, "-W", "always", "-c", IN_ANOTHER_PROCESS, str(tmp_path / "plans")]
+    command = [sys.executable, "-W", "always", "-c", IN_ANOTHER_PROCESS]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     assert [line for line in done.stderr.splitlines() if "planner" in line or "Sharding spec" in line] == []
-    plan, _, renamed = done.stdout.partition("renamed\n")
-    assert plan.strip() == str(plan_of_some_types()).strip()
-    assert "p2" in plan
-    assert renamed.splitlines() == ["rank:0/npu:0 rank:1/npu:1"] * 6
+    assert done.stdout.strip() == str(plan_of_some_types()).strip()
 
 
 @pytest.mark.parametrize("kind", ["cuda", "npu"])

@@ -60,6 +60,10 @@ def ranks_drawn(folder: Path, plan: ShardingPlan, **arguments: Any) -> str:
     return text_of(path)
 
 
+def world_sizes(report: recfx.Report) -> set[int]:
+    return {table.sharding.world_size for table in report.collections[0].tables if table.sharding}
+
+
 @pytest.mark.parametrize("again", [lambda plan: plan, copy.deepcopy, lambda plan: pickle.loads(pickle.dumps(plan))])
 def test_a_plan_of_ours_knows_its_ranks_and_their_hardware(again: Callable[[Any], Any], tmp_path: Path) -> None:
     plan = again(on_ranks_0_to_4(npu_topology(8)))
@@ -69,8 +73,7 @@ def test_a_plan_of_ours_knows_its_ranks_and_their_hardware(again: Callable[[Any]
     assert (len(priced.ranks), priced.hardware.name) == (8, "Ascend 910B")
     (row,) = recfx.compare_plans(Model(), [plan])
     assert (row.cost.world_size, row.cost.hardware.name) == (8, "Ascend 910B")
-    report = recfx.explain(Model(), plan=plan)
-    assert {table.sharding.world_size for table in report.collections[0].tables if table.sharding} == {8}
+    assert world_sizes(recfx.explain(Model(), plan=plan)) == {8}
     assert "rank 0 of 8" in ranks_drawn(tmp_path, plan)
     assert data_of(tmp_path / "model.html")["costs"]["hardware"] == priced.hardware.label
     for other in (H100, make_topology(8, "cpu")):
@@ -115,12 +118,10 @@ def test_model_parallel_refuses_a_plan_for_other_ranks(plan: Callable[[], Shardi
 
 
 @pytest.mark.parametrize("kind", [data_parallel, row_wise], ids=["data_parallel", "row_wise"])
-def test_a_table_on_all_ranks_tells_how_many_there_are(kind: Callable[[], Any], tmp_path: Path) -> None:
+def test_a_table_on_all_ranks_tells_how_many_there_are(kind: Callable[[], Any]) -> None:
     plan = stock(lambda number: kind() if number == 3 else table_wise(rank=number % 2), 8)
     assert recfx.cost(Model(), plan=plan).world_size == 8
-    assert "rank 0 of 8" in ranks_drawn(tmp_path, plan)
-    report = recfx.explain(Model(), plan=plan)
-    assert {table.sharding.world_size for table in report.collections[0].tables if table.sharding} == {8}
+    assert world_sizes(recfx.explain(Model(), plan=plan)) == {8}
 
 
 def test_a_stock_plan_that_does_not_tell_needs_a_number(tmp_path: Path) -> None:
@@ -137,8 +138,7 @@ def test_a_stock_plan_that_does_not_tell_needs_a_number(tmp_path: Path) -> None:
     assert recfx.cost(model, plan=plan, world_size=8).world_size == 8
     assert recfx.cost(model, npu_topology(8), plan=plan).world_size == 8
     assert "rank 0 of 8" in ranks_drawn(tmp_path, plan, world_size=8)
-    report = recfx.explain(model, plan=plan, world_size=8)
-    assert {table.sharding.world_size for table in report.collections[0].tables if table.sharding} == {8}
+    assert world_sizes(recfx.explain(model, plan=plan, world_size=8)) == {8}
     with fake_group(0, 8):
         assert recfx.explain(model, plan=plan).ok  # as convert would shard it here
 
