@@ -155,7 +155,7 @@ def _plan(version: str, collections: Any, world_size: Any = None, topology: Any 
                 plan[path][table] = _sharding(**given)
             except (LookupError, TypeError, ValueError, RuntimeError) as error:  # the last of an unknown device
                 raise ValueError(f"collections.{path}.{table} cannot be: {error!r}") from error
-    made_for = None if topology is None else check_topology(topology_of_settings(topology, world_size))
+    made_for = None if topology is None else check_topology(topology_of_settings(world_size=world_size, **topology))
     return PricedPlan(plan, world_size, made_for)
 
 

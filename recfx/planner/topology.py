@@ -8,7 +8,6 @@ own numbers if you have measured them.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import astuple, replace
 from functools import lru_cache
 from numbers import Integral, Real
@@ -98,7 +97,7 @@ def npu_topology(
         "intra_host_bw": intra_host_bandwidth,
         "inter_host_bw": inter_host_bandwidth,
     }
-    return _topology(
+    return topology_of_settings(
         "npu",
         world_size,
         local_world_size=local_world_size,
@@ -108,7 +107,8 @@ def npu_topology(
     )
 
 
-def _topology(device: str, world_size: int, **settings: Any) -> Topology:
+def topology_of_settings(device: str, world_size: Any, **settings: Any) -> Topology:
+    """The topology of so many ranks of which :func:`settings_of` says this."""
     if device == "npu":
         return NpuTopology(world_size=world_size, compute_device="cuda", **BY_FACTORY, **settings)
     return make_topology(world_size=world_size, compute_device=device, **settings)
@@ -200,8 +200,8 @@ def device_of_tables(model: nn.Module) -> str:
 
 def of_ranks(topology: Topology, world_size: int) -> Topology:
     """Describe the same devices and links for other ranks; if there are fewer than a host has, they are on one host."""
-    settings = settings_of(topology)
-    return topology_of_settings(settings | {"local_world_size": min(world_size, topology.local_world_size)}, world_size)
+    settings = settings_of(topology) | {"local_world_size": min(world_size, topology.local_world_size)}
+    return topology_of_settings(world_size=world_size, **settings)
 
 
 def settings_of(topology: Topology) -> dict[str, Any]:
@@ -215,11 +215,6 @@ def settings_of(topology: Topology) -> dict[str, Any]:
         **{name: getattr(topology, name) for name in _BANDWIDTHS},
         "bwd_compute_multiplier": topology.bwd_compute_multiplier,
     }
-
-
-def topology_of_settings(settings: Mapping[str, Any], world_size: Any) -> Topology:
-    """The topology of so many ranks of which :func:`settings_of` says this."""
-    return _topology(world_size=world_size, **settings)
 
 
 def _check_number(name: str, value: Any) -> None:

@@ -148,10 +148,8 @@ CPU_HOST = Hardware(
     copy_bandwidth=Constant(20 * GB, _HOST),
     # gloo has no reduce-scatter of its own: it sums everything everywhere.
     link_bandwidth={
-        "all_to_all": Constant(1 * GB, "assumption: gloo over TCP; not measured"),
+        **same_for_all(1 * GB, "assumption: gloo over TCP; not measured"),
         "reduce_scatter": Constant(0.5 * GB, "assumption: gloo over TCP, as a sum on all ranks; not measured"),
-        "all_gather": Constant(1 * GB, "assumption: gloo over TCP; not measured"),
-        "all_reduce": Constant(1 * GB, "assumption: gloo over TCP; not measured"),
     },
     network_bandwidth=Constant(1.25 * GB, "assumption: a network of 10 Gbit/s; not measured"),
     collective_latency=same_for_all(200e-6, "assumption: gloo over TCP; not measured"),

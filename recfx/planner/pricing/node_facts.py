@@ -18,7 +18,7 @@ from recfx.errors import InputError, did_you_mean
 from recfx.ir.meta import BATCH, WORLD, mean_length
 from recfx.ir.tables import TableSpec
 from recfx.optim.rules.rule import Rule
-from recfx.planner.pricing.work import BATCH_SIZE, LENGTH, plain_number
+from recfx.planner.pricing.work import BATCH_SIZE, LENGTH
 
 
 class Symbols(NamedTuple):
@@ -138,12 +138,15 @@ class Values:
 
     def number(self, expression: Any) -> int | float:
         """The value of an expression: an ``int`` if it is whole."""
+        number: int | float
         if not isinstance(expression, sympy.Basic):
-            number: int | float = expression
+            number = expression
             return number
         known = self._known.get(expression)
         if known is None:
-            known = self._known[expression] = plain_number(expression.xreplace(self._symbols))
+            value: Any = expression.xreplace(self._symbols)
+            number = float(value)
+            known = self._known[expression] = int(value) if number.is_integer() else number
         return known
 
     @cached_property

@@ -155,12 +155,6 @@ class NodeCost:
         return self.resident.total
 
 
-def plain_number(value: Any) -> int | float:
-    """A number of sympy's as Python's: an ``int`` if it is whole."""
-    number = float(value)
-    return int(value) if number.is_integer() else number
-
-
 _NUMBERS = frozenset({int, float})
 
 
