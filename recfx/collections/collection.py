@@ -284,13 +284,6 @@ class UnshardedCollection(ConvertedCollection):
         """
         return FusedKeyedOptimizer(self)
 
-    def take_over_optimizers(self) -> dict[str, FusedOptimizer]:
-        """``fused_optimizers`` without the graph that is made for them: sharding makes another one."""
-        if not self._graph_is_current():
-            with self._store.new_rows_lock:
-                self.not_fused = self._take_over()
-        return self._store.optimizers
-
     def own_names(self) -> frozenset[str]:
         kind = kind_of(self)
         return frozenset((kind.tables, kind.configs_attribute, *kind.settings_of(self), *OWN_NAMES))

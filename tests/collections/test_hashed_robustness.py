@@ -80,17 +80,6 @@ def test_a_backward_after_erase_says_so(fused: bool, training: bool) -> None:
     assert weight.grad is None
 
 
-@pytest.mark.parametrize("table", ["t0", "t1"])
-def test_every_index_is_watched_until_the_backward(table: str) -> None:
-    plain = collection(2)
-    attach(plain, torch.optim.SGD, lr=1.0)
-    converted = recfx.convert(plain, hashing=HashConfig(dense_rows=0))
-    output = converted(batch([1, 2], [3])).values().sum()
-    converted.index(table).erase(torch.tensor([2 if table == "t0" else 3]))
-    with pytest.raises(InputError, match=rf"\[backward_after_removal\] .*{table}"):
-        output.backward()
-
-
 def test_a_backward_after_an_insert_that_evicts_says_so() -> None:
     converted = evicting()
     output = converted(batch([1, 2, 3, 4])).values().sum()

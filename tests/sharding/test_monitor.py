@@ -55,22 +55,12 @@ def test_ranks_have_their_own_rows_and_the_sum_of_all(wrapped: bool) -> None:
     assert {tag.partition("/")[0] for tag in answers[0]["all"]} == {prefix + table.name for table in RAW.tables}
     tables = [{tag.partition("/")[0].removeprefix(prefix) for tag in answer["mine"]} for answer in answers]
     assert tables == [{"rows", "columns", "replicas"}, {"rows", "whole", "columns", "replicas"}]
-    everyones = answers[0]["all"]
-    counts = [answer["counts"]["rows"] for answer in answers]
-    for rank, (occupancy, counters) in enumerate(counts):
-        mine = answers[rank]["mine"]
-        assert mine[f"{prefix}rows/occupancy"] == occupancy.taken / occupancy.rows
-        assert mine[f"{prefix}rows/insert_rate"] == counters["inserted"] / counters["ids_seen"]
-    assert everyones[f"{prefix}rows/occupancy"] == sum(one.taken for one, _ in counts) / 64
-    seen = sum(counters["ids_seen"] for _, counters in counts)
-    assert everyones[f"{prefix}rows/insert_rate"] == sum(counters["inserted"] for _, counters in counts) / seen
-    assert everyones[f"{prefix}rows/unseen_rate"] == sum(one["unseen_answers"] for _, one in counts) / seen
+    for answer in answers:
+        occupancy, counters = answer["counts"]["rows"]
+        assert answer["mine"][f"{prefix}rows/occupancy"] == occupancy.taken / occupancy.rows
+        assert answer["mine"][f"{prefix}rows/insert_rate"] == counters["inserted"] / counters["ids_seen"]
     worst = [answer["mine"][f"{prefix}rows/worst_bucket"] for answer in answers]
-    assert everyones[f"{prefix}rows/worst_bucket"] == pytest.approx(max(worst))
-    for name in ("whole", "columns", "replicas"):
-        occupancy, counters = answers[1]["counts"][name]
-        assert everyones[f"{prefix}{name}/occupancy"] == occupancy.taken / 64
-        assert everyones[f"{prefix}{name}/insert_rate"] == counters["inserted"] / counters["ids_seen"]
+    assert answers[0]["all"][f"{prefix}rows/worst_bucket"] == pytest.approx(max(worst))
 
 
 def sent_once(rank: int, world_size: int) -> None:

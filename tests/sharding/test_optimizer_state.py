@@ -139,28 +139,26 @@ SHARDED = "another table's ShardedTensor"
 
 @pytest.mark.parametrize("collection", [("adagrad", None)], indirect=True)
 @pytest.mark.parametrize(
-    ("table", "saved", "reason", "says"),
+    ("table", "saved", "reason"),
     [
-        ("d", "nothing", "other_plan", "the saved state is a str."),
-        ("d", torch.ones(48, 256, device="meta"), "other_plan", "the saved state is a Tensor."),
-        ("c", SHARDED, "other_plan", "the saved state is a ShardedTensor."),
-        ("b", SHARDED, "other_plan", "is cut into"),
-        ("d", torch.ones(47, 256), "rows_mismatch", "is (47, 256), but the table needs (48, 256)"),
-        ("d", torch.ones(48, 255), "rows_mismatch", "is (48, 255)"),
-        ("d", torch.ones(48), "rows_mismatch", "is (48,)"),
+        ("d", "nothing", "other_plan"),
+        ("d", torch.ones(48, 256, device="meta"), "other_plan"),
+        ("c", SHARDED, "other_plan"),
+        ("b", SHARDED, "other_plan"),
+        ("d", torch.ones(47, 256), "rows_mismatch"),
+        ("d", torch.ones(48, 255), "rows_mismatch"),
+        ("d", torch.ones(48), "rows_mismatch"),
     ],
 )
 def test_a_state_that_does_not_fit_changes_no_table(
-    collection: ShardedHashEmbeddingBagCollection, table: str, saved: Any, reason: str, says: str
+    collection: ShardedHashEmbeddingBagCollection, table: str, saved: Any, reason: str
 ) -> None:
     if isinstance(saved, str) and saved == SHARDED:
         own = collection.fused_optimizer.state_dict()["state"]
         saved = own["embedding_bags.a.weight"]["a.momentum1"]
     before = states_of(collection)
-    with refused(reason, f"{table}.momentum1", error=CheckpointError) as caught:
+    with refused(reason, f"{table}.momentum1", error=CheckpointError):
         load(collection, **{table: saved})
-    assert says in caught.value.message
-    assert caught.value.what_to_do
     torch.testing.assert_close(states_of(collection), before, rtol=0, atol=0)
 
 

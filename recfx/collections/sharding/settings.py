@@ -51,7 +51,7 @@ def optimizer_settings(
     Returns:
         New settings without the parameter, which would keep the whole table in memory.
     """
-    all_settings, attached = OptimizerSettings({}, {}), module.take_over_optimizers()
+    all_settings, attached = OptimizerSettings({}, {}), module.fused_optimizers()
     for sharded in sharding.tables:
         name = sharded.table.name
         own, path = attached.get(name), kind_of(module).table_path(module.collection, name)
@@ -75,7 +75,7 @@ def optimizer_settings(
 
 def check_optimizers(module: UnshardedCollection) -> None:
     """Refuse optimizers in backward without a fused form, which would stay behind on the whole table."""
-    module.take_over_optimizers()
+    module.fused_optimizers()
     for table, why in module.not_fused.items():
         raise ConversionError(
             f"the optimizer in backward of table {table!r} cannot be sharded: {why.message}",
@@ -209,7 +209,7 @@ def settings_of(
         **{("", name): value for name, value in sharder.items()},
         **{("", f"fused_params.{name}"): value for name, value in (fused_params or {}).items()},
     }
-    optimizers = module.take_over_optimizers()
+    optimizers = module.fused_optimizers()
     for table in tables:
         own = _fields(table) | _fields(table.dedup, "dedup.") | _fields(table.hashing, "HashConfig.")
         for name in ("name", "id_range", "dedup", "hashing"):

@@ -159,7 +159,7 @@ def cut_tables(
     store.in_flight.depth = module.batches_in_flight
     for table in module.hash_indexes:
         module.index(table).refresh()  # before weights are copied, because it may initialise some
-    states = module.take_over_optimizers()
+    states = module.fused_optimizers()
     leaders: dict[tuple[str, tuple[int, int]], HashIndex] = {}
     for shard in local:
         sharded = sharding.named(shard.table.name)
