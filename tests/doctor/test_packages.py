@@ -132,34 +132,23 @@ def test_what_is_here_is_right() -> None:
     [
         ("torch", "ImportError: libhccl.so: cannot open shared object file", "source CANN"),
         ("fbgemm_gpu", "OSError: libtorch_cuda.so: no such file", "uninstall -y fbgemm-gpu"),
-        ("torch", "ValueError: odd", "pip install --force-reinstall torch==2.13.0a0+git1"),
+        ("torch", "ValueError: odd", "pip install --force-reinstall torch==2.13.0a0+git1"),  # a vendor's torch stays
         ("fbgemm_gpu", "ValueError: odd", "pip install --force-reinstall --no-deps fbgemm-gpu-cpu==1.8.0"),
+        ("torch_npu", "", "pip install"),
+        ("fbgemm_gpu", "", "pip install"),
+        ("versions", "", "pip install"),
     ],
 )
-def test_what_cannot_be_imported(
+def test_what_cannot_be_imported_or_does_not_fit(
     module: str, failure: str, advice: str, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A vendor's torch stays."""
-    put(place, "2.13.0a0+git1", DEFAULT.torchrec, DEFAULT.fbgemm)
+    device = "cpu" if failure else {"torch_npu": "npu", "fbgemm_gpu": "cuda", "versions": "cpu"}[module]
+    put(place, "2.13.0a0+git1", "1.5.0" if module == "versions" else DEFAULT.torchrec, DEFAULT.fbgemm)
     monkeypatch.setattr(packages, "_import_failure", lambda name: failure if name == module else "")
-    wrong = [finding for finding in packages.packages("cpu") if finding.status != OK]
-    assert [finding.name for finding in wrong] == [module]
-    assert failure in wrong[0].found
-    assert advice in wrong[0].what_to_do
-
-
-@pytest.mark.parametrize(
-    ("device", "torchrec", "names"),
-    [("npu", "1.8.0", ["torch_npu"]), ("cuda", "1.8.0", ["fbgemm_gpu"]), ("cpu", "1.5.0", ["versions"])],
-)
-def test_findings_of_what_does_not_fit(
-    device: str, torchrec: str, names: list[str], place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    put(place, "2.13.0", torchrec, DEFAULT.fbgemm)
-    monkeypatch.setattr(packages, "_import_failure", lambda name: "")
-    wrong = [finding for finding in packages.packages(device) if finding.status != OK]
-    assert [finding.name for finding in wrong] == names
-    assert "pip install" in wrong[0].what_to_do
+    (wrong,) = (finding for finding in packages.packages(device) if finding.status != OK)
+    assert wrong.name == module
+    assert failure in wrong.found
+    assert advice in wrong.what_to_do
 
 
 @pytest.mark.parametrize(
