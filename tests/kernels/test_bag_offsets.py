@@ -40,31 +40,30 @@ def test_equals_a_plain_loop(batch: tuple[Any, ...]) -> None:
         assert (same[0].tolist(), same[1]) == (checked.tolist(), fault)
 
 
-def test_lengths_whose_sum_wraps_around() -> None:
-    """The sums of these are the number of ids, in int64 and in int32."""
-    values, rows = torch.zeros(3, dtype=torch.int64), torch.full((1,), 5)
-    for lengths, dtype in (([2**62] * 4 + [3], torch.int64), ([2**31 - 1, 2**31 - 1, 5], torch.int32)):
-        bags = torch.tensor(lengths, dtype=dtype)
-        assert bags.sum(dtype=dtype) == 3
-        assert bag_offsets(values, bags, False, [len(lengths)], rows)[1] == (WRONG_TOTAL, 0)
-        assert bag_offsets_reference(values, bags, False, [len(lengths)], rows)[1].tolist() == [WRONG_TOTAL, 0]
-
-
 @pytest.mark.parametrize("last", [2**31 - 2, 2**31 - 1, 2**40])
 def test_sums_are_exact_on_both_sides_of_int32(last: int) -> None:
     assert from_zero(torch.tensor([1, last]), last + 1).tolist() == [0, 1, last + 1]
 
 
 @pytest.mark.parametrize(
-    ("bags", "fault"),
-    [([-(2**63), 2**63 - 1], WRONG_TOTAL), ([2**63 - 1, -(2**63)], NEGATIVE_LENGTH), ([-2, 2**63 - 1], WRONG_TOTAL)],
+    ("ids", "bags", "dtype", "fault"),
+    [
+        # The sums of these lengths are the number of ids, in int64 and in int32.
+        (3, [2**62] * 4 + [3], torch.int64, WRONG_TOTAL),
+        (3, [2**31 - 1, 2**31 - 1, 5], torch.int32, WRONG_TOTAL),
+        # The differences of these offsets are -1, 1 and less than 0.
+        *((ids, [-(2**63), 2**63 - 1], None, WRONG_TOTAL) for ids in (0, 1)),
+        *((ids, [2**63 - 1, -(2**63)], None, NEGATIVE_LENGTH) for ids in (0, 1)),
+        *((ids, [-2, 2**63 - 1], None, WRONG_TOTAL) for ids in (0, 1)),
+    ],
 )
-def test_offsets_whose_difference_wraps_around(bags: list[int], fault: int) -> None:
-    """As int64, these are lengths of -1, 1 and less than 0."""
-    for ids in (0, 1):
-        arguments = (torch.zeros(ids, dtype=torch.int64), torch.tensor(bags), True, [1], torch.full((1,), 5))
-        assert bag_offsets(*arguments)[1] == (fault, 0)
-        assert bag_offsets_reference(*arguments)[1].tolist() == [fault, 0]
+def test_numbers_that_wrap_around(ids: int, bags: list[int], dtype: torch.dtype | None, fault: int) -> None:
+    """Lengths have a dtype here, offsets have none."""
+    count = 1 if dtype is None else len(bags)
+    given = torch.tensor(bags, dtype=dtype), dtype is None, [count], torch.full((1,), 5)
+    values = torch.zeros(ids, dtype=torch.int64)
+    assert bag_offsets(values, *given)[1] == (fault, 0)
+    assert bag_offsets_reference(values, *given)[1].tolist() == [fault, 0]
 
 
 @pytest.mark.parametrize("bad", [0, 511, 512, 99_999, 131_072, 199_999])

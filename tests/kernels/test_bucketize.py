@@ -149,43 +149,33 @@ def test_ids_out_of_range_are_refused(cut: list[int], bad: int, with_library: bo
 ROUTES = Routes([[0, 5, 10]], [0], [10], [0], [0], [0, 0], [0, 1])
 
 
+OF_BOTH: list[tuple[dict[str, Any], str]] = [
+    ({"lengths": torch.tensor([1, 2])}, "lengths must"),
+    ({"lengths": torch.tensor([4])}, "ids"),
+    ({"lengths": torch.tensor([-3])}, "ids"),
+    ({"weights": torch.rand(2)}, "weights must"),
+    ({"routes": ROUTES._replace(row_borders=[[0, 11, 10]])}, "must ascend from 0"),
+    ({"routes": ROUTES._replace(row_borders=[[1, 5, 10]])}, "must ascend from 0"),
+    ({"routes": ROUTES._replace(pieces=[0, 2])}, "has no piece 2"),
+    ({"routes": ROUTES._replace(sources=[0, 1])}, "no feature 1|feature 1 has"),
+]
+OF_OPERATOR: list[tuple[dict[str, Any], str]] = [
+    ({"ids": torch.arange(3).int()}, "ids must be int64"),
+    ({"lengths": torch.tensor([3.0])}, "lengths must be int64 or int32"),
+    ({"weights": torch.arange(3).short()}, "weights must be floats, int32 or int64"),
+    ({"routes": ROUTES._replace(buckets=[11])}, "has 11 buckets in 10 rows"),
+    ({"routes": ROUTES._replace(seeds=[])}, "one entry per feature"),
+    ({"lengths": torch.tensor([2**62, 2**62, 2**62, 2**62 + 3]), "batch_size": 4}, "must add up to"),
+]
+
+
 @pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"lengths": torch.tensor([1, 2])}, "lengths must"),
-        ({"lengths": torch.tensor([4])}, "ids"),
-        ({"lengths": torch.tensor([-3])}, "ids"),
-        ({"weights": torch.rand(2)}, "weights must"),
-        ({"routes": ROUTES._replace(row_borders=[[0, 11, 10]])}, "must ascend from 0"),
-        ({"routes": ROUTES._replace(row_borders=[[1, 5, 10]])}, "must ascend from 0"),
-        ({"routes": ROUTES._replace(pieces=[0, 2])}, "has no piece 2"),
-        ({"routes": ROUTES._replace(sources=[0, 1])}, "no feature 1|feature 1 has"),
-    ],
+    ("change", "message", "with_library"),
+    [*((*case, True) for case in OF_BOTH + OF_OPERATOR), *((*case, False) for case in OF_BOTH)],
 )
-@pytest.mark.parametrize("with_library", [True, False])
 def test_what_does_not_fit_is_refused(change: dict[str, Any], message: str, with_library: bool) -> None:
     given = {"ids": torch.arange(3), "lengths": torch.tensor([3]), "batch_size": 1, "routes": ROUTES, **change}
-    with (
-        nullcontext() if with_library else references(),
-        pytest.raises(RuntimeError, match=message),
-    ):
-        bucketize(**given)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"ids": torch.arange(3).int()}, "ids must be int64"),
-        ({"lengths": torch.tensor([3.0])}, "lengths must be int64 or int32"),
-        ({"weights": torch.arange(3).short()}, "weights must be floats, int32 or int64"),
-        ({"routes": ROUTES._replace(buckets=[11])}, "has 11 buckets in 10 rows"),
-        ({"routes": ROUTES._replace(seeds=[])}, "one entry per feature"),
-        ({"lengths": torch.tensor([2**62, 2**62, 2**62, 2**62 + 3]), "batch_size": 4}, "must add up to"),
-    ],
-)
-def test_operator_checks_what_it_is_given(change: dict[str, Any], message: str) -> None:
-    given = {"ids": torch.arange(3), "lengths": torch.tensor([3]), "batch_size": 1, "routes": ROUTES, **change}
-    with pytest.raises(RuntimeError, match=message):
+    with nullcontext() if with_library else references(), pytest.raises(RuntimeError, match=message):
         bucketize(**given)
 
 

@@ -10,7 +10,7 @@ import torch
 
 from recfx.hashing import HashConfig, HashIndex
 from recfx.kernels.index import hash_index
-from recfx.kernels.index.find_rows import IndexFacts, ReadIndexes, find_rows_reference
+from recfx.kernels.index.find_rows import find_rows_reference
 from tests.kernels.finding import EXTREMES, TABLES, copies_of, filled
 
 
@@ -60,17 +60,6 @@ def test_copies_are_the_slots() -> None:
     own = [full.row_ids], [full.row_state], [full.lock]
     with pytest.raises(RuntimeError, match="2 ids of table 0 do not fit into 2 slots"):
         hash_index.slot_tables_(slots[:2], side_rows[:1], [2], *own)  # a search for another id would never end
-
-
-def test_facts_without_an_index() -> None:
-    ids = torch.tensor([3, 1])
-    nothing = ReadIndexes(
-        torch.empty(0, 2, dtype=torch.int64),
-        torch.empty(0, dtype=torch.int64),
-        torch.tensor([IndexFacts.without_index()]),
-    )
-    rows, absent = find_rows_reference(ids, torch.tensor([2]), nothing)
-    assert (rows.tolist(), absent.tolist()) == ([3, 1], [0])
 
 
 @pytest.mark.parametrize("unseen", ["share", "row"])

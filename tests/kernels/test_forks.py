@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import os
 import signal
 import threading
@@ -13,7 +12,6 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
 from torchrec import KeyedJaggedTensor
 
 from recfx.collections.hash_collections import HashEmbeddingBagCollection, HashEmbeddingBagConfig
@@ -136,26 +134,3 @@ def test_a_lock_for_new_rows_that_another_thread_held() -> None:
     finally:
         let_go.set()
         thread.join(PATIENCE)
-
-
-class Looked(Dataset[torch.Tensor]):
-    """Maps ids to rows in the workers of a DataLoader."""
-
-    def __init__(self, index: HashIndex) -> None:
-        self.index = index
-
-    def __len__(self) -> int:
-        return 32
-
-    def __getitem__(self, item: int) -> torch.Tensor:
-        return self.index.find(torch.arange(item * 64, item * 64 + 64))
-
-
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
-def test_workers_of_a_data_loader(hammered: HashIndex) -> None:
-    context = multiprocessing.get_context("fork")
-    loader = DataLoader(
-        Looked(hammered), batch_size=4, num_workers=2, multiprocessing_context=context, timeout=PATIENCE
-    )
-    for _ in range(3):
-        assert sum(batch.numel() for batch in loader) == 32 * 64

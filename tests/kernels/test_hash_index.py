@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from recfx.hashing import HashConfig, HashIndex
 from recfx.kernels.index import hash_index
 from recfx.kernels.index.buckets import bucket_of
-from recfx.kernels.index.index_buffers import EVICTED, STATE, IndexBuffers
+from recfx.kernels.index.index_buffers import EVICTED, STATE
 from tests.hashing.dictionary import Dictionary
 from tests.kernels.chosen_ids import of_one_bucket, of_one_slot
-from tests.kernels.indexes import assert_same, assert_sound, copy_of, empty, insert, insert_in_both
+from tests.kernels.indexes import assert_sound, copy_of, empty, insert, insert_in_both
 from tests.kernels.threads import assert_same_on_any_threads
 
 IDS = st.one_of(
@@ -70,38 +70,6 @@ def test_tree_of_free_rows_over_many_levels(rows: int) -> None:
     assert inserted.states_before.tolist() == [2] * freed.numel()
     assert inserted.report.tolist() == [[freed.numel(), -1]]
     assert insert(torch.tensor([2**50]), *index).report[0, 1] == 0
-
-
-@pytest.mark.parametrize("on_full", ["error", "evict"])
-@pytest.mark.parametrize("admit_after", [1, 2])
-def test_full_leaves_everything_as_it_was(on_full: str, admit_after: int) -> None:
-    buffers, policy = empty(64, dense_rows=4, buckets=2, on_full=on_full, evict="lfu", admit_after=admit_after)
-    insert(torch.arange(100, 120).repeat(3), buffers, policy)
-    insert(torch.arange(100, 140), buffers, policy)
-    hash_index.erase(torch.tensor([101, 130]), buffers, policy)
-    before = copy_of(buffers)
-    inserted = insert(torch.arange(90, 400).repeat(2), buffers, policy)
-    assert int(inserted.report[0, 1]) in (0, 1)
-    assert inserted.new_rows.numel() == 0
-    assert (inserted.rows == -1).all()
-    assert_same(buffers, before)
-    assert_sound(buffers, policy)
-    if on_full == "error":
-        for name in IndexBuffers._fields:
-            assert torch.equal(getattr(buffers, name), getattr(before, name)), name
-
-
-@pytest.mark.parametrize("evict", ["lru", "lfu"])
-def test_who_goes_next_is_the_same_after_a_batch_that_was_too_large(evict: str) -> None:
-    """The search for victims knows of rows that were offered, taken and given back."""
-    ours, policy = empty(50, on_full="evict", evict=evict)
-    model = Dictionary(50, HashConfig(on_full="evict", evict=evict))  # type: ignore[arg-type]
-    for step in range(30):
-        ids = (torch.arange(12) * (step % 5 + 1) + 3 * step) % 97
-        insert(torch.arange(51 + step % 3) + 1000 * step, ours, policy)
-        insert_in_both(model, ids, ours, policy, batches_in_flight=2)
-        assert_sound(ours, policy)
-    assert int(ours.counts[3]) > 50
 
 
 def test_sightings_stop_at_the_highest_number() -> None:
@@ -198,14 +166,10 @@ def test_add_counts() -> None:
     counts = [torch.tensor([1, 2, 3]), torch.tensor([2**40, 4]), torch.tensor([5, 6])]
     hash_index.add_counts(counts, [1, 0, 7, -1, -1, 2**33])
     assert [count.tolist() for count in counts] == [[2, 2, 3], [2**40 + 7, 3], [4, 6 + 2**33]]
-
-
-@pytest.mark.parametrize("amounts", [[1], [1, 2, 3, 4]])
-def test_add_counts_refuses_other_sizes(amounts: list[int]) -> None:
-    counts = [torch.tensor([1, 2]), torch.tensor([3])]
-    with pytest.raises(RuntimeError, match="add_counts"):
-        hash_index.add_counts(counts, amounts)
-    assert [count.tolist() for count in counts] == [[1, 2], [3]]
+    for amounts in ([1], list(range(7))):
+        with pytest.raises(RuntimeError, match="add_counts"):
+            hash_index.add_counts(counts, amounts)
+    assert counts[0].tolist() == [2, 2, 3]
 
 
 @pytest.mark.parametrize("config", [{"on_full": "share"}, {"on_full": "evict", "evict": "lfu", "admit_after": 2}])

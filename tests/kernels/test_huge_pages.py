@@ -16,15 +16,23 @@ needs_huge_pages = pytest.mark.skipif(
 )
 
 
-def is_advised(address: int) -> bool:
-    """Whether the mapping that holds the address carries the flag ``hg``."""
+def of_mapping(address: int, name: str) -> list[str]:
+    """What the mapping that holds the address has under this name."""
     inside = False
     for line in MAPS.read_text().splitlines():
         if borders := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
             inside = int(borders[1], 16) <= address < int(borders[2], 16)
-        elif inside and line.startswith("VmFlags:"):
-            return "hg" in line.split()
-    return False
+        elif inside and line.startswith(f"{name}:"):
+            return line.split()[1:]
+    return []
+
+
+def is_advised(address: int) -> bool:
+    return "hg" in of_mapping(address, "VmFlags")
+
+
+def huge_bytes(address: int) -> int:
+    return int(of_mapping(address, "AnonHugePages")[0]) * 1024
 
 
 @needs_huge_pages
@@ -39,17 +47,6 @@ def test_small_and_absent_memory_is_left_alone() -> None:
     assert not advise_huge_pages(torch.empty(LEAST_BYTES - 1, dtype=torch.uint8))
     assert not advise_huge_pages(torch.empty(0))
     assert not advise_huge_pages(torch.empty(LEAST_BYTES, device="meta"))
-
-
-def huge_bytes(address: int) -> int:
-    """How many bytes of the mapping that holds the address are on huge pages."""
-    inside = False
-    for line in MAPS.read_text().splitlines():
-        if borders := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
-            inside = int(borders[1], 16) <= address < int(borders[2], 16)
-        elif inside and line.startswith("AnonHugePages:"):
-            return int(line.split()[1]) * 1024
-    return 0
 
 
 @needs_huge_pages

@@ -9,9 +9,6 @@ import pytest
 import torch
 from fbgemm_gpu.split_embedding_configs import SparseType
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
-from fbgemm_gpu.split_table_batched_embeddings_ops_inference import (
-    IntNBitTableBatchedEmbeddingBagsCodegen,
-)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -68,24 +65,6 @@ def test_bytes_of_a_row() -> None:
     assert quantize_rows(weight, 4, 8).tolist() == [[0x00, 0x3C, 0x00, 0xC0, 0x10, 0x32, 0x0F, 0]]
     weight[0, 4] = 253.0
     assert quantize_rows(weight, 8, 4).tolist() == [[0x00, 0x3C, 0x00, 0xC0, 0, 1, 2, 3, 255, 0, 0, 0]]
-
-
-@pytest.mark.parametrize("bits", BITS)
-def test_tables_lie_in_fbgemm_s_collection_as_they_are(bits: int) -> None:
-    """Its own reading of the bytes: scale, bias and codes, apart."""
-    weight = torch.randn(7, 24, generator=torch.Generator().manual_seed(1))
-    spec = ("table", 7, 24, TYPES[bits], EmbeddingLocation.HOST)
-    collection = IntNBitTableBatchedEmbeddingBagsCodegen([spec], device="cpu", row_alignment=16)
-    table = quantize_rows(weight, bits, 16)
-    collection.weights_host = torch.nn.functional.pad(table.flatten(), (0, -table.numel() % 128))
-    collection.weight_initialized = True
-    collection.weights_physical_offsets, collection.weights_physical_placements = [0], [EmbeddingLocation.HOST.value]
-    codes, scale, bias = collection.split_embedding_weights_with_scale_bias(split_scale_bias_mode=2)[0]
-    of_fbgemm = parts_in_front(torch.ops.fbgemm.FloatOrHalfToFusedNBitRowwiseQuantizedSBHalf(weight, bits))
-    assert scale is not None
-    assert bias is not None
-    assert torch.equal(codes, of_fbgemm[:, 4:])
-    assert torch.equal(torch.cat([scale, bias], 1).view(torch.uint8), of_fbgemm[:, :4])
 
 
 def fbgemm_s_lookup(rows, offsets, tables, dims, bits, table_of_feature, mean, scales, alignment):

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recfx.hashing import HashConfig, HashIndex
-from recfx.kernels.index.slot_table import insert_into_slots
 from tests.kernels.served import Case, ServedTable, cases, served_lookup, served_lookup_reference, stored_rows
 from tests.kernels.threads import assert_same_on_any_threads
 
@@ -77,6 +76,10 @@ def test_opcheck() -> None:
         ({"tables": [ServedTable(10, 6, 2, slots=4)]}, "too few slots"),
         ({"table_of_feature": [1]}, "no table"),
         ({"per_sample_weights": torch.zeros(2)}, "per_sample_weights"),
+        (
+            {"tables": [ServedTable(10, 6, 2, slots=4)], "slots": torch.tensor([[1, 10]] * 4)},
+            "id_out_of_range",
+        ),  # a slot that names a row beyond the table
         ({"offsets": torch.tensor([0, 0]), "unpooled": True}, "must all be in a bag"),
     ],
 )
@@ -91,13 +94,3 @@ def test_what_does_not_fit_is_refused(change: dict[str, object], message: str) -
     }
     with pytest.raises((RuntimeError, IndexError), match=message):
         served_lookup(**(arguments | change))  # type: ignore[arg-type]
-
-
-def test_a_slot_that_names_a_row_beyond_the_table_is_refused() -> None:
-    slots = torch.full((4, 2), -1)
-    insert_into_slots(torch.tensor([5]), torch.tensor([10]), slots, torch.tensor([-1]))
-    with pytest.raises(IndexError, match="id_out_of_range"):
-        served_lookup(
-            torch.tensor([5]), torch.tensor([0, 1]), torch.zeros(100, dtype=torch.uint8),
-            [ServedTable(10, 6, 2, slots=4)], [0], slots,
-        )  # fmt: skip

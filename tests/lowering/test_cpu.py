@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -174,15 +174,6 @@ def test_cpu_is_the_first_choice(described: Callable[[], tuple[TableSpec, ...]])
     assert (choice.backend, choice.declined, choice.finding is not None) == ("cpu", (), True)
 
 
-@pytest.fixture
-def threads() -> Iterator[None]:
-    """Puts torch's number of threads back afterwards."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.mark.usefixtures("threads")
 def test_rows_that_were_found_ahead_are_pooled_as_in_the_lookup() -> None:
     """A pipeline gives what steps one by one give, to the last bit."""
     built = case({"training": False}, weighted=True)

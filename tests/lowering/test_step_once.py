@@ -283,12 +283,6 @@ def one_tower_then_both(model: nn.Module, number: int) -> None:
     (loss(towers.user(batch(4, number)).values()) + towers(batch(3, 1), batch(3, 2))).backward()
 
 
-@pytest.mark.parametrize("step", [both_towers, one_tower_then_both])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_collections_that_share_weights(optimizer: str, step: Step) -> None:
-    check(optimizer, step, build=Towers)
-
-
 class Same(nn.Module):
     """One collection with one weight under two names."""
 
@@ -299,11 +293,6 @@ class Same(nn.Module):
 
     def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
         return loss(self.ebc(features).values())
-
-
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_tables_of_one_collection_that_share_a_weight(optimizer: str) -> None:
-    check(optimizer, lambda model, number: model(batch(4, number)).backward(), build=Same)
 
 
 class Mixed(nn.Module):
@@ -358,7 +347,8 @@ def test_target_cpu_steps_shared_weights_in_cpp(optimizer: str, with_rows: bool)
         model((2, 2, 2), 10 * number + 5).backward()
 
     check(optimizer, step, build=lambda: Mixed(with_rows))
-    check(optimizer, both_towers, build=Towers)
+    for towers in (both_towers, one_tower_then_both):
+        check(optimizer, towers, build=Towers)
     check(optimizer, lambda model, number: model(batch(4, number)).backward(), build=Same)
 
 

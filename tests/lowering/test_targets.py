@@ -279,20 +279,6 @@ def test_the_tables_live_until_the_backward_has_run() -> None:
     assert all(torch.isfinite(copy).all() for copy in copies)
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (lambda on: sums([weight.to(torch.bfloat16) for weight in on]), "dtype"),
-        (lambda on: sums([weight.to("meta") for weight in on]), "device"),
-        (lambda on: sums([weight.t().contiguous().t() for weight in on]), "not_contiguous"),
-    ],
-)
-def test_fbgemm_declines_what_it_cannot_read(change: Callable[[list[torch.Tensor]], LookupSpec], reason: str) -> None:
-    declined = TARGETS["fbgemm"].decline(change(weights(torch.float32)))
-    assert declined is not None
-    assert (declined.by, declined.code) == ("fbgemm", reason)
-
-
 def negated(values: torch.Tensor) -> torch.Tensor:
     """A view that negates its memory, as the imaginary part of a conjugate is."""
     return (-values)._neg_view()

@@ -234,18 +234,6 @@ def test_a_rule_whose_step_was_never_measured(monkeypatch: pytest.MonkeyPatch) -
     assert "a step of adam takes was never measured" in declined_one.message
 
 
-def on(device: torch.device) -> Any:
-    """Stands for a table there."""
-    return SimpleNamespace(
-        device=device,
-        dtype=torch.float32,
-        shape=(10, 4),
-        requires_grad=True,
-        is_contiguous=lambda: True,
-        is_neg=lambda: False,
-    )
-
-
 def test_rows_are_found_by_kernels_where_they_can_be_launched(monkeypatch: pytest.MonkeyPatch) -> None:
     """On the CPU in Triton's interpreter alone."""
     for device in ("cuda", "cpu"):
