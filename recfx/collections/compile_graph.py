@@ -9,10 +9,7 @@ from torch import fx
 
 from recfx.errors import ConversionError, RecfxError
 from recfx.ir.context import CollectionContext, TableFacts
-from recfx.ir.meta import SourceLocation
 from recfx.ir.operator_graph import OperatorGraph, names_in
-from recfx.ir.shards import CollectionSharding
-from recfx.ir.tables import TableSpec
 from recfx.ir.verifier import GraphVerificationError
 from recfx.passes import passes
 from recfx.passes.base import PASSES_KEY, Pass, PassRecord, Rewrite, Rewriting, run_passes
@@ -118,23 +115,6 @@ def _lowered(rewriting: Rewriting, runtime: Runtime, backend: str) -> fx.GraphMo
 
 REWRITING_KEY = "recfx_rewriting"
 """Where a graph module's ``meta`` has what it was lowered from."""
-
-
-def context_of(
-    collection: str,
-    tables: tuple[TableSpec, ...],
-    is_weighted: bool,
-    runtime: Runtime,
-    source: SourceLocation | None = None,
-    sharding: CollectionSharding | None = None,
-    *,
-    need_indices: bool = False,
-) -> CollectionContext:
-    """What there is to say of a collection whose tables are here."""
-    groups = runtime.groups
-    on_host = groups is None or groups.ids_on_host
-    context = CollectionContext(collection, tables, {}, {}, is_weighted, sharding, on_host, source, need_indices)
-    return context_now(context, runtime.store)
 
 
 def context_now(context: CollectionContext, store: TableStore) -> CollectionContext:

@@ -10,13 +10,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, fx, nn
 
-from recfx.collections.compile_graph import context_of
+from recfx.collections.compile_graph import context_now
 from recfx.collections.first_use import first_use
 from recfx.collections.kinds import CollectionKind, kind_of
 from recfx.collections.load_state import LocalState
 from recfx.errors import ConversionError, Diagnostic, few, plural
 from recfx.hashing import HashConfig, HashIndex, as_integer
 from recfx.hashing.row_move import RowMove
+from recfx.ir.context import CollectionContext
 from recfx.ir.meta import SourceLocation
 from recfx.ir.operator_graph import OperatorGraph
 from recfx.ir.shards import CollectionSharding
@@ -143,16 +144,18 @@ class ConvertedCollection(FxLeaf):
 
     def unexpanded_graph(self) -> OperatorGraph:
         """The graph before the first pass, as data: input, the collection as one leaf, output."""
-        context = context_of(
+        groups = self._runtime.groups
+        context = CollectionContext(
             self.collection,
             self.tables,
-            self._is_weighted,
-            self._runtime,
-            self.source,
-            self.sharding if self.is_sharded else None,
+            {},
+            is_weighted=self._is_weighted,
+            sharding=self.sharding if self.is_sharded else None,
+            ids_on_host=groups is None or groups.ids_on_host,
+            source=self.source,
             need_indices=self._need_indices,
         )
-        return OperatorGraph.of(context, TargetsHere(self.backend))
+        return OperatorGraph.of(context_now(context, self._store), TargetsHere(self.backend))
 
     def weight(self, name: str) -> nn.Parameter:
         """The ``[rows, dim]`` parameter of a table, or of one of this rank's shards.

@@ -33,13 +33,6 @@ STRICT: ContextVar[bool] = ContextVar("strict", default=True)
 """The ``strict`` of the ``load_state_dict`` that is running, which torch does not tell the modules."""
 
 
-def first_rows(weight: object, rows: int, dim: int) -> RowMove | None:
-    """The move of a table that had fewer rows and no index when it was saved: all its rows stay where they are."""
-    if isinstance(weight, Tensor) and weight.dim() == 2 and weight.shape[0] < rows and weight.shape[1] == dim:
-        return RowMove.keep_first(weight.shape[0])
-    return None
-
-
 def saved_shape(rows: int, dim: int, move: RowMove | None) -> tuple[int, int]:
     """The only shape of a saved weight that fits a table of ``[rows, dim]`` whose rows move like this."""
     return (rows if move is None else move.saved_rows, dim)
@@ -77,16 +70,6 @@ def check_shape(path: str, saved: object, shape: tuple[int, int]) -> None:
             module_path=path,
             what_to_do="build the table as it was built when saving.",
         )
-
-
-def without_weight(name: str) -> CheckpointError:
-    """The error for an index that was saved without its table."""
-    return CheckpointError(
-        "The state has the index but not the weight of its table: ids would find the rows of other ids.",
-        reason="torn_state",
-        module_path=name,
-        what_to_do="Load the index together with the weight, or leave out the keys of both.",
-    )
 
 
 def whole_index(table: TableSpec) -> HashIndex:
@@ -262,12 +245,23 @@ class LocalState:
             if weight is None:
                 self.missing.update({keys[name]: spec.name for name in state.state_names(spec.hashing)})
             elif forgets and not checks_itself and not isinstance(weight, ShardedTensor):
-                move = first_rows(weight, spec.num_embeddings, spec.embedding_dim)
-                check_shape(key, weight, saved_shape(spec.num_embeddings, spec.embedding_dim, move))
-                self.moves.update({} if move is None else {spec.name: move})
+                rows, dim = spec.num_embeddings, spec.embedding_dim
+                if (
+                    isinstance(weight, Tensor)
+                    and weight.dim() == 2
+                    and weight.shape[0] < rows
+                    and weight.shape[1] == dim
+                ):
+                    self.moves[spec.name] = RowMove.keep_first(weight.shape[0])  # which stay
+                check_shape(key, weight, saved_shape(rows, dim, self.moves.get(spec.name)))
         elif not checks_itself:
             if not has_weight:
-                raise without_weight(spec.name)
+                raise CheckpointError(
+                    "The state has the index but not the weight of its table: ids would find the rows of other ids.",
+                    reason="torn_state",
+                    module_path=spec.name,
+                    what_to_do="Load the index together with the weight, or leave out the keys of both.",
+                )
             pieces = self._indexes(table, saved, weight)
             if self._group is not None or spec.name in self.moves:
                 for shard, piece in pieces.items():

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 import recfx
-from recfx.collections.compile_graph import context_of
+from recfx.collections.compile_graph import context_now
 from recfx.collections.sharding.plan import read_plan
 from recfx.ir import format_graph
+from recfx.ir.context import CollectionContext
 from recfx.ir.dedup import pays
 from recfx.ir.operator_graph import OperatorGraph
 from recfx.ir.verifier import GraphVerificationError, verify_graph
 from recfx.lowering.targets import TargetsHere
 from recfx.passes.base import run_passes
-from recfx.runtime.lowered import Runtime
 from tests.passes.small_collection import until
 from tests.sharding.cases import Case, Table, as_sequence, build, plan_of
 
@@ -32,7 +32,7 @@ def rewritten(dedup: Any, hashing: Any = None, is_pooled: bool = False) -> tuple
     case = Case(TABLES) if is_pooled else as_sequence(Case(TABLES))
     converted: Any = recfx.convert(build(case)[0], hashing=hashing, dedup=dedup, verify=False)
     sharding = read_plan(converted.tables, plan_of(case, converted, 2), 1, 2)
-    context = context_of("", converted.tables, False, Runtime(converted.store), None, sharding)
+    context = context_now(CollectionContext("", converted.tables, {}, sharding=sharding), converted.store)
     made = run_passes(OperatorGraph.of(context, TargetsHere()), until("dedup_ids"))
     return made.graph, [declined.code for declined in made.records[-1].declined]
 

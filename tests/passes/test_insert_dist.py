@@ -13,12 +13,13 @@ from torchrec import EmbeddingBagCollection
 from torchrec.distributed.types import ShardingEnv
 
 import recfx
-from recfx.collections.compile_graph import compile_graph, context_of
+from recfx.collections.compile_graph import compile_graph, context_now
 from recfx.collections.sharding.pipeline_stages import cut
 from recfx.collections.sharding.plan import read_plan
 from recfx.collections.sharding.settings import optimizer_settings
 from recfx.collections.sharding.shard import cut_tables
 from recfx.ir import format_graph
+from recfx.ir.context import CollectionContext
 from recfx.ir.meta import BATCH, WORLD, find_module, mean_length, node_meta
 from recfx.ir.node_kinds import NOT_COMBINED
 from recfx.ir.node_values import size_of
@@ -65,7 +66,7 @@ def compiled(
     settings = optimizer_settings(converted, sharding, None, dense_as_torchrec=False)
     store = cut_tables(converted, sharding, groups.pooled, None, settings.fused)
     runtime = Runtime(store, groups)
-    context = context_of("", converted.tables, False, runtime, None, sharding)
+    context = context_now(CollectionContext("", converted.tables, {}, sharding=sharding), runtime.store)
     return compile_graph(OperatorGraph.of(context, TargetsHere()), runtime, "auto", until(after)), runtime
 
 
@@ -194,7 +195,7 @@ def test_means_of_adopted_tables_are_divided_where_their_sums_have_arrived() -> 
 
 def test_what_passes_decide_of_whole_tables_is_so_of_their_shards() -> None:
     converted, sharding = planned(Case((Table("a", 8, 8, ("f0",), "MEAN", ("row_wise",)),)))
-    context = context_of("", converted.tables, False, Runtime(converted.store), None, sharding)
+    context = context_now(CollectionContext("", converted.tables, {}, sharding=sharding), converted.store)
     graph = run_passes(OperatorGraph.of(context, TargetsHere()), until("expand_collection")).graph
     graph.change(graph.of_kind("lookup")[0], combine="SUM", kernel="reference")
     insert_dist(graph)
@@ -205,7 +206,7 @@ def test_what_passes_decide_of_whole_tables_is_so_of_their_shards() -> None:
 def test_rows_that_are_not_combined_are_refused_and_counted_by_shard() -> None:
     case = Case((Table("a", 8, 8, ("f0",), "SUM", ("row_wise",)), Table("b", 8, 4, ("f1",), "SUM", ("table_wise", 1))))
     converted, sharding = planned(case)
-    context = context_of("", converted.tables, False, Runtime(converted.store), None, sharding)
+    context = context_now(CollectionContext("", converted.tables, {}, sharding=sharding), converted.store)
     sharded, whole = (
         run_passes(OperatorGraph.of(context, TargetsHere()), until(last)).graph
         for last in ("insert_dist", "expand_collection")
