@@ -474,12 +474,7 @@ HANDWRITTEN = [
     Case("tensor_dict_input", Tower, _tensor_dict_call),
     Case("feature_processed", _FeatureProcessed, _sparse),
     Case("identity", _ThroughIdentity, _sparse),
-    Case(
-        "regrouped",
-        _Regrouped,
-        _sparse,
-        skip_gradients=("ebc.embedding_bags.t2.weight",),
-    ),
+    Case("regrouped", _Regrouped, _sparse, skip_gradients=("ebc.embedding_bags.t2.weight",)),
     Case("hooks", lambda: _Wrapped(_Hooked()), _sparse),
     Case("hook_of_its_own", lambda: _Wrapped(_HookedByItself()), _sparse),
     Case("ddp", lambda: nn.parallel.DistributedDataParallel(Tower()), _sparse, around=process_group),

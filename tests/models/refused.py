@@ -17,16 +17,11 @@ from torchrec.modules.embedding_modules import (
     EmbeddingBagCollectionInterface,
 )
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
-from torchrec.modules.mc_embedding_modules import ManagedCollisionEmbeddingBagCollection
-from torchrec.modules.mc_modules import (
-    DistanceLFU_EvictionPolicy,
-    ManagedCollisionCollection,
-    MCHManagedCollisionModule,
-)
 from torchrec.quant.embedding_modules import EmbeddingCollection as QuantEmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from tests.builders.collections import collection, sequences, table, two_tables
+from tests.builders.managed_collisions import managed, mch
 from tests.models.handwritten import Tower, process_group
 
 
@@ -107,30 +102,27 @@ class _Scaled(nn.Module):
         return weight * 2
 
 
-def with_bag(bag: nn.Module) -> nn.Module:
-    """A tower whose table t1 is another module."""
+def with_bag(change: Callable[[nn.EmbeddingBag], nn.Module | None]) -> nn.Module:
+    """A tower whose table t1 is another module, or has been changed."""
     tower = Tower()
-    tower.ebc.embedding_bags["t1"] = bag
-    return Holder(tower)
+    bag: Any = tower.ebc.embedding_bags["t1"]
+    tower.ebc.embedding_bags["t1"] = change(bag) or bag
+    return tower
 
 
 def with_embedding(change: Callable[[nn.Embedding], object]) -> nn.Module:
     """Sequences whose table s1 has been changed."""
     made = sequences()
     change(made.embeddings["s1"])
-    return Holder(made)
+    return made
 
 
-def _parametrized() -> nn.Module:
-    tower = Tower()
-    nn.utils.parametrize.register_parametrization(tower.ebc.embedding_bags["t1"], "weight", _Scaled())
-    return Holder(tower)
+def _parametrized(bag: nn.Module) -> None:
+    nn.utils.parametrize.register_parametrization(bag, "weight", _Scaled())
 
 
-def _hooked_bag() -> nn.Module:
-    tower = Tower()
-    tower.ebc.embedding_bags["t1"].register_forward_hook(lambda module, args, output: output * 2)
-    return Holder(tower)
+def _hooked(layer: nn.Module) -> None:
+    layer.register_forward_hook(lambda module, args, output: output * 2)
 
 
 def _forward_on_the_instance() -> nn.Module:
@@ -140,26 +132,8 @@ def _forward_on_the_instance() -> nn.Module:
     return made
 
 
-def _managed_collision() -> nn.Module:
-    tables = two_tables()
-    modules = {
-        config.name: MCHManagedCollisionModule(
-            zch_size=config.num_embeddings,
-            device=torch.device("cpu"),
-            eviction_interval=1000,
-            eviction_policy=DistanceLFU_EvictionPolicy(),
-        )
-        for config in tables
-    }
-    return ManagedCollisionEmbeddingBagCollection(
-        EmbeddingBagCollection(tables=tables),
-        ManagedCollisionCollection(managed_collision_modules=modules, embedding_configs=tables),
-    )
-
-
 def _quantized() -> nn.Module:
-    model = Holder(collection())
-    return quantize_embeddings(model, dtype=torch.qint8, inplace=True)
+    return quantize_embeddings(Holder(collection()), dtype=torch.qint8, inplace=True)
 
 
 def _quantized_sequences() -> nn.Module:
@@ -167,7 +141,7 @@ def _quantized_sequences() -> nn.Module:
     made.qconfig = torch.ao.quantization.QConfig(
         activation=observer.with_args(dtype=torch.float), weight=observer.with_args(dtype=torch.qint8)
     )
-    return Holder(QuantEmbeddingCollection.from_float(made))
+    return QuantEmbeddingCollection.from_float(made)
 
 
 def _fused() -> nn.Module:
@@ -176,68 +150,52 @@ def _fused() -> nn.Module:
     )
 
 
-class _MeanOfWeighted(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.ebc = EmbeddingBagCollection(tables=[table("t1", ["f1"], pooling=PoolingType.MEAN)], is_weighted=True)
+def _weighted_mean() -> nn.Module:
+    return EmbeddingBagCollection(tables=[table("t1", ["f1"], pooling=PoolingType.MEAN)], is_weighted=True)
 
-    def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
-        return self.ebc(features)
+
+def _model_parallel() -> nn.Module:
+    return DistributedModelParallel(Tower(), device=torch.device("cpu"))
+
+
+def _below(name: str, build: Callable[[], nn.Module], reason: str, inner: str = "", **others: Any) -> Refused:
+    """What ``build`` makes stands in ``arch.sparse``."""
+    return Refused(name, lambda: Holder(build()), reason, f"arch.sparse{inner}", **others)
 
 
 REFUSED = [
-    Refused(
-        "model_parallel",
-        lambda: DistributedModelParallel(Tower(), device=torch.device("cpu")),
-        "distributed_model_parallel",
-        "",
-        around=process_group,
-    ),
-    Refused(
-        "model_parallel_below_the_root",
-        lambda: Holder(DistributedModelParallel(Tower(), device=torch.device("cpu"))),
-        "distributed_model_parallel",
-        "arch.sparse",
-        around=process_group,
-    ),
-    Refused("script_module", lambda: Holder(torch.jit.script(collection())), "script_module", "arch.sparse"),
+    Refused("model_parallel", _model_parallel, "distributed_model_parallel", "", around=process_group),
+    _below("model_parallel_below_the_root", _model_parallel, "distributed_model_parallel", around=process_group),
+    _below("script_module", lambda: torch.jit.script(collection()), "script_module"),
     Refused("quantized", _quantized, "quantized_collection", "arch.sparse"),
-    Refused("fused", lambda: Holder(_fused()), "fused_collection", "arch.sparse"),
-    Refused("managed_collision", lambda: Holder(_managed_collision()), "managed_collision", "arch.sparse"),
-    Refused("own_forward", lambda: Holder(Doubled(tables=two_tables())), "own_forward", "arch.sparse"),
-    Refused("forward_on_the_instance", lambda: Holder(_forward_on_the_instance()), "own_forward", "arch.sparse"),
-    Refused("another_implementation", lambda: Holder(Constant()), "unknown_collection", "arch.sparse"),
-    Refused(
-        "inlined_into_a_graph", lambda: Holder(torch.fx.symbolic_trace(Tower())), "inlined_collection", "arch.sparse"
-    ),
+    _below("fused", _fused, "fused_collection"),
+    _below("managed_collision", lambda: managed(True, mch, {"t1": ["f1", "f2"], "t2": ["f3"]}), "managed_collision"),
+    _below("own_forward", lambda: Doubled(tables=two_tables()), "own_forward"),
+    _below("forward_on_the_instance", _forward_on_the_instance, "own_forward"),
+    _below("another_implementation", Constant, "unknown_collection"),
+    _below("inlined_into_a_graph", lambda: torch.fx.symbolic_trace(Tower()), "inlined_collection"),
     Refused("no_collection", lambda: Holder(nn.Identity()), "no_collection", ""),
-    Refused("quantized_sequence", _quantized_sequences, "quantized_collection", "arch.sparse"),
-    Refused(
+    _below("quantized_sequence", _quantized_sequences, "quantized_collection"),
+    _below(
         "embedding_with_an_option",
         lambda: with_embedding(lambda layer: setattr(layer, "max_norm", 1.0)),
         "unsupported_bag_option",
-        "arch.sparse",
     ),
-    Refused(
-        "embedding_with_a_hook",
-        lambda: with_embedding(lambda layer: layer.register_forward_hook(lambda module, args, output: output * 2)),
-        "unsupported_bag",
-        "arch.sparse",
-    ),
-    Refused("weighted_mean", lambda: Holder(_MeanOfWeighted()), "weighted_mean", "arch.sparse.ebc", runs=False),
-    Refused(
+    _below("embedding_with_a_hook", lambda: with_embedding(_hooked), "unsupported_bag"),
+    _below("weighted_mean", _weighted_mean, "weighted_mean", runs=False),
+    _below(
         "bag_with_own_forward",
-        lambda: with_bag(TaughtBag(20, 8, mode="sum", include_last_offset=True)),
+        lambda: with_bag(lambda _: TaughtBag(20, 8, mode="sum", include_last_offset=True)),
         "unsupported_bag",
-        "arch.sparse.ebc",
+        ".ebc",
     ),
-    Refused("bag_of_another_class", lambda: with_bag(ForeignBag()), "unsupported_bag", "arch.sparse.ebc"),
-    Refused("bag_with_a_hook", _hooked_bag, "unsupported_bag", "arch.sparse.ebc"),
-    Refused("parametrized_table", _parametrized, "unsupported_bag", "arch.sparse.ebc"),
-    Refused(
+    _below("bag_of_another_class", lambda: with_bag(lambda _: ForeignBag()), "unsupported_bag", ".ebc"),
+    _below("bag_with_a_hook", lambda: with_bag(_hooked), "unsupported_bag", ".ebc"),
+    _below("parametrized_table", lambda: with_bag(_parametrized), "unsupported_bag", ".ebc"),
+    _below(
         "bag_with_an_option",
-        lambda: with_bag(nn.EmbeddingBag(20, 8, mode="sum", include_last_offset=True, padding_idx=0)),
+        lambda: with_bag(lambda bag: setattr(bag, "padding_idx", 0)),
         "unsupported_bag_option",
-        "arch.sparse.ebc",
+        ".ebc",
     ),
 ]

@@ -142,11 +142,7 @@ TORCHREC_TEST_MODELS = [
     Case("sparse_nn_negatives", lambda: _sparse_nn(postproc_module=_FixedNegatives(False)), _call),
     Case("sparse_nn_negatives_with_parameters", lambda: _sparse_nn(postproc_module=_FixedNegatives(True)), _call),
     Case("sparse_arch", _SparseArchAlone, _call),
-    Case(
-        "tower_sparse_nn",
-        lambda: TestTowerSparseNN(tables=_tables(), weighted_tables=_weighted_tables()),
-        _call,
-    ),
+    Case("tower_sparse_nn", lambda: TestTowerSparseNN(tables=_tables(), weighted_tables=_weighted_tables()), _call),
     Case(
         "tower_collection_sparse_nn",
         lambda: TestTowerCollectionSparseNN(tables=_tables()[:3], weighted_tables=_weighted_tables()),
