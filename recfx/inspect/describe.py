@@ -239,6 +239,10 @@ def sharded_reasons(sharded: ShardedCollection, path: str) -> Iterator[Diagnosti
     if isinstance(sharded.forward, BaseForward):  # recfx.TrainPipeline has a report of its own
         message = f"a TorchRec pipeline sends the next batch's ids ahead ({type(sharded.forward).__name__})."
         yield Diagnostic("pipelined", path, message, "nothing: detach the pipeline to have a plain forward again.")
+    if any(getattr(node, "has_expanded", False) for node in sharded.graph_module.children()):
+        message = "a batch had features with their own batch sizes: they are expanded before ids are sent."
+        advice = "expect more ids on the wire than with TorchRec; deduplicate after the collection where that matters."
+        yield Diagnostic("variable_batch_expanded", path, message, advice)
     path_of, first = partial(kind_of(sharded).table_path, path), 0
     dedup = next((node for node in sharded.graph_module.children() if isinstance(node, DedupIds)), None)
     for table in sharded.tables:

@@ -91,6 +91,7 @@ class SelectFeatures(NodeModule):
         self._is_sent = self._converts = self._on_host = self._weights_are_sent = False
         self._expands = tables[0].is_pooled  # unsharded, TorchRec ignores inverse indices where it does not pool
         self._orders: dict[tuple[str, ...], _KeyOrder] = {}
+        self.has_expanded = False  # whether any batch had different batch sizes per feature; for the report
 
     def prepare_to_send(self, world_size: int, on_host: bool) -> None:
         """Prepare for sending ids to other ranks: they are converted to one type, whatever type the batch has.
@@ -135,6 +136,7 @@ class SelectFeatures(NodeModule):
             sizes = [batch_sizes[position] for position in order.positions]
             device = checked.values().device
             inverse = self.inverse_indices(named_inverse, self.feature_names, sizes, device)
+            self.has_expanded = True
             selected = expanded(checked, order.positions, batch_sizes, inverse, self.keys)
         elif not order.is_same:
             selected = permute_features(checked, order.positions, self.keys)

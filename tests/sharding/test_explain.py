@@ -151,3 +151,23 @@ def wrong_plans(rank: int, world_size: int) -> None:
 
 def test_what_is_wrong_with_a_plan_is_in_the_report() -> None:
     ranks(2).run(wrong_plans)
+
+
+def expanded(rank: int, world_size: int) -> list[str]:
+    case = Case((TABLES[0], TABLES[3]), kernel="dense")
+    model, plan = model_and_plan(case, world_size)
+    model = recfx.convert(model, plan=plan)
+    batch = KeyedJaggedTensor(
+        ["f0", "f2"],
+        torch.tensor([1, 2, 3]),
+        lengths=torch.tensor([1, 1, 1]),
+        stride_per_key_per_rank=[[2], [1]],
+        inverse_indices=(["f0", "f2"], torch.tensor([[0, 1, 0], [0, 0, 0]])),
+    )
+    before = {reason.code for reason in recfx.explain(model).reasons}
+    model(batch)[0].backward()
+    return sorted({reason.code for reason in recfx.explain(model).reasons} - before)
+
+
+def test_a_variable_batch_that_was_expanded() -> None:
+    assert ranks(2).run(expanded) == [["variable_batch_expanded"]] * 2
