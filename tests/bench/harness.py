@@ -165,13 +165,14 @@ def compare(name: str, times: Times, ours: str, peer: str, setup: dict[str, Any]
         ours_ms=statistics.median(our_times),
         peer=peer,
         peer_ms=statistics.median(peer_times),
-        quiet_ratio=_of_fastest_quarter(our_times) / _of_fastest_quarter(peer_times),
+        quiet_ratio=of_fastest_quarter(our_times) / of_fastest_quarter(peer_times),
         spread=(quartiles[0], quartiles[2]),
         setup={**setup, "iterations": len(both)},
     )
 
 
-def _of_fastest_quarter(times: list[float]) -> float:
+def of_fastest_quarter(times: list[float]) -> float:
+    """The median of the fastest quarter."""
     return statistics.median(sorted(times)[: max(1, len(times) // 4)])
 
 

@@ -9,10 +9,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
-from torchrec import KeyedJaggedTensor
 
 import recfx
-from recfx.collections.hash_collections import HashEmbeddingBagCollection
 from recfx.hashing import HashConfig
 from recfx.kernels.index.mix64 import mix64
 from tests.bench.harness import Contestant, Result, compare_all, must_agree
@@ -47,79 +45,35 @@ def run(setup: Setup) -> Iterator[Result]:
 def _many_tables(setup: Setup, distribution: str) -> Iterator[Result]:
     """Two models with their own weights, which must stay equal."""
     universe = int(setup.rows * TAKEN)
-    dense = Ids(setup, distribution, universe)
-    raw = Ids(setup, distribution, universe, raw=mix64)
+    dense, raw = Ids(setup, distribution, universe), Ids(setup, distribution, universe, raw=mix64)
     initial = with_optimizer(standard_collection(setup), OPTIMIZER)
     adopted = recfx.convert(with_optimizer(initial, OPTIMIZER), verify=False)
-    indexed = recfx.convert(initial, hashing=HashConfig(dense_rows=0), verify=False)
-    assert isinstance(indexed, HashEmbeddingBagCollection)
+    indexed = recfx.convert(initial, hashing=HashConfig(dense_rows=0), verify=False).eval()
     fill_with_ids(indexed, adopted, universe)
     peer = table_batched(setup, adopted, OPTIMIZER)
-    yield from _forward(setup, distribution, indexed, raw.batches(), adopted, dense.batches(), peer)
-    del peer
-    _check_steps(setup, indexed, raw.batches()[-1], adopted, dense.batches()[-1])
-    yield from _step(setup, distribution, indexed, raw.batches(), adopted, dense.batches())
-
-
-def _forward(
-    setup: Setup,
-    distribution: str,
-    indexed: HashEmbeddingBagCollection,
-    raw: list[KeyedJaggedTensor],
-    adopted: torch.nn.Module,
-    dense: list[KeyedJaggedTensor],
-    peer: torch.nn.Module | None,
-) -> Iterator[Result]:
-    indexed.eval()
+    of_indexed, of_adopted = raw.batches(), dense.batches()
     contestants = [
-        Contestant(OURS, lambda i: indexed(raw[i]).values()),
-        Contestant(ADOPTED, lambda i: adopted(dense[i]).values()),
+        Contestant(OURS, lambda i: indexed(of_indexed[i]).values()),
+        Contestant(ADOPTED, lambda i: adopted(of_adopted[i]).values()),
+        Contestant(TABLE_BATCHED, lambda i, peer=peer: peer(dense.values[i], dense.offsets)),
     ]
-    if peer is not None:
-        offsets = dense[-1].offsets()
-        contestants.append(Contestant(TABLE_BATCHED, lambda i: peer(dense[i].values(), offsets)))
+    facts = {**setup.facts(distribution), "ids_in_index": universe}
+    case = f"{setup.tables}_tables/{distribution.replace(' ', '_')}"
     with torch.no_grad():
-        if peer is not None:
-            must_agree(contestants)
-        facts = {**setup.facts(distribution), "ids_in_index": int(setup.rows * TAKEN)}
-        yield from compare_all(_case("forward_eval", setup, distribution), contestants, setup, facts)
-
-
-def _check_steps(
-    setup: Setup,
-    indexed: HashEmbeddingBagCollection,
-    raw: KeyedJaggedTensor,
-    adopted: torch.nn.Module,
-    dense: KeyedJaggedTensor,
-) -> None:
-    """One step of each: the same weights by id."""
-    (gradient,) = output_gradients(setup, 1)
-    indexed.train()(raw).values().backward(gradient)
-    adopted(dense).values().backward(gradient)
-    every_id = torch.arange(int(setup.rows * TAKEN))
-    for index, ours, theirs in zip(
-        indexed.hash_indexes.values(), table_weights(indexed), table_weights(adopted), strict=True
-    ):
-        check_close("step", theirs[every_id], ours[index.find(mix64(every_id))])
-
-
-def _step(
-    setup: Setup,
-    distribution: str,
-    indexed: HashEmbeddingBagCollection,
-    raw: list[KeyedJaggedTensor],
-    adopted: torch.nn.Module,
-    dense: list[KeyedJaggedTensor],
-) -> Iterator[Result]:
-    gradients = output_gradients(setup, 4)
-    indexed.train()
+        must_agree(contestants)
+        yield from compare_all(f"hashed/forward_eval/{case}", contestants, setup, facts)
+    del peer, contestants
+    gradients, of_indexed, of_adopted = output_gradients(setup, 4), raw.batches(), dense.batches()
     contestants = [
-        Contestant(OURS, lambda i: indexed(raw[i]).values().backward(gradients[i % 4])),
-        Contestant(ADOPTED, lambda i: adopted(dense[i]).values().backward(gradients[i % 4])),
+        Contestant(OURS, lambda i: indexed(of_indexed[i]).values().backward(gradients[i % 4])),
+        Contestant(ADOPTED, lambda i: adopted(of_adopted[i]).values().backward(gradients[i % 4])),
     ]
-    facts = {**setup.facts(distribution), "ids_in_index": int(setup.rows * TAKEN), "optimizer": OPTIMIZER.name}
-    yield from compare_all(_case("train_step", setup, distribution), contestants, setup, facts)
-
-
-def _case(what: str, setup: Setup, distribution: str) -> str:
-    return f"hashed/{what}/{setup.tables}_tables/{distribution.replace(' ', '_')}"
+    indexed.train()
+    for contestant in contestants:
+        contestant.run(-1)
+    every_id = torch.arange(universe)
+    tables = zip(indexed.hash_indexes.values(), table_weights(indexed), table_weights(adopted), strict=True)
+    for index, ours, theirs in tables:
+        check_close("step", theirs[every_id], ours[index.find(mix64(every_id))])
+    facts["optimizer"] = OPTIMIZER.name
+    yield from compare_all(f"hashed/train_step/{case}", contestants, setup, facts)

@@ -32,16 +32,11 @@ def in_own_process(run: Callable[..., Iterable[Result]], setup: Setup, *argument
     """
     if _is_small(setup):
         return list(run(setup, *arguments))
-    return in_fresh_process(run, setup, *arguments)
+    return on_ranks(0, run, setup, *arguments)
 
 
 def _is_small(setup: Setup) -> bool:
     return 4 * setup.tables * setup.rows * setup.dim < _SMALL_BYTES
-
-
-def in_fresh_process(run: Callable[..., Iterable[Result]], setup: Setup, *arguments: Any) -> list[Result]:
-    """The same, whatever the size."""
-    return on_ranks(0, run, setup, *arguments)
 
 
 def on_ranks(ranks: int, run: Callable[..., Iterable[Result]], setup: Setup, *arguments: Any) -> list[Result]:

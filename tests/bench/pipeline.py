@@ -14,7 +14,7 @@ import gc
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -26,7 +26,6 @@ from torchrec.distributed import sharding_plan as stock
 from torchrec.distributed.dist_data import KJTAllToAllTensorsAwaitable
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 from torchrec.distributed.types import ShardingEnv
-from torchrec.streamable import Pipelineable
 
 import recfx
 from recfx.collections.sharding.shard import shard_collection
@@ -35,7 +34,7 @@ from recfx.planner.sharder import HashEmbeddingBagCollectionSharder
 from tests.bench.harness import Contestant, Result, Times, compare, take_turns
 from tests.bench.setup import Ids, Setup
 from tests.bench.workload import LEARNING_RATE, OPTIMIZERS, standard_collection, with_optimizer
-from tests.sharding.pipelined import Loop
+from tests.sharding.pipelined import Batch, Loop
 from tests.sharding.ranks import ranks
 
 OURS, ONE_BY_ONE, STOCK = "recfx.TrainPipeline", "steps one by one", "TrainPipelineSparseDist"
@@ -46,26 +45,6 @@ IMITATED_MS = (0, 0), (150, 60)
 """How long the host sleeps per step, and how long ids take to arrive."""
 TAKEN = 0.75
 """Number of distinct ids that are drawn, as a share of a hashed table's rows."""
-
-
-@dataclass
-class Batch(Pipelineable):
-    """Of one rank."""
-
-    features: KeyedJaggedTensor
-    dense: torch.Tensor
-    labels: torch.Tensor
-
-    def to(self, device: torch.device, non_blocking: bool = False) -> Batch:
-        """Batches and models are on the CPU."""
-        return self
-
-    def pin_memory(self) -> Batch:
-        """See ``to``."""
-        return self
-
-    def record_stream(self, stream: torch.Stream) -> None:
-        """See ``to``."""
 
 
 class Elsewhere(nn.Module):
@@ -97,8 +76,9 @@ class Model(nn.Module):
     def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the loss and the logits."""
         pooled = self.sparse(batch.features).values()
-        logits = self.over(torch.cat([batch.dense, pooled], 1)).squeeze(1)
-        return nn.functional.binary_cross_entropy_with_logits(logits, batch.labels), logits.detach()
+        dense, labels = batch.dense[:, :DENSE], batch.dense[:, DENSE]
+        logits = self.over(torch.cat([dense, pooled], 1)).squeeze(1)
+        return nn.functional.binary_cross_entropy_with_logits(logits, labels), logits.detach()
 
 
 def run(setup: Setup) -> Iterator[Result]:
@@ -170,10 +150,8 @@ def _model(setup: Setup, world_size: int, hashed: bool, elsewhere_ms: int) -> Mo
     hashing = recfx.HashConfig(dense_rows=0) if hashed else None
     converted = recfx.convert(collection, hashing=hashing, verify=False)
     assert isinstance(converted, recfx.HashEmbeddingBagCollection)
-    if hashed:
-        raw = mix64(torch.arange(int(setup.rows * TAKEN)))
-        for table in converted.tables:
-            converted.index(table.name).find_or_insert(raw)
+    for index in converted.hash_indexes.values() if hashed else ():
+        index.find_or_insert(mix64(torch.arange(int(setup.rows * TAKEN))))
     names = [table.name for table in converted.tables]
     half = len(names) // 2
     plan = stock.construct_module_sharding_plan(
@@ -195,7 +173,8 @@ def _batches(setup: Setup, rank: int, hashed: bool) -> list[Batch]:
     ids = Ids(setup, "power law", universe, raw=lambda dense: _of_rank(dense, rank, universe, hashed))
     for features in ids.batches():
         dense = torch.rand(setup.batch, DENSE, generator=generator)
-        batches.append(Batch(features, dense, torch.randint(0, 2, (setup.batch,), generator=generator).float()))
+        labels = torch.randint(0, 2, (setup.batch, 1), generator=generator)
+        batches.append(Batch(features, torch.cat([dense, labels], 1)))
     return batches
 
 

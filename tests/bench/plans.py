@@ -20,7 +20,7 @@ from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 import recfx
 from recfx.planner.pricing.hardware import CPU_HOST
-from tests.bench.harness import Result, take_turns
+from tests.bench.harness import Result, of_fastest_quarter, take_turns
 from tests.bench.own_process import on_ranks
 from tests.bench.setup import Ids, Setup
 from tests.bench.sharded import barred_step
@@ -71,7 +71,7 @@ def _measure(setup: Setup) -> list[Result]:
         predicted[name] = 1e3 * recfx.cost(model, CPU_HOST).at(setup.batch, L=setup.bag_length).seconds
         contestants.append(barred_step(name, model, ids.batches(), gradient))
     times = take_turns(contestants, setup.iterations, setup.warm_up)
-    measured = {name: fastest_quarter(seconds) for name, seconds in times.items()}
+    measured = {name: of_fastest_quarter([*seconds.values()]) for name, seconds in times.items()}
     facts = {**setup.facts("uniform"), "processes": WORLD_SIZE, "optimizer": OPTIMIZER.name}
     facts["threads"] = torch.get_num_threads()
     facts["predicted_spread"] = round(max(predicted.values()) / min(predicted.values()), 3)
@@ -106,15 +106,10 @@ def _result(name: str, times: dict[int, float], predicted: float, facts: dict[st
         ours_ms=statistics.median(measured),
         peer="predicted",
         peer_ms=predicted,
-        quiet_ratio=fastest_quarter(times) / predicted,
+        quiet_ratio=of_fastest_quarter(measured) / predicted,
         spread=(low / predicted, high / predicted),
         setup=facts,
     )
-
-
-def fastest_quarter(times: dict[int, float]) -> float:
-    """The median of the fastest quarter of all steps."""
-    return statistics.median(sorted(times.values())[: max(1, len(times) // 4)])
 
 
 def spearman(first: list[float], second: list[float]) -> float:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torchrec import EmbeddingCollection, EmbeddingConfig, KeyedJaggedTensor
+from torchrec import KeyedJaggedTensor
 from torchrec.distributed import sharding_plan
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.types import ShardingEnv
@@ -23,8 +23,8 @@ from recfx.collections.sharding.shard import shard_collection
 from recfx.ir.dedup import different
 from tests.bench.harness import Contestant, Result, compare_all
 from tests.bench.own_process import cases_on_ranks
-from tests.bench.setup import Setup
-from tests.bench.workload import OPTIMIZERS, attach
+from tests.bench.setup import Setup, feature_names
+from tests.bench.workload import OPTIMIZERS, attach, standard_collection
 from tests.sharding.recorded import recorded
 
 ONCE, AS_THEY_COME = "each different id once", "ids as they come"
@@ -82,13 +82,9 @@ def _step(name: str, model: ShardedCollection, batches: list[KeyedJaggedTensor])
 
 def _model(setup: Setup, dedup: bool) -> ShardedCollection:
     torch.manual_seed(0)
-    tables = [
-        EmbeddingConfig(name=f"t{k}", num_embeddings=setup.rows, embedding_dim=setup.dim, feature_names=[f"f{k}"])
-        for k in range(setup.tables)
-    ]
-    standard = EmbeddingCollection(tables=tables)
+    standard = standard_collection(setup)
     attach(standard, OPTIMIZER)
-    per_table = {table.name: sharding_plan.row_wise() for table in tables}
+    per_table = dict.fromkeys(standard.embeddings, sharding_plan.row_wise())
     plan = sharding_plan.construct_module_sharding_plan(
         standard, per_table, sharder=EmbeddingCollectionSharder(), local_size=WORLD_SIZE, world_size=WORLD_SIZE,
         device_type="cpu",
@@ -106,7 +102,7 @@ def _batches(setup: Setup, exponent: float) -> list[KeyedJaggedTensor]:
     lengths = torch.full((setup.tables * setup.batch,), setup.bag_length)
     return [
         KeyedJaggedTensor(
-            [f"f{table}" for table in range(setup.tables)],
+            feature_names(setup),
             order[torch.searchsorted(shares, torch.rand(count, generator=generator, dtype=torch.float64) * shares[-1])],
             lengths=lengths,
         )

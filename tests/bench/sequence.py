@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
-from torchrec import EmbeddingCollection, EmbeddingConfig, JaggedTensor
+from torchrec import JaggedTensor
 
 import recfx
 from recfx.hashing import HashConfig
@@ -24,6 +24,7 @@ from tests.bench.workload import (
     attach,
     check_close,
     fill_with_ids,
+    standard_collection,
     table_batched,
 )
 
@@ -50,7 +51,7 @@ def _run(setup: Setup, distribution: str, optimizer: Optimizer | None) -> Iterat
     """The forward in eval mode, without gradients; or, with an optimizer, steps."""
     universe = int(setup.rows * TAKEN)
     dense, raw = Ids(setup, distribution, universe), Ids(setup, distribution, universe, raw=mix64)
-    standard = _collection(setup)
+    standard = standard_collection(setup)
     peer = table_batched(setup, standard, optimizer or OPTIMIZERS[0])
     copies = [copy.deepcopy(standard) for _ in range(2)]
     for model in (standard, *copies) if optimizer else ():
@@ -93,20 +94,6 @@ def _run(setup: Setup, distribution: str, optimizer: Optimizer | None) -> Iterat
     del expected
     with torch.set_grad_enabled(optimizer is not None):
         yield from compare_all(name, contestants, setup, facts, PAIRS)
-
-
-def _collection(setup: Setup) -> EmbeddingCollection:
-    return EmbeddingCollection(
-        tables=[
-            EmbeddingConfig(
-                name=f"table_{table}",
-                num_embeddings=setup.rows,
-                embedding_dim=setup.dim,
-                feature_names=[f"feature_{table}"],
-            )
-            for table in range(setup.tables)
-        ]
-    )
 
 
 def _gradients(setup: Setup, count: int) -> list[torch.Tensor]:

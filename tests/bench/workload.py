@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import SplitTableBatchedEmbeddingBagsCodegen
 from torch import nn
 from torch.distributed.optim import _apply_optimizer_in_backward as apply_optimizer_in_backward
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig, PoolingType
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from recfx.collections.collection import UnshardedCollection
@@ -21,21 +23,23 @@ LEARNING_RATE = 0.0625
 EPS = 1e-8
 
 
-def standard_collection(setup: Setup, tables: int | None = None) -> EmbeddingBagCollection:
-    """The collection that users have, with uniform weights as by TorchRec's default."""
-    return EmbeddingBagCollection(
-        tables=[
-            EmbeddingBagConfig(
-                name=f"table_{table}",
-                num_embeddings=setup.rows,
-                embedding_dim=setup.dim,
-                feature_names=[f"feature_{table}"],
-                pooling=PoolingType[setup.pooling],
-            )
-            for table in range(tables or setup.tables)
-        ],
-        is_weighted=setup.is_weighted,
+def standard_collection(setup: Setup) -> Any:
+    """The collection that users have, with uniform weights as by TorchRec's default; of sequences without pooling."""
+    kind: Any = (
+        EmbeddingConfig if setup.pooling == "NONE" else partial(EmbeddingBagConfig, pooling=PoolingType[setup.pooling])
     )
+    tables = [
+        kind(
+            name=f"table_{table}",
+            num_embeddings=setup.rows,
+            embedding_dim=setup.dim,
+            feature_names=[f"feature_{table}"],
+        )
+        for table in range(setup.tables)
+    ]
+    if setup.pooling == "NONE":
+        return EmbeddingCollection(tables)
+    return EmbeddingBagCollection(tables, is_weighted=setup.is_weighted)
 
 
 @dataclass(frozen=True)
