@@ -99,12 +99,6 @@ def test_the_reference_waits_for_nothing(values: list[int]) -> None:
             bag_offsets_reference(torch.tensor(values), torch.tensor(bags), are_offsets, [1], torch.tensor([5, 5]))
 
 
-def test_views_that_are_not_contiguous() -> None:
-    values, lengths, rows = torch.tensor([1, 9, 2, 9, 3, 9])[::2], torch.tensor([1, 7, 2, 7])[::2], torch.tensor([5, 5])
-    offsets, fault, _ = bag_offsets(values, lengths, False, [1], rows)
-    assert (offsets.tolist(), fault) == ([0, 1, 3], None)
-
-
 @pytest.mark.parametrize("with_library", [True, False])
 @pytest.mark.parametrize("per_key", [[2], [1, 1, 1], [1], [4, -1]])
 def test_bags_that_are_not_those_of_the_keys(with_library: bool, per_key: list[int]) -> None:

@@ -100,20 +100,6 @@ def test_every_float16_is_read_exactly() -> None:
     assert torch.equal(pooled.nan_to_num(), weight.float().nan_to_num())
 
 
-def test_inputs_may_be_strided() -> None:
-    case = large_case(torch.float32)
-
-    def strided(tensor: torch.Tensor) -> torch.Tensor:
-        return torch.stack([tensor, torch.zeros_like(tensor)], dim=1)[:, 0]
-
-    scale = torch.rand(case.ids.numel())
-    case.scale = scale
-    expected = case.by_operator()
-    case.ids, case.offsets, case.scale = strided(case.ids), strided(case.offsets), strided(scale)
-    assert not case.ids.is_contiguous()
-    assert all(torch.equal(left, right) for left, right in zip(expected, case.by_operator(), strict=True))
-
-
 def test_opcheck() -> None:
     weights = [torch.randn(30, 5), torch.randn(30, 8)]
     index = HashIndex(30)

@@ -28,18 +28,15 @@ def test_blocks(dim: int, block: int) -> None:
     assert block_of(dim) == block
 
 
-@pytest.mark.parametrize(("block", "rows"), [(16, 8), (256, 8), (512, 4), (1024, 2), (4096, 2)])
-def test_a_step_asks_for_fewer_rows_where_they_are_wide(block: int, rows: int) -> None:
-    assert step_rows(block) == step_rows(block, ASCEND_910B) == rows
+@pytest.mark.parametrize(
+    ("block", "step", "lookup"), [(16, 8, 32), (256, 8, 32), (512, 4, 16), (1024, 2, 8), (4096, 2, 8)]
+)
+def test_fewer_rows_are_asked_for_where_they_are_wide(block: int, step: int, lookup: int) -> None:
+    assert step_rows(block) == step_rows(block, ASCEND_910B) == step
     assert step_rows(block, chip_named("Ascend910_9579")) == 2
-    assert Need(5, 10, 3, 7).of(block) == 5 + (10 + 3 * rows + 7 * min(rows, 4)) * block
-
-
-@pytest.mark.parametrize(("block", "rows"), [(16, 32), (256, 32), (512, 16), (1024, 8), (4096, 8)])
-def test_a_lookup_asks_for_fewer_rows_where_they_are_wide(block: int, rows: int) -> None:
-    assert lookup_rows(block, ASCEND_910B) == rows
-    assert lookup_rows(block) == 8
-    assert Need(5, 10, per_lookup_row=3).of(block) == 5 + (10 + 3 * rows) * block
+    assert (lookup_rows(block, ASCEND_910B), lookup_rows(block)) == (lookup, 8)
+    assert Need(5, 10, 3, 7).of(block) == 5 + (10 + 3 * step + 7 * min(step, 4)) * block
+    assert Need(5, 10, per_lookup_row=3).of(block) == 5 + (10 + 3 * lookup) * block
 
 
 @pytest.mark.parametrize(("work", "expected"), [(0, 1), (1, 1), (39, 39), (40, 40), (41, 40), (10**9, 40)])

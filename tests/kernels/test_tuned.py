@@ -36,12 +36,9 @@ def _own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     tuned._kept.cache_clear()
 
 
-def test_nothing_was_kept(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_kept_is_read(caplog: pytest.LogCaptureFixture) -> None:
     assert programs_per_core(CHIP) is None
     assert caplog.text == ""
-
-
-def test_what_is_kept_is_read() -> None:
     keep(CHIP, {**programs(4), ROWS_IN_FLIGHT: {LOOKUP: 16}})
     assert programs_per_core("H100") is None
     written = tuned.path().read_text()

@@ -114,21 +114,15 @@ def only_the_interpreter_is_for_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize(
-    ("without", "words"),
+    "without",
     [
-        (not_installed, "Triton is not installed: pip install triton."),
-        (cannot_be_imported, "installed, but it cannot be imported (ModuleNotFoundError: "),
-        (interpreter_was_asked_for_too_late, "set it before the process starts"),
-        (only_the_interpreter_is_for_the_cpu, "TRITON_INTERPRET=1"),
+        not_installed, cannot_be_imported, interpreter_was_asked_for_too_late, only_the_interpreter_is_for_the_cpu,
     ],
-)
-def test_without_triton(
-    without: Callable[[pytest.MonkeyPatch], None], words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+)  # fmt: skip
+def test_without_triton(without: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
     without(monkeypatch)
-    code, message = declined(spec())
+    code, _ = declined(spec())
     assert code == "no_triton"
-    assert words in message
 
 
 @pytest.mark.parametrize("backend", ["triton", "npu"])
@@ -205,24 +199,17 @@ def test_of_a_lookup_without_optimizer_the_step_that_gives_gradients_has_to_fit(
     decline = on_npu("Ascend910B3", monkeypatch)
     of_lookups = {kernel: dict.fromkeys(sizes, tiling.Need(0, 1)) for kernel, sizes in tiling.NEEDS.items()}
     monkeypatch.setattr(tiling, "NEEDS", of_lookups)  # the steps need most
-    needs = {
-        kernel: tiling.ub_bytes(kernel, 1024, 4, rule)
-        for kernel, rule in (
-            ("recfx_pooled_lookup", None),
-            ("recfx_per_sample_weight_gradients", None),
-            ("recfx_fused_step", SGD.needs),
-            ("recfx_fused_step_of_borders", SGD.needs),
-        )
-    }
-    of_sgd = max(needs.values())
-    assert of_sgd == needs["recfx_fused_step"] > needs["recfx_pooled_lookup"]
-    monkeypatch.setattr(tiling, "chip_named", lambda name: replace(tiling.ASCEND_910B, ub_bytes=of_sgd))
-    assert decline(spec((1024,))) is None
-    assert "with rule adam" in decline(spec((1024,), optimizers=[FusedOptimizer(ADAM, {"lr": 0.1})])).message
-    monkeypatch.setattr(tiling, "chip_named", lambda name: replace(tiling.ASCEND_910B, ub_bytes=of_sgd - 1))
-    declined_one = decline(spec((1024,)))
-    assert declined_one.code == "unified_buffer"
-    assert f"recfx_fused_step with rule sgd needs {of_sgd:,} bytes" in declined_one.message
+    of_sgd = tiling.ub_bytes("recfx_fused_step", 1024, 4, SGD.needs)
+    of_adam = spec((1024,), optimizers=[FusedOptimizer(ADAM, {"lr": 0.1})])
+    for ub_bytes, asked, fits in (
+        (of_sgd, spec((1024,)), True),
+        (of_sgd, of_adam, False),
+        (of_sgd - 1, spec((1024,)), False),
+    ):
+        small = replace(tiling.ASCEND_910B, ub_bytes=ub_bytes)
+        monkeypatch.setattr(tiling, "chip_named", lambda name, small=small: small)
+        answer = decline(asked)
+        assert answer is None if fits else answer.code == "unified_buffer"
 
 
 def test_a_rule_whose_step_was_never_measured(monkeypatch: pytest.MonkeyPatch) -> None:
