@@ -1,15 +1,17 @@
-"""``train_step``: forward, backward and optimizer, against the standard collection, and FBGEMM's module."""
+"""``forward`` without gradients, and ``train_step``: against the standard collection, and FBGEMM's module."""
 
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 import recfx
-from tests.bench.harness import Contestant, Result, compare_all
+from tests.bench.harness import Contestant, Result, compare_all, must_agree
 from tests.bench.setup import DISTRIBUTIONS, Ids, Setup
 from tests.bench.workload import (
     LEARNING_RATE,
@@ -25,9 +27,42 @@ from tests.bench.workload import (
 
 OURS, OUR_LOOKUP = "converted collection", "its lookup node alone"
 STANDARD, TABLE_BATCHED = "EmbeddingBagCollection", "FBGEMM table-batched"
+PAIRS = [(OURS, STANDARD), (OURS, TABLE_BATCHED), (OUR_LOOKUP, TABLE_BATCHED)]
 ORDINARY_ROWS = 10_000
 STANDARD_EVERY = 8
 """The standard collection makes a gradient as large as the table: its step takes far longer than all others."""
+
+
+def forward(setup: Setup) -> Iterator[Result]:
+    """Ours starts from a KJT with lengths; FBGEMM's module and our lookup node alone get indices and offsets."""
+    for distribution in DISTRIBUTIONS:
+        yield from _forward(setup, distribution)
+    for variant in setup.variants()[1:]:
+        yield from _forward(variant, DISTRIBUTIONS[0])
+    gc.collect()  # graphs are full of cycles, and the next table is the largest
+    yield from _forward(setup.of_one_table(setup.huge_table_rows), DISTRIBUTIONS[0], "huge_table/")
+
+
+def _forward(setup: Setup, distribution: str, case: str = "") -> Iterator[Result]:
+    collection = standard_collection(setup)
+    converted: Any = recfx.convert(collection, verify=False)
+    peer = table_batched(setup, collection, OPTIMIZERS[0])
+    ids = Ids(setup, distribution)
+    ours, standard, checked = ids.batches(), ids.batches(), ids.batches()
+    for batch in checked:
+        batch.offsets()  # computed in advance: the lookup node reads offsets, as the table-batched module does
+    lookup = converted.graph_module.lookup
+    weights = ids.weights or [None] * len(ids.values)
+    contestants = [
+        Contestant(OURS, lambda i: converted(ours[i]).values()),
+        Contestant(STANDARD, lambda i: collection(standard[i]).values()),
+        Contestant(OUR_LOOKUP, lambda i: lookup(checked[i])),
+        Contestant(TABLE_BATCHED, lambda i: peer(ids.values[i], ids.offsets, weights[i])),
+    ]
+    with torch.no_grad():
+        must_agree(contestants)
+        name = f"forward/{case}{setup.case(distribution)}"
+        yield from compare_all(name, contestants, setup, setup.facts(distribution), PAIRS)
 
 
 def run(setup: Setup) -> Iterator[Result]:
@@ -101,5 +136,4 @@ def _run(setup: Setup, optimizer: Optimizer, distribution: str) -> Iterator[Resu
             check_close(f"{optimizer.name}, table {table}, {contestant.name}", other, mine)
     name = f"train_step/{optimizer.name}/{distribution.replace(' ', '_')}"
     facts = {**setup.facts(distribution), "optimizer": optimizer.name}
-    pairs = [(OURS, STANDARD), (OURS, TABLE_BATCHED), (OUR_LOOKUP, TABLE_BATCHED)]
-    yield from compare_all(name, contestants, setup, facts, pairs)
+    yield from compare_all(name, contestants, setup, facts, PAIRS)

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from recfx.kernels.index import buckets
 from recfx.kernels.index.index_buffers import flat
 from tests.kernels.indexes import NOTHING_IN_FLIGHT, copy_of, empty, insert
 
@@ -56,24 +55,6 @@ def test_opcheck(config: dict[str, Any]) -> None:
     of_policies = ("find_or_insert", "mark_initialized", "erase", "rebuild")
     for name, arguments in cases if config is KINDS[-1] else [case for case in cases if case[0] in of_policies]:
         torch.library.opcheck(getattr(torch.ops.recfx, name).default, arguments)
-
-
-def test_scriptable() -> None:
-    @torch.jit.script
-    def use(ids: torch.Tensor, slots: torch.Tensor, side_row: torch.Tensor, lock: torch.Tensor) -> torch.Tensor:
-        return torch.ops.recfx.find(ids, slots, side_row, 2, lock)
-
-    @torch.jit.script
-    def train(ids: torch.Tensor, buffers: list[torch.Tensor], policy: list[int], oldest: int) -> torch.Tensor:
-        answers = torch.ops.recfx.find_or_insert(ids, [0], [ids.numel()], buffers, policy, [oldest])
-        return answers[0]
-
-    index, policy = empty(6, dense_rows=2)
-    insert(torch.tensor([9, -1]), index, policy)
-    ids = torch.tensor([1, -1, 9, 10])
-    assert use(ids, index.slot_groups, index.side_row, index.lock).tolist() == [1, 3, 2, -1]
-    assert train(ids, list(index), list(policy), NOTHING_IN_FLIGHT).tolist() == [1, 3, 2, 4]
-    assert torch.jit.script(buckets.shared_rows)(torch.tensor([5]), 8, 2, 2, 0).numel() == 1
 
 
 class _Sizes(TorchDispatchMode):
