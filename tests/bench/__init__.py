@@ -17,9 +17,10 @@ BENCHMARKS: dict[str, str] = {
         name: f"tests.bench.{name}:run"
         for name in (
             "train_step", "hashed", "sequence", "sharded", "sent_once", "plans",
-            "pipeline", "export", "hash_index", "convert_time", "fused_step",
+            "pipeline", "export", "hash_index", "convert_time",
         )
     },
+    "fused_step": "tests.bench.train_step:fused_step",
     "small_batch": "tests.bench.sharded:small_batch",
     # One per kernel, under its name.
     **{

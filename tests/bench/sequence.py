@@ -24,6 +24,7 @@ from tests.bench.workload import (
     attach,
     check_close,
     fill_with_ids,
+    output_gradients,
     standard_collection,
     table_batched,
 )
@@ -59,7 +60,7 @@ def _run(setup: Setup, distribution: str, optimizer: Optimizer | None) -> Iterat
     ours = recfx.convert(copies[0], verify=False)
     indexed = recfx.convert(copies[1], hashing=HashConfig(dense_rows=0), verify=False)
     fill_with_ids(indexed, ours, universe)
-    gradients = _gradients(setup, 2 if optimizer else 0)
+    gradients = output_gradients(setup, 2 if optimizer else 0)
     by_key = [gradient.chunk(setup.tables) for gradient in gradients]
 
     def finish(i: int, output: dict[str, JaggedTensor] | torch.Tensor) -> object:
@@ -94,10 +95,3 @@ def _run(setup: Setup, distribution: str, optimizer: Optimizer | None) -> Iterat
     del expected
     with torch.set_grad_enabled(optimizer is not None):
         yield from compare_all(name, contestants, setup, facts, PAIRS)
-
-
-def _gradients(setup: Setup, count: int) -> list[torch.Tensor]:
-    """``[n, D]``: multiples of 1/16, whose sums are exact in any order."""
-    generator = torch.Generator().manual_seed(2)
-    shape = (setup.tables * setup.batch * setup.bag_length, setup.dim)
-    return [torch.randint(-8, 9, shape, generator=generator) / 16 for _ in range(count)]

@@ -85,9 +85,11 @@ def table_weights(collection: nn.Module) -> list[torch.Tensor]:
 
 
 def output_gradients(setup: Setup, count: int) -> list[torch.Tensor]:
-    """``[B, sum D]`` gradients, multiples of 1/16: their sums are exact in any order, so contestants agree."""
+    """``[B, sum D]`` gradients, or ``[n, D]`` without pooling: multiples of 1/16, whose sums are exact in any order."""
     generator = torch.Generator().manual_seed(2)
     shape = (setup.batch, setup.tables * setup.dim)
+    if setup.pooling == "NONE":
+        shape = (setup.tables * setup.batch * setup.bag_length, setup.dim)
     return [torch.randint(-8, 9, shape, generator=generator) / 16 for _ in range(count)]
 
 

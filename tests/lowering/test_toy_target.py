@@ -10,7 +10,6 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 import recfx
 from recfx.lowering import registry
 from recfx.lowering.registry import Backend
-from tests.support.refusals import refused
 
 BATCH = KeyedJaggedTensor(["f", "g"], torch.tensor([3, 0, 3, 9, 1]), lengths=torch.tensor([2, 0, 1, 1, 0, 1]))
 
@@ -53,11 +52,6 @@ def test_what_it_declines_goes_to_the_next_target() -> None:
     assert set(kernels(converted)) == {"cpu"}, "one lookup serves both tables, so that both go"
     declined = [decline for record in converted.pass_records for decline in record.declined if decline.by == "loop"]
     assert [decline.code for decline in declined] == ["too_many_rows"]
-
-
-def test_naming_it_where_it_cannot_serve_is_an_error() -> None:
-    with refused("backend_unusable", match="up to 1000 rows"):
-        recfx.convert(tables(rows=2000), backend="loop")
 
 
 def kernels(converted: nn.Module) -> list[str]:
