@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from operator import attrgetter
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import fx, nn
@@ -27,6 +30,9 @@ class Observed:
         root: the module that is traced; nothing in it changes.
         arguments: what the placeholders hold, which may change.
         collections: the ``id`` of each collection.
+
+    Attributes:
+        assigned: the modules whose plain attributes a call of a module has assigned, with the attributes' names.
     """
 
     def __init__(self, root: nn.Module, arguments: dict[str, Any], collections: set[int]) -> None:
@@ -34,6 +40,7 @@ class Observed:
         self._attributes: dict[str, Any] = {}
         self._values: dict[fx.Node, Any] = {}
         self._thread = ThreadPoolExecutor(1)
+        self.assigned: list[tuple[nn.Module, str]] = []
 
     def add(self, node: fx.Node) -> None:
         """Compute what a new node holds."""
@@ -69,10 +76,27 @@ class Observed:
                 is_module = isinstance(value, nn.Module)  # a collection with hooks, whose `forward` the graph calls
                 return self._callable(value) if is_module else self._attributes.setdefault(target, _own(value))
             if node.op == "call_module":
-                return self._callable(self._root.get_submodule(target))(*args, **kwargs)
+                module = self._root.get_submodule(target)
+                called = self._callable(module)
+                with contextlib.nullcontext() if id(module) in self._collections else self._noted(module, called):
+                    return called(*args, **kwargs)
             if node.op == "call_method":
                 target, args = getattr(args[0], target), args[1:]
             return target(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def _noted(self, module: nn.Module, copy: nn.Module) -> Iterator[None]:
+        """Note what the copy of a module assigns, also if it has that value already."""
+        originals = dict(zip(map(id, copy.modules()), module.modules(), strict=True))
+        assign = nn.Module.__setattr__
+
+        def assign_and_note(part: nn.Module, name: str, value: Any) -> None:
+            assign(part, name, value)
+            if id(part) in originals and name in part.__dict__:
+                self.assigned.append((originals[id(part)], name))
+
+        with mock.patch.object(nn.Module, "__setattr__", assign_and_note):
+            yield
 
     def _callable(self, module: nn.Module) -> nn.Module:
         """A copy of a module, which may change itself."""

@@ -121,6 +121,24 @@ for _name in ("__hash__", "__str__", "__format__", "__float__", "__complex__"):
     setattr(InPlaceProxy, _name, _refused(_name))
 
 
+class Assigned:
+    """An attribute that a call has assigned, of which a graph has no value.
+
+    Args:
+        name: of the attribute.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def _raise(self, *args: Any) -> Any:
+        raise TraceError(f"Python needs attribute {self._name}, which a module that is not traced assigns")
+
+    __bool__ = __len__ = __iter__ = __index__ = __int__ = __float__ = __call__ = __getitem__ = __eq__ = _raise
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __neg__ = _raise
+    __lt__ = __le__ = __gt__ = __ge__ = __hash__ = __contains__ = __str__ = _raise
+
+
 class AttributeProxy(InPlaceProxy, Attribute):
     """A proxy of an attribute, which becomes a node if it is used, and is not called."""
 

@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.types
+from torch import fx
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 from recfx.errors import ExportError, type_of
@@ -85,7 +87,13 @@ def expressions(pattern: Pattern, expression: str = "output") -> dict[str, str]:
 
 
 def take_apart(pattern: Pattern, value: Any) -> dict[str, Any]:
-    """The tensors of a value by name; the value may be traced, with proxies as its parts."""
+    """The tensors of a value by name; the value may be traced, with proxies as its parts.
+
+    Raises:
+        ExportError: ``unsupported_output``: a number in it is read from a tensor, and would be built in.
+    """
+    if pattern.kind == "constant" and issubclass(type(value), (fx.Proxy, *torch.types.py_sym_types)):
+        raise _unsupported("the model returns a number that it reads from a tensor.", "return a tensor there.")
     if pattern.name:
         taken = [getattr(value, part)() if part else value for part in pattern.parts]
         return dict(zip(tensor_names(pattern), taken, strict=True))

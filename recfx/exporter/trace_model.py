@@ -18,9 +18,10 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recfx.collections.converted_collection import ConvertedCollection
 from recfx.conversion.whole_graph import inline_graph
+from recfx.discovery.proxies import Assigned
 from recfx.discovery.sample import Sample
 from recfx.discovery.shallow_tracer import LostByTracing, ShallowTracer, rollback_of, trace_graph, with_forward
-from recfx.errors import Diagnostic
+from recfx.errors import Diagnostic, ExportError
 from recfx.exporter.batch_proxies import BatchProxy, check_dtypes, check_read_features, has_known_features
 from recfx.exporter.compare_outputs import run_model
 from recfx.exporter.model_call import ModelCall
@@ -75,6 +76,14 @@ class _Tracer(ShallowTracer):
             for path, module in root.named_modules()
             for name, buffer in module._buffers.items()
         ]
+
+    def call_module(self, m: nn.Module, *call: Any) -> Any:
+        """Nobody may read what a module that stays a call has assigned: it would be that of the sample."""
+        output = super().call_module(m, *call)
+        for module, name in self.observed.assigned:
+            module.__dict__[name] = Assigned(name)
+        self.observed.assigned.clear()
+        return output
 
     def check_reads(self) -> None:
         """Refuse to forget that the traced code has put something else into the place of a buffer.
@@ -148,11 +157,14 @@ def trace_model(call: ModelCall) -> TracedModel:
         graph._tracer_cls = None
         check_read_features(graph, {node: tracer.observed[node] for node in tracer.reads})
         check_dtypes(graph, tracer.described)
+        paths = {identifier(str(node.target), ()): str(node.target) for node in graph.find_nodes(op="call_module")}
+        graph_module = _around_served(call, entry, graph)
+    except ExportError:
+        raise
     except Exception as error:  # user code on proxies can raise anything; the reason is part of the error
         raise WayFailed(rollback_of("", error)) from error
-    paths = {identifier(str(node.target), ()): str(node.target) for node in graph.find_nodes(op="call_module")}
     rollbacks = {rollback.path: rollback.message for rollback in tracer.rollbacks}
-    return TracedModel(_around_served(call, entry, graph), paths, rollbacks)
+    return TracedModel(graph_module, paths, rollbacks)
 
 
 def _around_served(call: ModelCall, entry: nn.Module, graph: fx.Graph) -> fx.GraphModule:
@@ -224,7 +236,8 @@ def _with_leaves(root: nn.Module, of: ModelCall) -> nn.Module:
     def call(*leaves: Any) -> Any:
         made = of.signature.call_of(leaves)
         returned = original(*made.args, **made.kwargs)
-        return returned if is_typed(of.returns) else take_apart(of.returns, returned)
+        tensors = take_apart(of.returns, returned)
+        return returned if is_typed(of.returns) else tensors
 
     return with_forward(root, [leaf.name for leaf in of.signature.leaves()], call)
 

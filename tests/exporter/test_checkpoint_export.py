@@ -179,7 +179,7 @@ def test_the_place_of_a_model_is_named(model: nn.Module, directory: Path, tmp_pa
 @pytest.mark.parametrize(
     ("factory", "reason", "message"),
     [
-        ("not_converted", "checkpoint_mismatch", "has an index for table 'shared_by_two'"),
+        ("not_converted", "checkpoint_mismatch", "hash_indexes.shared_by_two"),
         ("with_buffer_on_meta", "checkpoint_mismatch", "lacks model.ebc"),
     ],
 )

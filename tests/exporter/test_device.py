@@ -99,12 +99,30 @@ def test_models(name: str, tmp_path: Path) -> None:
         model = recfx.convert(case.model(), case.sample(), verify=False)
         report = recfx.export(model, tmp_path / "model.pt", case.sample(), device="npu")
         codes = [note.code for note in report.notes if note.severity == "warning"]
-        assert codes == (["operators_of_the_model"] if name == "sparse_nn" else [])  # it regroups by FBGEMM
-        assert ("fbgemm" in _operators(tmp_path / "model.pt")) == (name == "sparse_nn")
+        assert codes == []
+        assert _operators(tmp_path / "model.pt") == {"aten", "prim"}
         sample = case.sample(7)
         reference, answer = run_model(model.eval(), sample), run_model(recfx.load(tmp_path / "model.pt"), sample)
         expected, actual = (list(take_apart(return_pattern(value), value).items()) for value in (reference, answer))
         assert first_difference(expected, actual, case.rtol, case.atol) is None
+
+
+class CallsFbgemm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.ebc = one_table()
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        offsets = torch.ops.fbgemm.asynchronous_complete_cumsum(features.lengths())
+        pooled: torch.Tensor = self.ebc(features).values()
+        return pooled * offsets[-1]
+
+
+def test_operators_that_a_device_may_lack_are_named(tmp_path: Path) -> None:
+    features = KeyedJaggedTensor(["f"], torch.tensor([1, 2]), lengths=torch.tensor([1, 1]))
+    report = recfx.export(CallsFbgemm(), tmp_path / "model.pt", (features,), device="npu")
+    assert [note.code for note in report.notes if note.severity == "warning"] == ["operators_of_the_model"]
+    assert "fbgemm" in _operators(tmp_path / "model.pt")
 
 
 def test_a_file_for_the_cpu_stays_there(

@@ -158,6 +158,21 @@ def test_stored_rows_are_those_of_the_torchscript_file(
         assert torch.allclose(loaded(*sample.args), script(*sample.args), rtol=1e-5, atol=1e-6)
 
 
+class Scripted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.ebc, self.over = collection(4), torch.jit.script(nn.Sequential(nn.Linear(12, 1)))
+
+    def forward(self, features: KeyedJaggedTensor) -> Tensor:
+        output: Tensor = self.over(self.ebc(features).values())
+        return output
+
+
+def test_a_scripted_submodule_is_refused_by_a_code(tmp_path: Path) -> None:
+    with refused("not_exportable", error=recfx.ExportError):
+        recfx.export(Scripted().eval(), tmp_path / "model", (batch(4),), format="pt2")
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int64])
 def test_weights_that_a_program_would_round_are_refused(dtype: torch.dtype, tmp_path: Path) -> None:
     features = batch(3)

@@ -56,6 +56,7 @@ def export(make: Callable[..., Any], path: Path, format: str, is_weighted: bool 
             lambda values, batch: (values, batch.values().numel() > 0),
             "True for the sample, and False for a batch",
         ),
+        (lambda values, batch: (values, (batch.values() > 99).sum().item()), "reads from a tensor"),
         (lambda values, _: {"n": 3}, "no tensor"),
         (lambda values, _: None, "no tensor"),
         (lambda values, _: values.shape, "no tensor"),

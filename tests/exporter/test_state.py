@@ -265,3 +265,35 @@ def test_files_change_their_buffers_as_models_do(kind: type[_Model], tmp_path: P
         for number in range(14):
             sample = call(number % 2, 4)
             torch.testing.assert_close(loaded(sample), standard(sample))
+
+
+class _NotesGreatIds(nn.Module):
+    """Cannot be traced, and keeps whether there are many ids."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.many = False
+
+    def forward(self, lengths: Tensor) -> Tensor:
+        self.many = bool((lengths > 2).any())
+        return lengths.sum().float()
+
+
+class _ReadsTheNote(_Model):
+    def prepare(self) -> None:
+        self.note = _NotesGreatIds()
+
+    def forward(self, features: KeyedJaggedTensor) -> Tensor:
+        pooled: Tensor = self.ebc(features).values() * self.note(features["f1"].lengths())
+        return pooled * 2 if self.note.many else pooled
+
+
+def test_an_attribute_that_a_submodule_assigns_is_not_that_of_the_sample(tmp_path: Path) -> None:
+    model = _ReadsTheNote().eval()
+    few, many = (
+        KeyedJaggedTensor(["f1", "f2", "f3"], torch.ones(length).long(), lengths=torch.tensor([length, 0, 0]))
+        for length in (1, 3)
+    )
+    recfx.export(model, tmp_path / "model", (few,))
+    for features in (few, many):
+        torch.testing.assert_close(recfx.load(tmp_path / "model")(features), model(features))
