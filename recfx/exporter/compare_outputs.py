@@ -207,7 +207,8 @@ def difference_of(
                 continue
             return Diagnostic("export_differs", "", f"{batch}the file raises {type(error).__name__}: {error}")
         # Sums of great values cancel, so what is left of them is as inexact as they are.
-        greatest = max((float(value.abs().nan_to_num(0, 0).max()) for _, value in expected if value.numel()), default=0)
+        floats = [value for _, value in expected if value.is_floating_point() and value.numel()]
+        greatest = max((float(value.abs().nan_to_num(0, 0).max()) for value in floats), default=0)
         difference = first_difference(expected, answer, atol=1e-6 * max(1.0, greatest if name in _EXTREMES else 1.0))
         if difference is not None:
             changed = f"; a call of the model changes buffer {call.changed_buffer!r}" if call.changed_buffer else ""

@@ -115,7 +115,7 @@ def test_batches_whose_sizes_torch_takes_to_be_greater_are_compared(
 @pytest.mark.parametrize("format", FORMATS)
 def test_lists_and_tuples_stay_what_they_are(format: str, tmp_path: Path) -> None:
     def make(values: torch.Tensor, _: KeyedJaggedTensor) -> Any:
-        return [values, values + 1], (values, [values * 2]), {"a": (values, values)}
+        return [values, values > 0], (values, [(values * 2).long()]), {"a": (values, values)}
 
     def kinds(value: Any) -> Any:
         if isinstance(value, dict):
