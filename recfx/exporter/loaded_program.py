@@ -8,7 +8,7 @@ values, lengths ``[B]`` and weights.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -138,6 +138,11 @@ class LoadedProgram(nn.Module):
         self.exported = exported
         self.program = exported.module()
         self._signature = signature
+        self._sizes = [
+            signature.sizes.get(leaf.name, ()) if leaf.kind == "tensor" else ()
+            for leaf in signature.leaves()
+            for _ in leaf.parts
+        ]
         self._inputs = [named_input(leaf) for leaf in signature.leaves()]
         placeholders = exported.graph.find_nodes(op="placeholder")
         user_inputs = exported.graph_signature.user_inputs
@@ -150,8 +155,8 @@ class LoadedProgram(nn.Module):
             RuntimeError: the batch is malformed; the message ends with a reason code in brackets.
         """
         flat = flat_tensors(self._signature, list(leaves))
-        for tensor, (name, example) in zip(flat, self._examples.items(), strict=True):
-            self._check(name, tensor, example)
+        for tensor, (name, example), sizes in zip(flat, self._examples.items(), self._sizes, strict=True):
+            self._check(name, tensor, example, sizes)
         outputs: dict[str, torch.Tensor] = self.program(*flat)
         return outputs
 
@@ -164,13 +169,17 @@ class LoadedProgram(nn.Module):
         return self.named(*(take(inputs) for take in self._inputs))
 
     @staticmethod
-    def _check(name: str, tensor: torch.Tensor, example: torch.Tensor) -> None:
-        """Refuse a tensor of another rank or dtype, or of another size where the program has a constant."""
+    def _check(name: str, tensor: torch.Tensor, example: torch.Tensor, of_sample: Sequence[int]) -> None:
+        """Refuse a tensor of another rank or dtype, of another size where the program has a constant, or of size 0 in a
+        dimension that is not the batch's: a trace takes it for a greater one.
+        """
         sizes = zip(tensor.shape, example.shape, strict=False)
+        of_both = zip(tensor.shape, of_sample, strict=False)
+        is_empty = any(size == 0 and expected not in (-1, 0) for size, expected in of_both)
         unlike = {
             "wrong_rank": tensor.dim() != example.dim(),
             "wrong_dtype": tensor.dtype != example.dtype,
-            "wrong_size": any(size != expected for size, expected in sizes if isinstance(expected, int)),
+            "wrong_size": is_empty or any(size != expected for size, expected in sizes if isinstance(expected, int)),
         }
         reason = next((code for code, is_unlike in unlike.items() if is_unlike), "")
         if reason:

@@ -33,7 +33,7 @@ from recfx.errors import Diagnostic
 from recfx.exporter.arguments import Signature
 from recfx.exporter.compare_outputs import difference_of, run_copy
 from recfx.exporter.loaded_program import LoadedProgram, flat_names, flat_tensors, join_tensors
-from recfx.exporter.model_call import BIGGER, EMPTY, NONE, ModelCall
+from recfx.exporter.model_call import BIGGER, EMPTY, ModelCall
 from recfx.exporter.model_copies import detach_parameters, fresh_copy, own_buffers
 from recfx.exporter.model_file import Program
 from recfx.exporter.patterns import Pattern
@@ -132,7 +132,7 @@ def _exported(root: nn.Module, run: Run, call: ModelCall, examples: Examples) ->
     except SyntaxError as error:  # torch makes Python of the program, with the names of modules, which may be keywords
         call.failures.append(_why_not(error, root))
         return
-    constant = _unlike_when_small(exported, program, call, symbols)
+    constant = _unlike_at_one(exported, program, call, symbols)
     if constant:
         yield from _exported(root, run, call, (tensors, _with_constants(symbols, constant)))
     else:
@@ -250,36 +250,32 @@ def _with_constants(symbols: list[dict[int, Any]], constant: set[tuple[int, int]
     ]
 
 
-def _unlike_when_small(
+def _unlike_at_one(
     exported: ExportedProgram, program: Program, call: ModelCall, symbols: list[dict[int, Any]]
 ) -> set[tuple[int, int]]:
-    """The sizes besides the batch's that the program takes, if it answers otherwise where they are 1 or 0.
+    """The sizes besides the batch's that the program takes, if it answers otherwise than the model where they are 1.
 
-    A trace takes a size for one that is neither, and code that compares it with them leaves no condition behind.
+    A trace takes a size for one that is not 1, and code that compares it with 1 leaves no condition behind.
     """
+    tensors = flat_tensors(call.signature, call.leaves(call.sample))
     user_inputs = exported.graph_signature.user_inputs
     examples = [node.meta["val"] for node in exported.graph.find_nodes(op="placeholder") if node.name in user_inputs]
-    for small in (1, 0):
-        tensors = flat_tensors(call.signature, call.leaves(call.sample))
-        cut: set[tuple[int, int]] = set()
-        for number, (example, sizes) in enumerate(zip(examples, symbols, strict=True)):
-            for dim, size in enumerate(example.shape):
-                is_free = not isinstance(size, int) and size.node.expr.free_symbols  # others are constants by now
-                if sizes.get(dim) is Dim.AUTO and is_free and tensors[number].size(dim) > small:
-                    cut.add((number, dim))
-                    tensors[number] = tensors[number].narrow(dim, 0, small)
-        sample = call.signature.call_of(join_tensors(call.signature, iter(tensors)))
-        try:
-            if cut:
-                run_copy(call.model, sample)
-        except Exception:  # whatever the user's code raises: no such call has an answer
-            continue
-        other_calls = {"sizes of 1": sample} if small else {NONE: sample}
-        if cut and isinstance(
-            difference_of(replace(call, other_calls=other_calls), program.named, program.buffers), Diagnostic
-        ):
-            return cut
-    return set()
+    ones: set[tuple[int, int]] = set()
+    for number, (example, sizes) in enumerate(zip(examples, symbols, strict=True)):
+        for dim, size in enumerate(example.shape):
+            is_free = not isinstance(size, int) and size.node.expr.free_symbols  # others are constants by now
+            if sizes.get(dim) is Dim.AUTO and is_free and tensors[number].size(dim) > 1:
+                ones.add((number, dim))
+                tensors[number] = tensors[number].narrow(dim, 0, 1)
+    if not ones:
+        return ones
+    sample = call.signature.call_of(join_tensors(call.signature, iter(tensors)))
+    try:
+        run_copy(call.model, sample)
+    except Exception:  # whatever the user's code raises: no such call has an answer
+        return set()
+    difference = difference_of(replace(call, other_calls={"sizes of 1": sample}), program.named, program.buffers)
+    return ones if isinstance(difference, Diagnostic) else set()
 
 
 def _without_checks_for_ids(graph: fx.Graph) -> None:
