@@ -162,8 +162,14 @@ class ShallowTracer(fx.Tracer):
         """Whether an attribute of a tensor may be a constant of the graph."""
         return False
 
-    create_proxy = remembered(fx.Tracer.create_proxy)
     to_bool = remembered(fx.Tracer.to_bool)
+
+    @remembered
+    def create_proxy(self, *args: Any, **kwargs: Any) -> fx.Proxy:
+        """Do what torch.fx does, but not where a module that is not entered runs, for ``Observed``, into a proxy."""
+        if threading.get_ident() != self._thread:
+            raise TraceError("a module that the trace does not enter reads an attribute that the code assigns")
+        return super().create_proxy(*args, **kwargs)
 
     def fixed(self, proxy: fx.Proxy, *, number: bool = False) -> Any:
         """The value of a proxy, as :func:`fixed_value` makes it; if a ``number`` is needed, such as that of a loop's

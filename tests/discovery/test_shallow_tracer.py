@@ -114,6 +114,40 @@ def test_what_batches_change_is_refused_by_its_line(run: Run) -> None:
         recfx.convert(Hybrid(run), (BATCH,), whole_graph=True)
 
 
+class Divides(nn.Module):
+    """Branches on values, so that no trace enters it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.divisor = 1
+
+    def forward(self, pooled: torch.Tensor) -> torch.Tensor:
+        divided = pooled / self.divisor
+        return divided if bool((divided < 1e9).all()) else divided * 2
+
+
+class AssignsToLeaf(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.ebc, self.leaf = one_table(), Divides()
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        pooled = self.ebc(features).values()
+        self.leaf.divisor = pooled.size(0)
+        return self.leaf(pooled)
+
+
+def test_what_a_leaf_reads_and_the_code_around_it_assigns_is_not_traced(tmp_path: Path) -> None:
+    """Files have the code itself then. The trace waited for itself when the leaf was run to observe it."""
+    with refused("untraceable_root", match="attribute"):
+        recfx.convert(AssignsToLeaf(), (BATCH,), whole_graph=True)
+    model = recfx.convert(AssignsToLeaf()).eval()
+    report = recfx.export(model, tmp_path / "model", (BATCH,))
+    assert "untraceable" in {note.code for note in report.notes}
+    with torch.no_grad():
+        torch.testing.assert_close(recfx.load(tmp_path / "model")(two_bags(1)), model(two_bags(1)))
+
+
 def inside(context: Callable[[], contextlib.AbstractContextManager[Any]]) -> Run:
     def run(pool: Callable[[KeyedJaggedTensor], torch.Tensor], features: KeyedJaggedTensor) -> torch.Tensor:
         with context():
