@@ -21,6 +21,7 @@ import torch
 from torch import nn
 from torch._dynamo.eval_frame import OptimizedModule
 from torch.distributed.fsdp import FSDPModule
+from torch.nn.modules.module import _WrappedHook
 from torch.nn.parameter import UninitializedBuffer
 from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
@@ -42,6 +43,7 @@ _NOT_SEARCHED = _PACKAGES | {"numpy", "pandas", "pyarrow", "tensordict"} | sys.s
 _ATOMIC = (bool, int, float, str, type(None))  # deepcopy takes these as they are, but more slowly
 _MOST_ATTEMPTS = 256
 _PLAIN = (torch.Tensor, nn.Parameter)
+_OF_HOOKS = (RemovableHandle, _WrappedHook)
 
 
 def copy_modules(
@@ -60,7 +62,7 @@ def copy_modules(
     reached = _reached(root, replacements)
     modules = [module for module in reached if id(module) not in replacements]
     copies: dict[int, nn.Module] = {id(module): _empty_copy(module) for module in modules} | dict(replacements)
-    memo = _Memo(copies)
+    memo = _Memo(copies | {id(replacement): replacement for replacement in replacements.values()})
     memo.own_tensors = own_tensors
     for module in reached:
         memo |= _known_of(module, own_tensors)
@@ -71,8 +73,9 @@ def copy_modules(
     made = [(module, duplicate) for module in reached if (duplicate := copies[id(module)]) is not module]
     for module, _ in made:
         for name, hooks in module.__dict__.items():
-            if holds_hooks(name) and isinstance(hooks, dict) and id(module) not in replacements:
-                memo[id(hooks)] = hooks.copy()  # their handles, anywhere in the model, remove them from the copy
+            if holds_hooks(name) and isinstance(hooks, dict):  # handles in the model remove them from the copy
+                replaced = replacements.get(id(module))
+                memo[id(hooks)] = hooks.copy() if replaced is None else replaced.__dict__.get(name, hooks)
     for module, duplicate in made:
         if id(module) in replacements:
             own: Any = getattr(duplicate, "own_names", frozenset)()
@@ -190,7 +193,7 @@ def _known_inside(item: Any, memo: _Memo) -> dict[int, Any]:
 
 def _stands_for_itself(value: Any) -> bool:
     kind: Any = type(value)
-    if issubclass(kind, (*_CONTAINERS, nn.Module, torch.Tensor, torch.Generator, torch.device, RemovableHandle)):
+    if issubclass(kind, (*_CONTAINERS, nn.Module, torch.Tensor, torch.Generator, torch.device, *_OF_HOOKS)):
         return False
     if kind.__module__ == "torch.storage":
         return False
@@ -309,11 +312,27 @@ def refuse_fully_sharded(root: nn.Module, what_to_do: str) -> None:
             )
 
 
-def carry_hooks(source: nn.Module, replacement: nn.Module) -> None:
-    """Give ``replacement`` the hooks of ``source``."""
+OWN_HOOK = "recfx"
+"""The key of a hook of recfx's own, which stays on its module; the keys of torch are numbers."""
+
+
+def carry_hooks(source: nn.Module, replacement: nn.Module, *, for_good: bool = False) -> None:
+    """Give ``replacement`` the hooks of ``source``, which run after its own of recfx.
+
+    With ``for_good``, it gets the dicts themselves, so that the handles of hooks still remove them.
+    """
     for name in MODULE_HOOKS:
-        value = source.__dict__.get(name)
-        replacement.__dict__[name] = value.copy() if isinstance(value, dict) else value
+        hooks, own = source.__dict__.get(name), replacement.__dict__.get(name)
+        if isinstance(hooks, dict):
+            kept = {OWN_HOOK: own[OWN_HOOK]} if isinstance(own, dict) and OWN_HOOK in own else {}
+            for key, hook in hooks.items():
+                if key != OWN_HOOK:
+                    is_bound = isinstance(hook, _WrappedHook) and hook.with_module
+                    kept[key] = _WrappedHook(hook.hook, replacement) if is_bound else hook
+            hooks = hooks if for_good else hooks.copy()
+            hooks.clear()
+            hooks.update(kept)
+        replacement.__dict__[name] = hooks
 
 
 def carry_over(source: nn.Module, replacement: nn.Module, skip: frozenset[str] = frozenset()) -> None:

@@ -12,10 +12,10 @@ from torchrec.distributed.types import ShardingEnv, ShardingPlan
 from recfx.argument_types import typed
 from recfx.collections.collection import unsharded_collections
 from recfx.collections.converted_collection import ConvertedCollection, converted_collections
-from recfx.collections.copy_modules import copy_modules, replace_in_place
+from recfx.collections.copy_modules import carry_hooks, copy_modules, replace_in_place
 from recfx.collections.first_use import first_use
 from recfx.collections.replaced import catch_calls, refuse_calls
-from recfx.collections.sharding.collection import sharded_collections
+from recfx.collections.sharding.collection import ShardedCollection, sharded_collections
 from recfx.collections.sharding.shard import leave_to_collections
 from recfx.collections.whole_graph import WholeGraph, check_modes
 from recfx.collections.wrappers import not_on_meta_by_default, unwrap, usable_device
@@ -31,7 +31,7 @@ from recfx.passes import Pass
 from recfx.planner.priced_plan import price_of
 from recfx.planner.shard_model import environment, plan_for, shard_collections
 from recfx.replacement.conversion_record import add_notes, attach_conversion, conversion_of
-from recfx.replacement.replace_collections import carry_references
+from recfx.replacement.replace_collections import carry_attributes
 from recfx.replacement.resize_tables import TableResizing
 
 Ready = Callable[[nn.Module, Mapping[str, ConvertedCollection]], None]
@@ -187,10 +187,20 @@ def _patch(
         return converted
     for finding in findings:
         if id(finding.module) in replacements:  # its hooks and attributes refer to the modules of the copy
-            carry_references(finding.module, replacements[id(finding.module)])
+            replacement = replacements[id(finding.module)]
+            carry_attributes(finding.module, replacement)
+            _hand_over_hooks(finding.module, replacement)
     replace_in_place(model, replacements)
     attach_conversion(model, conversion_of(converted))
     return model
+
+
+def _hand_over_hooks(original: nn.Module, replacement: nn.Module) -> None:
+    """Of a collection and, unless it is sharded, its tables."""
+    own = {"": replacement} if isinstance(replacement, ShardedCollection) else dict(replacement.named_modules())
+    for path, module in original.named_modules():
+        if own.get(path, module) is not module:
+            carry_hooks(module, own[path], for_good=True)
 
 
 def _shard_model(converted: nn.Module, asked: Request, inplace: bool) -> nn.Module:
@@ -202,6 +212,8 @@ def _shard_model(converted: nn.Module, asked: Request, inplace: bool) -> nn.Modu
     if inplace and id(converted) not in sharded:
         collections = unsharded_collections(converted)
         _ready(converted, {path: sharded[id(collection)] for path, collection in collections.items()})
+        for collection in collections.values():
+            _hand_over_hooks(collection, sharded[id(collection)])
         replace_in_place(converted, sharded)
         model = converted
     else:

@@ -28,6 +28,7 @@ from torchrec.distributed.types import (
 
 from recfx.argument_types import typed
 from recfx.collections.collection import UnshardedCollection
+from recfx.collections.copy_modules import carry_hooks
 from recfx.collections.hash_collections import HashEmbeddingBagCollection, all_converted_classes
 from recfx.collections.kinds import KINDS, kind_of
 from recfx.collections.sharding.plan import KERNELS
@@ -196,6 +197,7 @@ class HashEmbeddingBagCollectionSharder(BaseEmbeddingSharder[UnshardedCollection
         sharded: ShardedModule[Any, Any, Any, Any] = shard_collection(
             module, params, env, device, fused_params=self.fused_params, path=path, **self._options
         )
+        carry_hooks(module, sharded, for_good=True)  # it takes the place of the module
         return sharded
 
     def shardable_parameters(self, module: nn.Module) -> dict[str, nn.Parameter]:

@@ -27,7 +27,6 @@ from recfx.ir.tables import IdRange, TableSpec
 from recfx.optim.attached import attached_optimizers
 from recfx.passes import Pass
 from recfx.replacement.resize_tables import TableResizing
-from recfx.runtime.base import MODULE_HOOKS
 
 Hashing = HashConfig | Mapping[str, HashConfig | None] | None
 
@@ -123,7 +122,8 @@ def _replace_collection(
         raise _conflict(standard, taken[0], finding.path)
     converted.train(standard.training)  # before it gets the user's modules, which have their own modes
     carry_over(copied, converted)
-    carry_references(standard, converted)
+    carry_hooks(standard, converted)
+    carry_attributes(standard, converted)
     return converted
 
 
@@ -150,14 +150,8 @@ def _uses(converted: UnshardedCollection, name: str) -> bool:
     )
 
 
-def carry_references(standard: nn.Module, converted: nn.Module) -> None:
-    """Give ``converted`` the hooks and plain attributes of ``standard``; what they refer to is replaced later."""
-    own_hooks = {name: converted.__dict__.get(name) for name in MODULE_HOOKS}
-    carry_hooks(standard, converted)
-    for name, hooks in own_hooks.items():  # a sharded collection registers some; a copied hook has its old key
-        if isinstance(hooks, dict):
-            hooks.update(converted.__dict__[name])
-            converted.__dict__[name] = hooks
+def carry_attributes(standard: nn.Module, converted: nn.Module) -> None:
+    """Give ``converted`` the plain attributes of ``standard``; what they refer to is replaced later."""
     if not isinstance(converted, ConvertedCollection):
         return
     own = converted.own_names() | _OF_EVERY_MODULE

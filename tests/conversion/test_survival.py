@@ -53,29 +53,45 @@ def test_modes_survive_also_mixed_ones() -> None:
 # Hooks
 
 
-def test_hooks_of_every_kind_still_run() -> None:
+@pytest.mark.parametrize("inplace", [False, True], ids=["copy", "inplace"])
+def test_hooks_of_every_kind_still_run_and_know_their_module(inplace: bool) -> None:
     calls: list[str] = []
+    modules: list[nn.Module] = []
     model = Tower()
 
     def note(name: str) -> Callable[..., None]:
-        return lambda *args, **kwargs: calls.append(name)
+        return lambda module, *args, **kwargs: (calls.append(name), modules.append(module))[0]
 
-    model.ebc.register_forward_hook(note("forward"))
-    model.ebc.register_forward_hook(note("forward with keywords"), with_kwargs=True)
-    model.ebc.register_forward_pre_hook(note("before forward"))
-    model.linear.register_full_backward_hook(note("backward"))
-    model.ebc.register_state_dict_post_hook(note("state_dict"))
-    model.ebc.register_state_dict_pre_hook(note("before state_dict"))
-    model.ebc.register_load_state_dict_pre_hook(note("before load"))
-    model.ebc.register_load_state_dict_post_hook(note("load"))
+    handles = [
+        model.ebc.register_forward_hook(note("forward")),
+        model.ebc.register_forward_hook(note("forward with keywords"), with_kwargs=True),
+        model.ebc.register_forward_pre_hook(note("before forward")),
+        model.linear.register_full_backward_hook(note("backward")),
+        model.ebc.register_state_dict_post_hook(note("state_dict")),
+        model.ebc.register_state_dict_pre_hook(note("before state_dict")),
+        model.ebc.register_load_state_dict_pre_hook(note("before load")),
+        model.ebc.embedding_bags["t1"].register_load_state_dict_pre_hook(note("before load of a table")),
+        model.linear.register_load_state_dict_pre_hook(note("before load of linear")),
+        model.ebc.register_load_state_dict_post_hook(note("load")),
+    ]
     removed = model.ebc.register_forward_hook(note("removed"))
     removed.remove()
-    converted = convert(model)
-    converted(batch(3)).sum().backward()
-    converted.load_state_dict(converted.state_dict())
+    converted = convert(model, inplace=inplace)
+
+    def use() -> None:
+        converted(batch(3)).sum().backward()
+        converted.load_state_dict(converted.state_dict())
+
+    use()
     expected = ["before forward", "forward", "forward with keywords", "backward", "before state_dict", "state_dict",
-              "before load", "load"]  # fmt: skip
+                "before load", "before load of a table", "load", "before load of linear"]  # fmt: skip
     assert calls == expected
+    assert {id(module) for module in modules} == {id(converted.get_submodule(path)) for path in (
+        "ebc", "ebc.embedding_bags.t1", "linear")}  # fmt: skip
+    for handle in handles:
+        handle.remove()
+    use()
+    assert calls == expected * (1 if inplace else 2)  # those of a copy are its own
 
 
 # Copies

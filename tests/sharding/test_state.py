@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
 import recfx
+from recfx.collections.sharding.collection import sharded_collections
 from recfx.collections.sharding.gather import gather_tables
 from recfx.errors import CheckpointError
 from recfx.kernels.index.index_buffers import FREED
-from tests.sharding.cases import Case, build, model_and_plan
+from tests.sharding.cases import Case, batches, build, model_and_plan, model_parallel
 from tests.sharding.ranks import ranks
 from tests.sharding.stateful import (
     ADMIT,
@@ -69,6 +72,54 @@ def test_a_model_that_was_converted_in_place_has_the_state_of_a_copy() -> None:
     for copied, in_place in ranks(2).run(layouts_by_place, case_of("rows", LRU)):
         assert in_place == copied
         assert ShardedTensor in copied.values()
+
+
+def hooks_that_run(rank: int, world_size: int, case: Case, way: str) -> list[list[str]]:
+    """What runs in a sharded model, in the model that it becomes again, and once the hooks are removed."""
+    ran: list[tuple[str, nn.Module]] = []
+
+    def note(name: str) -> Callable[..., None]:
+        return lambda module, *rest: ran.append((name, module))
+
+    model, plan = model_and_plan(case, world_size, is_converted=False)
+    handles = [
+        model.sparse.register_forward_pre_hook(note("before forward")),
+        model.sparse._register_state_dict_hook(note("state_dict")),
+        model.sparse.register_load_state_dict_pre_hook(note("before load")),
+    ]
+    sharded: Any = model
+    if way in ("copy", "inplace"):
+        sharded = recfx.convert(model, hashing=case.hashing, plan=plan, inplace=way == "inplace")
+    else:
+        recfx.convert(model, hashing=case.hashing, inplace=True)
+    if way == "parallel":
+        sharded = model_parallel(model, plan)
+    elif sharded is model and way != "inplace":
+        sharded = recfx.convert(model, plan=plan, inplace=way == "inplace later")
+    noted = []
+
+    def use(used: nn.Module, collection: nn.Module) -> None:
+        ran.clear()
+        collection(batches(case, world_size, 1)[0][rank])
+        used.load_state_dict(used.state_dict())
+        assert all(module is collection for _, module in ran)
+        noted.append([name for name, _ in ran])
+
+    use(sharded, sharded_collections(sharded).popitem()[1])
+    plain: Any = recfx.unconvert(sharded, with_mapping=True)[0]
+    use(plain, plain.sparse)
+    for handle in handles:
+        handle.remove()
+    use(sharded, sharded_collections(sharded).popitem()[1])
+    return noted
+
+
+@pytest.mark.parametrize("way", ["copy", "inplace", "copy later", "inplace later", "parallel"])
+def test_hooks_of_a_collection_are_those_of_its_sharded_form(way: str) -> None:
+    expected = ["before forward", "state_dict", "before load"]
+    for sharded, plain, without in ranks(2).run(hooks_that_run, case_of("rows", None), way):
+        assert sharded == plain == expected
+        assert without == (expected if "copy" in way else [])
 
 
 @pytest.mark.parametrize("plan", sorted(PLANS))

@@ -20,6 +20,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recfx.collections.collection import UnshardedCollection
 from recfx.collections.compile_graph import compile_graph, refuse_raw_ids
 from recfx.collections.converted_collection import ConvertedCollection, collections_of
+from recfx.collections.copy_modules import OWN_HOOK, carry_hooks
 from recfx.collections.hash_collections import CONVERTED_CLASSES, PooledCollection, SequenceCollection
 from recfx.collections.kinds import POOLED, SEQUENCE, CollectionKind, kind_of
 from recfx.collections.optimizer import FusedKeyedOptimizer
@@ -111,8 +112,13 @@ class ShardedCollection(
         self._output_dists = [module for module in modules if isinstance(module, OutputDistStart)]
         self._has_uninitialized_input_dist = False
         self._take_depth()
-        self._register_state_dict_hook(save_sharded_state)
-        self.register_load_state_dict_post_hook(drop_shard_names)
+        own_hooks: list[tuple[dict[Any, Any], Any]] = [
+            (self._state_dict_hooks, save_sharded_state),
+            (self._load_state_dict_post_hooks, drop_shard_names),
+        ]
+        for hooks, hook in own_hooks:
+            hooks[OWN_HOOK] = hook
+        carry_hooks(unsharded, self)
         self.train(unsharded.training)
 
     @property

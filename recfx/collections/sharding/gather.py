@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torchrec.distributed.model_parallel import DistributedModelParallel, get_unwrapped_module
 
+from recfx.collections.copy_modules import carry_hooks
 from recfx.collections.kinds import kind_of
 from recfx.collections.load_state import whole_index
 from recfx.collections.sharding.collection import ShardedCollection, sharded_collections
@@ -167,5 +168,6 @@ def unsharded_collection(module: ShardedCollection, tables: dict[str, WholeTable
         if table.optimizer is not None:
             attach_unfused(holders[name].weight, table.optimizer)
     standard._device = torch.device("cpu")
+    carry_hooks(module, standard)
     standard.train(module.training)
     return cast(nn.Module, standard)
