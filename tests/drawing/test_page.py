@@ -205,39 +205,6 @@ def test_a_screen_reader_is_told_everything(page: Page, tmp_path: Path) -> None:
     assert page.run("document.documentElement.lang") == "en"
 
 
-def test_light_and_dark(page: Page, tmp_path: Path) -> None:
-    recfx.draw(whole(), tmp_path / "model.html")
-    background = "getComputedStyle(document.body).backgroundColor"
-    seen = {}
-    for dark in (False, True):
-        page.show(width=1500, height=1000, dark=dark)
-        page.open(tmp_path / "model.html")
-        seen[dark] = page.run(background)
-        for stage, (paper, ink) in colours(page).items():
-            assert contrast(paper, ink) >= 4.5, (stage, dark)  # what WCAG asks of text
-    assert seen[False] != seen[True]
-
-
-def colours(page: Page) -> dict[str, tuple[str, str]]:
-    """Background and text colour of each entry of the legend."""
-    colours_of: dict[str, tuple[str, str]] = page.run(
-        "Object.fromEntries([...document.querySelectorAll('#legend li[class^=swatch]')].map((e) => "
-        "[e.className, [getComputedStyle(e).backgroundColor, getComputedStyle(e).color]]))"
-    )
-    return colours_of
-
-
-def contrast(one: str, second: str) -> float:
-    lights = sorted(map(luminance, (one, second)))
-    return (lights[1] + 0.05) / (lights[0] + 0.05)
-
-
-def luminance(colour: str) -> float:
-    parts = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
-    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-
 def test_the_legend_has_what_the_picture_has(page: Page, tmp_path: Path) -> None:
     def shown() -> list[str]:
         return texts(page, "#legend li:not([hidden])")
@@ -256,18 +223,6 @@ def test_the_legend_has_what_the_picture_has(page: Page, tmp_path: Path) -> None
     assert shown() == ["lookup"]
     assert "passes" not in page.run("byId('keys').innerText")
     assert page.complaints == []
-
-
-def test_a_page_says_that_it_draws_or_cannot(page: Page, tmp_path: Path) -> None:
-    recfx.draw(Towers(), tmp_path / "model.html")
-    text = (tmp_path / "model.html").read_text(encoding="utf-8")
-    for name, change, title in (
-        ("slow", "Viz.instance = () => new Promise(() => {});", "Drawing…"),
-        ("old", "Viz.instance = () => Promise.reject(Error('no wasm'));", "This browser cannot draw the page: no wasm"),
-    ):
-        (tmp_path / f"{name}.html").write_text(text.replace("const STAGES", f"{change} const STAGES"), encoding="utf-8")
-        page.open(tmp_path / f"{name}.html", f"document.getElementById('details-title')?.textContent === '{title}'")
-        assert texts(page, "#legend li:not([hidden])") == []
 
 
 def test_a_narrow_window(page: Page, tmp_path: Path) -> None:

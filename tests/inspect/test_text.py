@@ -5,13 +5,11 @@ from __future__ import annotations
 import io
 import time
 
-import pytest
 import torch
 from rich.console import Console
 from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 
 from recfx import HashConfig, convert
-from recfx.errors import few
 from recfx.inspect.explain import explain
 from recfx.inspect.report import Report, sections
 from tests.builders.optimizers import attach
@@ -71,17 +69,3 @@ def test_the_fullest_index_is_the_first() -> None:
     indexes = sections(report.collections)[0]
     assert [row[0] for row in indexes.rows][:2] == ["t1", "t0"]
     assert str(report).index("index_nearly_full") < str(report).index("Indexes")
-
-
-@pytest.mark.parametrize(
-    ("names", "text"),
-    [
-        (["t0", "t1"], "t0, t1"),
-        (["t9", "t10", "t11", "u", "t12"], "t9..11, u, t12"),
-        (["t0", "t2", "t4", "u", "v"], "t0, t2, t4 and 2 more"),
-        (["t01", "t02", "t03"], "t01, t02, t03"),  # padded numbers
-        (["", "1", "2", "3"], ", 1..3"),
-    ],
-)
-def test_many_names_in_a_few_words(names: list[str], text: str) -> None:
-    assert few(names, 3) == text

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import fx, nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 
 import recfx
@@ -24,29 +23,3 @@ def test_what_changes_what_runs_is_printed_as_it_is_now() -> None:
     assert "select_features(features) {is_weighted}" in format_graph(converted.graph_module)
     converted.to(torch.float64)
     assert f"{line}dtype=float64, optimizer=adagrad, kernel=reference}}" in format_graph(converted.graph_module)
-
-
-class Small(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(()))
-        self.layer = nn.Linear(2, 2)
-
-    def forward(self, x: torch.Tensor) -> dict[str, object]:
-        stacked = torch.cat([x, x], dim=-1)
-        return {"a": self.layer(x) * self.scale, "b": (stacked.relu(), [x, None])}
-
-
-def test_a_graph_of_another_make() -> None:
-    traced = fx.symbolic_trace(Small())
-    assert (
-        format_graph(traced)
-        == """\
-x = input
-cat = call_function[cat]([x, x], dim=-1)
-layer = call_module[layer](x)
-scale = scale
-mul = call_function[mul](layer, scale)
-relu = call_method[relu](cat)
-return {'a': mul, 'b': (relu, [x, None])}"""
-    )
