@@ -11,7 +11,7 @@ from torch import fx, nn
 
 from recfx.collections.collection import UnshardedCollection, unsharded_collections
 from recfx.collections.sharding.collection import ShardedCollection
-from recfx.collections.sharding.pipeline_stages import Result, Stages, cut
+from recfx.collections.sharding.pipeline_stages import Result, Stages
 from recfx.errors import InputError, OutOfStepError
 from recfx.pipeline.background import Streams, Worker
 from recfx.pipeline.batch_paths import Path, follow, path_in
@@ -54,7 +54,7 @@ class KnownCall:
         """The stages of the collection's graph as it is now."""
         graph_module = self.module.graph_module
         if self._cut is None or self._cut.graph_module is not graph_module:
-            self._cut = cut(graph_module)
+            self._cut = Stages(graph_module)
         return self._cut
 
 
@@ -292,5 +292,5 @@ class HashedCall(StartedCall):
             self._stages.arrive.run(values)
         self._stages.compute.run(values)
         self._stages.collect.run(values)
-        self._result = values[self._stages.collect.outputs[0]]
+        self._result = values[self._stages.result]
         return self._result

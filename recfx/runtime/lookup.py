@@ -55,7 +55,6 @@ class Lookup(NodeModule):
         self._may_read_untrained = any(_may_read_untrained(table) for table in tables)
         self._decided = ""
         self._choice: Choice | None = None
-        self._reading: tuple[Choice, LookupKernel] | None = None
         if "kernel" in of.node.kwargs:
             self.choose_kernel(str(of.node.kwargs["kernel"]))
 
@@ -286,35 +285,22 @@ class Lookup(NodeModule):
         )
 
     def _pool_partly_trained(self, features: KeyedJaggedTensor) -> torch.Tensor:
-        """Values below -1 are rows that are read but not trained; per-sample weights still get their gradients."""
-        values, untrained = features.values(), features.values() < -1
-        weights = features.weights_or_none()
-        if weights is None or not (weights.requires_grad and torch.is_grad_enabled()):
-            with torch.no_grad():
-                read = self._pool(keep_ids(features, -values - 2, untrained))
-            return self._pool(keep_ids(features, values, ~untrained)) + read
-        kernel, untouched = self._reading_kernel()
-        pooled = self._pool(keep_ids(features, values, ~untrained))
-        # Made last, so that its backward runs first: before the fused step of the rows that are trained.
-        (read,) = kernel(untouched, self._batch(keep_ids(features, -values - 2, untrained)))
-        return pooled + read
-
-    def _reading_kernel(self) -> tuple[LookupKernel, list[torch.Tensor]]:
-        """A kernel of the chosen target that steps no optimizer, and the weights to call it with, which get no
-        gradient.
-        """
-        weights, choice = self._kernel()
-        untouched = [weight.detach() for weight in weights]
-        if _inside_torch_func():
-            return self._plain_kernel(), untouched
-        if self._reading is None or self._reading[0] is not choice:
-            spec = replace(self.spec(), weights=untouched, optimizers=[None] * len(untouched))
-            self._reading = (choice, select_backend(spec, choice.backend, self.collection).kernel)
-        return self._reading[1], untouched
+        """Values below -1 are rows that are read but not trained."""
+        values, weights = features.values(), features.weights_or_none()
+        if weights is not None and weights.requires_grad and torch.is_grad_enabled():
+            raise InputError(
+                "the batch's weights require a gradient, but some of its ids are not admitted yet.",
+                reason="weights_require_grad",
+                module_path=self.collection,
+                what_to_do="detach the weights; or convert with HashConfig(unseen='zeros'), or admit_after=1.",
+            )
+        with torch.no_grad():
+            read = self._pool(keep_ids(features, -values - 2, values < -1))
+        return self._pool(keep_ids(features, values, values >= -1)) + read
 
     def __getstate__(self) -> dict[str, object]:
         # The kernel depends on the tables, so a copy chooses its own.
-        return {**self.__dict__, "_choice": None, "_reading": None}
+        return {**self.__dict__, "_choice": None}
 
 
 def _one_bag_per_key(values: torch.Tensor, lengths: list[int]) -> LookupBatch:

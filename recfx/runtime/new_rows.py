@@ -82,11 +82,9 @@ class NewRows:
         Tables whose weights are on the meta device are skipped for now.
 
         Raises:
-            InputError: ``init_fn_failed`` if a table's own ``init_fn`` cannot fill some rows. Their ids lose them
-                again; ids that were evicted for them remain evicted. All other rows are initialised.
+            InputError: ``init_fn_failed`` if a table's own ``init_fn`` cannot fill some rows: all stay marked.
         """
         new_rows = [new for new in new_rows if new.rows.numel() > 0 and not self._store.weight(new.table.name).is_meta]
-        failed: InputError | None = None
         for new in new_rows:
             if new.table.name not in self._store.optimizers:
                 ordinary = self._store.ordinary_optimizers(new.table.name, self._collection)
@@ -100,10 +98,8 @@ class NewRows:
                 self._write_initial(new.table, new.rows)
         for new in new_rows:  # user code comes last, because it may fail
             if new.table.custom_init_fn:
-                failed = self._fill_again(new) or failed
+                self._fill_again(new)
         self._mark_initialized(new_rows)
-        if failed is not None:
-            raise failed
 
     def _mark_initialized(self, new_rows: list[GivenRows]) -> None:
         if not new_rows:
@@ -162,14 +158,11 @@ class NewRows:
         weight, key, low, high, first_column, _ = self._described(table)
         initialize_rows(weight, rows, ids, key, low, high, first_column)
 
-    def _fill_again(self, new: GivenRows) -> InputError | None:
-        """Refill rows that have been used: the table's own ``init_fn`` filled every row once, when the table was built.
-
-        Returns the error if it cannot fill them, in which case the rows are given back.
-        """
+    def _fill_again(self, new: GivenRows) -> None:
+        """Refill used rows: the table's own ``init_fn`` filled every row once, when the table was built."""
         rows = new.rows[new.are_renewed]
         if rows.numel() == 0:
-            return None
+            return
         name, weight = new.table.name, self._store.weight(new.table.name).data
         init_fn = self._store.init_fns[name]
         assert init_fn is not None
@@ -177,26 +170,11 @@ class NewRows:
         try:
             init_fn(filled)
         except Exception as error:  # raised by user code
-            self._give_back(new)
-            return self._failed(new, error)
+            raise InputError(
+                f"init_fn of table {name!r} cannot fill {rows.numel()} rows ({type(error).__name__}: {error}); they "
+                "are filled before the table is read again.",
+                reason="init_fn_failed",
+                module_path=self._collection,
+                what_to_do="rows that are used again are filled together: let init_fn take any number of rows.",
+            ) from error
         weight.index_copy_(0, rows.to(weight.device), filled)
-        return None
-
-    def _give_back(self, new: GivenRows) -> None:
-        """Take rows that cannot be filled away from their ids again."""
-        index, rows = self._store.index(new.table.name), new.rows[new.are_renewed]
-        index.removals += 1
-        hash_index.erase(index.row_ids[rows], index.buffers_as_they_are(), index.policy)
-        index.written()
-        index.number_state()
-
-    def _failed(self, new: GivenRows, error: Exception) -> InputError:
-        failed = InputError(
-            f"init_fn of table {new.table.name!r} cannot fill {int(new.are_renewed.sum())} rows "
-            f"({type(error).__name__}: {error}).",
-            reason="init_fn_failed",
-            module_path=self._collection,
-            what_to_do="rows that are used again are filled together: let init_fn take any number of rows.",
-        )
-        failed.__cause__ = error
-        return failed

@@ -10,11 +10,13 @@ from torchrec import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import recfx
+from recfx.errors import InputError
 from recfx.hashing import HashConfig
 from tests.builders.batches import bags, one_bag
 from tests.builders.collections import table
 from tests.builders.optimizers import OPTIMIZERS
 from tests.support.lifecycle import pair
+from tests.support.refusals import refused
 
 UNSEEN = ("zeros", "share")
 
@@ -92,16 +94,16 @@ def test_a_whole_batch_is_counted_before_anybody_is_admitted() -> None:
     assert (ids.tolist(), sightings.tolist()) == ([6], [1])
 
 
-def test_the_weight_of_an_id_that_is_not_admitted_gets_its_gradient() -> None:
-    """There is none of zeros; that of a shared row is what the row holds."""
-    for unseen in UNSEEN:
-        model = model_of(admits(2, unseen=unseen), is_weighted=True)
-        weights = torch.tensor([2.0, 3.0, 4.0], requires_grad=True)
-        model(features([5, 6, 6], weights)).values().sum().backward()
-        index, rows = model.index("t"), model.weight("t").detach().sum(1)
-        own = rows[index.find(torch.tensor([6]))].repeat(2)
-        shared = rows[index.shared_rows(torch.tensor([5]))] if unseen == "share" else torch.zeros(1)
-        torch.testing.assert_close(weights.grad, torch.cat([shared, own]))
+def test_the_weight_of_an_id_that_is_not_admitted_gets_no_gradient() -> None:
+    """There is none of zeros; that of a shared row is refused."""
+    weights = torch.tensor([2.0, 3.0, 4.0], requires_grad=True)
+    model = model_of(admits(2, unseen="zeros"), is_weighted=True)
+    model(features([5, 6, 6], weights)).values().sum().backward()
+    own = model.weight("t").detach().sum(1)[model.index("t").find(torch.tensor([6]))].repeat(2)
+    torch.testing.assert_close(weights.grad, torch.cat([torch.zeros(1), own]))
+    model = model_of(admits(2, unseen="share"), is_weighted=True)
+    with refused("weights_require_grad", error=InputError):
+        model(features([5, 6, 6], weights))
 
 
 def test_eval_counts_no_sightings() -> None:

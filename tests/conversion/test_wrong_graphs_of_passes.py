@@ -16,7 +16,7 @@ from torchrec.optim import apply_optimizer_in_backward
 
 import recfx
 from recfx.collections.compile_graph import make_eval_graph
-from recfx.collections.sharding.pipeline_stages import cut
+from recfx.collections.sharding.pipeline_stages import Stages
 from recfx.ir import NODE_KINDS, Input, NodeKind, Stage, ValueType
 from recfx.ir.context import CollectionContext
 from recfx.ir.operator_graph import OperatorGraph
@@ -78,7 +78,7 @@ def test_several_nodes_that_hash(monkeypatch: pytest.MonkeyPatch) -> None:
         answers = [model.train(mode).ebc(BATCH).values() for model in (converted, plain)]
         torch.testing.assert_close(*answers, rtol=1e-6, atol=0)
     graph_module = converted.train().ebc.graph_module
-    assert cut(graph_module).finders().keys() == {"ebc_select_features", "ebc_drop_ids"}
+    assert Stages(graph_module).finders().keys() == {"ebc_select_features", "ebc_drop_ids"}
     monkeypatch.setattr(CollectionContext, "copies_ids", property(lambda _: True))
     _, (record,) = make_eval_graph(graph_module, converted.ebc._runtime)
     assert [decline.code for decline in record.declined] == ["several_hash_ids"] * 2

@@ -94,13 +94,6 @@ def test_marks_are_removed_for_every_table_of_a_batch() -> None:
         assert all(bool((model.weight(name) > 8).all()) for name in "tuv"), "nothing is initialised again"
 
 
-def failing() -> tuple[recfx.HashEmbeddingBagCollection, Filling]:
-    fill = Filling()
-    model = model_of("t", init_fn=fill)
-    step(model, [1, 2, 3, 4])
-    return model, fill
-
-
 def test_the_error_of_an_init_fn_names_the_collection() -> None:
     fill = Filling()
     model = torch.nn.ModuleDict({"ebc": model_of("t", init_fn=fill)})
@@ -112,43 +105,3 @@ def test_the_error_of_an_init_fn_names_the_collection() -> None:
     assert caught.value.reason == "init_fn_failed"
     assert "any number of rows" in caught.value.what_to_do
     assert isinstance(caught.value.__cause__, ValueError)
-
-
-@pytest.mark.parametrize("removed_before", [0, 1])
-def test_a_backward_after_rows_were_given_back_is_refused(removed_before: int) -> None:
-    model, fill = failing()
-    for _ in range(removed_before):
-        model.index("t").erase(torch.tensor([4]))
-        step(model, [4])
-    output = model.eval()(one_bag(1, feature="ft")).values().sum()
-    model.train()
-    fill.fails = True
-    with pytest.raises(InputError, match="init_fn_failed"):
-        step(model, [5, 6])
-    with pytest.raises(InputError, match="backward_after_removal"):
-        output.backward()
-
-
-def test_rows_that_were_given_back_and_ids_that_were_erased_are_counted_together() -> None:
-    model, fill = failing()
-    output = model.eval()(one_bag(1, feature="ft")).values().sum()
-    model.train()
-    model.index("t").erase(torch.tensor([2]))
-    fill.fails = True
-    with pytest.raises(InputError, match="init_fn_failed"):
-        step(model, [5, 6])
-    with pytest.raises(InputError, match="backward_after_removal"):
-        output.backward()
-
-
-def test_rows_that_were_given_back_are_another_map_of_ids() -> None:
-    """Copies of the index on a device are made anew when it changes."""
-    model, fill = failing()
-    index = model.index("t")
-    before = index.map_version
-    fill.fails = True
-    with pytest.raises(InputError, match="init_fn_failed"):
-        step(model, [5, 6])
-    assert index.find(torch.tensor([5, 6])).tolist() == [-1, -1]
-    assert index.map_version[0] != before[0]
-    assert index.map_version[1] != before[1]

@@ -24,7 +24,7 @@ from recfx.collections.copy_modules import OWN_HOOK, carry_hooks
 from recfx.collections.hash_collections import CONVERTED_CLASSES, PooledCollection, SequenceCollection
 from recfx.collections.kinds import POOLED, SEQUENCE, CollectionKind, kind_of
 from recfx.collections.optimizer import FusedKeyedOptimizer
-from recfx.collections.sharding.pipeline_stages import BatchContext, Guarded, Result, Stage, Stages, cut
+from recfx.collections.sharding.pipeline_stages import BatchContext, Guarded, Result, Stages
 from recfx.collections.sharding.settings import OptimizerSettings
 from recfx.collections.sharding.state import drop_shard_names, save_sharded_state
 from recfx.errors import CheckpointError, ConversionError, OutOfStepError
@@ -104,7 +104,7 @@ class ShardedCollection(
         refuse_raw_ids(self.graph_module)
         self.pass_records = list(self.graph_module.meta[PASSES_KEY])
         self.in_step = InStep(groups.pooled, self.collection)
-        self._cut = cut(self.graph_module)
+        self._cut = Stages(self.graph_module)
         # Attributes that TorchRec's pipelines, and its introduction, use.
         modules = list(self.graph_module.modules())
         self._input_dists = [module for module in modules if isinstance(module, InputDistStart)]
@@ -168,7 +168,7 @@ class ShardedCollection(
     def _stages(self) -> Stages:
         """The stages of this graph: a copy around the same tables has its own modules, with their own modes."""
         if self._cut.graph_module is not self.graph_module:
-            self._cut = cut(self.graph_module)
+            self._cut = Stages(self.graph_module)
         return self._cut
 
     def forward(self, *arguments: Any, **keywords: Any) -> LazyAwaitable[Any]:
@@ -192,7 +192,7 @@ class ShardedCollection(
         in_pipeline = isinstance(self.forward, BaseForward)
         return BatchContext(says=marks.AHEAD if in_pipeline else 0, in_torchrecs_pipeline=in_pipeline)
 
-    def input_dist(self, ctx: BatchContext, features: KeyedJaggedTensor) -> Awaitable[Awaitable[KJTList]]:
+    def input_dist(self, ctx: BatchContext, features: KeyedJaggedTensor | None) -> Awaitable[Awaitable[KJTList]]:
         """Start sending ids: the graph up to ``input_dist_start``.
 
         A batch that does not fit the collection takes part without ids, so that all ranks learn of it; its error is
@@ -201,18 +201,32 @@ class ShardedCollection(
         Raises:
             OutOfStepError: an earlier step failed here when others had begun it.
         """
-        self._may_start()
+        self.in_step.refuse_if_failed()
+        if self._row_moves:
+            self._forget_row_moves()
         values, stages = ctx.values, self._stages
-        values["features"], ctx.stages = features, stages
-        (selected,) = stages.send.inputs
-        try:
-            tables = self._check_tables()
-            ctx.looked = tables if ctx.at_once else None
-            stages.select.run(values)
-        except Exception as error:
-            ctx.refused = error
-        del values["features"]
-        return self._send(ctx, stages.send, values.get(selected))
+        ctx.stages = stages
+        if ctx.refused is None:
+            values["features"] = features
+            try:
+                tables = self._check_tables()
+                ctx.looked = tables if ctx.at_once else None
+                stages.select.run(values)
+            except Exception as error:
+                ctx.refused = error
+                values.clear()
+        name = stages.selected
+        says = ctx.says | (marks.REFUSED if ctx.refused is not None else 0)
+        sent: dict[str, Any] = {name: Outgoing(values.get(name), says)}
+        with self.in_step:
+            stages.send.run(sent)
+        if sent.pop(name, None) is None:
+            values.pop(name, None)  # nothing needs it any more
+        ctx.sharding_contexts = [value for value in sent.values() if isinstance(value, DistContext)]
+        ctx.started = [name for name, value in sent.items() if isinstance(value, Awaitable)]
+        started = [Guarded(sent.pop(name), ctx, self.in_step) for name in ctx.started]
+        values.update(sent)
+        return KJTListSplitsAwaitable(started, ctx)
 
     @contextmanager
     def sent_by(self, exchange: Exchange | None) -> Iterator[None]:
@@ -227,27 +241,8 @@ class ShardedCollection(
 
     def refuse(self, ctx: BatchContext, error: Exception) -> Awaitable[Awaitable[KJTList]]:
         """Take part without a batch: ``compute`` raises ``error`` on this rank, and the other ranks refuse theirs."""
-        self._may_start()
-        ctx.refused, ctx.stages = error, self._stages
-        return self._send(ctx, ctx.stages.send, None)
-
-    def _may_start(self) -> None:
-        self.in_step.refuse_if_failed()
-        if self._row_moves:
-            self._forget_row_moves()
-
-    def _send(
-        self, ctx: BatchContext, send: Stage, selected: KeyedJaggedTensor | None
-    ) -> Awaitable[Awaitable[KJTList]]:
-        values = ctx.values
-        (name,) = send.inputs
-        outgoing = {name: Outgoing(selected, ctx.says | (marks.REFUSED if ctx.refused is not None else 0))}
-        with self.in_step:
-            send.run(outgoing)
-        values.update({name: outgoing[name] for name in send.outputs})
-        started = [name for name in send.outputs if isinstance(values[name], Awaitable)]
-        ctx.sharding_contexts = [values[name] for name in send.outputs if isinstance(values[name], DistContext)]
-        return KJTListSplitsAwaitable([Guarded(values.pop(name), ctx, self.in_step) for name in started], ctx)
+        ctx.refused = error
+        return self.input_dist(ctx, None)
 
     def _check_tables(self) -> Any:
         """Refuse what some ranks may have done to their tables since the last batch, before ids are sent.
@@ -314,14 +309,13 @@ class ShardedCollection(
     def _arrive(self, ctx: BatchContext, dist_input: KJTList) -> None:
         """Run the stage that begins with the ids that have arrived."""
         assert ctx.stages is not None
-        values, arrive = ctx.values, ctx.stages.arrive
-        values.update(zip([name for name in arrive.inputs if name not in values], dist_input, strict=True))
-        arrive.run(values)
+        ctx.values.update(zip(ctx.started, dist_input, strict=True))
+        ctx.stages.arrive.run(ctx.values)
 
     def output_dist(self, ctx: BatchContext, output: dict[str, Any]) -> LazyAwaitable[Any]:
         """The rest of the graph, run when the result is needed."""
         assert ctx.stages is not None  # since compute
-        return Result(ctx.stages.collect, output, self.in_step)
+        return Result(ctx.stages, output, self.in_step)
 
     def input_dists(self) -> list[InputDistStart]:
         """The nodes that send ids; a copy around the same tables has its own."""

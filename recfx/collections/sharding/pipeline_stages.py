@@ -3,13 +3,12 @@
 The node kinds declare where the graph may be cut: before ids are sent, a batch can still be refused; where the graph
 waits, something else can run; and before ids are hashed, which batches do in turn, their rows can be found.
 
-The stages share the graph's modules and run one after the other. Values that go from one stage to a later one are named
-after the nodes that make them.
+The stages share the graph's modules and run one after the other on values that are named after their nodes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,49 +33,32 @@ _CUT_BEFORE = {kind: number for number, kind in enumerate(CUTS, start=1)}
 _HASHED = _CUT_BEFORE["hash_ids"]
 
 
+Step = tuple[str, Callable[..., Any], tuple[Any, ...], list[str]]
+"""The name of a node, what it calls, its arguments, and the values that nothing needs after it."""
+
+
 class Stage:
-    """A piece of a graph, run node by node: it takes values by the names of nodes, and makes those of its outputs.
+    """Nodes of a graph that run one after the other on values by name."""
 
-    Args:
-        modules: what the nodes call, by target.
-        nodes: its nodes, in order.
-        inputs: the names of the nodes, of earlier stages, whose values it takes.
-        outputs: those whose values later stages need; without any, nothing runs.
-    """
-
-    def __init__(
-        self, modules: Mapping[str, Any], nodes: Sequence[fx.Node], inputs: list[str], outputs: list[str]
-    ) -> None:
-        self.inputs, self.outputs = inputs, outputs
-        self._steps = []
-        dropped = set(outputs)
-        for node in reversed(nodes):
-            sources = [source.name for source in node.all_input_nodes]
-            last = [name for name in dict.fromkeys((*sources, node.name)) if name not in dropped]
-            dropped.update(last)
-            call = modules[node.target] if isinstance(node.target, str) else node.target
-            self._steps.append((node.name, call, node.args, last))
-        self._steps.reverse()
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
 
     def run(self, values: dict[str, Any]) -> None:
-        """Take the inputs out of ``values`` by name, and put the outputs there."""
-        if not self.outputs:
-            return
-        made = {name: values[name] for name in self.inputs}
+        """Add the values of these nodes to those of earlier stages, and remove what no later node needs."""
         is_quiet = not profiler._is_profiler_enabled  # and no tracer is here, so nodes need not look for one
-        for name, call, args, last in self._steps:
-            arguments = [made[arg.name] if isinstance(arg, fx.Node) else arg for arg in args]
+        for name, call, args, last in self.steps:
             run = call._call_impl if is_quiet and isinstance(call, NodeModule) else call
-            made[name] = run(*arguments)
-            del arguments
+            values[name] = run(*[values[arg.name] if isinstance(arg, fx.Node) else arg for arg in args])
             for used in last:
-                del made[used]
-        values.update({name: made[name] for name in self.outputs})
+                del values[used]
 
 
 class Stages:
     """A graph, cut before each kind of ``CUTS``. Not a module or container, so copies of modules share it until they
     make their own.
+
+    A node comes after all cuts of earlier stages of a step, whatever it needs: a rank without a shard of some tables
+    calls their ``output_dist_start`` in its turn all the same.
 
     Attributes:
         select: a rank's own work.
@@ -84,51 +66,43 @@ class Stages:
         arrive: waits for ids.
         compute: from the nodes that hash, or from the lookups, to the last ``output_dist_start``.
         collect: the rest.
+        selected: the name of the ids that ``send`` takes.
+        result: the name of the output.
     """
 
-    def __init__(self, graph_module: fx.GraphModule, stages: Sequence[Stage], hashing: Mapping[str, Any]) -> None:
-        self.graph_module, self._hashing = graph_module, hashing
+    def __init__(self, graph_module: fx.GraphModule) -> None:
+        self.graph_module = graph_module
+        modules, numbers = dict(graph_module.named_children()), dict[fx.Node, int]()
+        (result,) = next(node for node in graph_module.graph.nodes if node.op == "output").all_input_nodes
+        for node in graph_module.graph.nodes:
+            if node.op != "output":
+                meta = node_meta(node)
+                earliest = 0 if meta is None else _earliest(meta.kind)
+                numbers[node] = max([earliest, *(numbers[source] for source in node.all_input_nodes)])
+        stages = [Stage() for _ in range(len(CUTS) + 1)]
         self.select, self.send, self.arrive, self.compute, self.collect = stages
+        later, self.result = {result}, result.name
+        for node in sorted(numbers, key=numbers.__getitem__)[::-1]:
+            if node.op != "placeholder":
+                last = [value for value in dict.fromkeys((*node.all_input_nodes, node)) if value not in later]
+                later.update(last)
+                call = modules[node.target] if isinstance(node.target, str) else node.target
+                stages[numbers[node]].steps.insert(0, (node.name, call, node.args, [value.name for value in last]))
+        sent = (source for node in numbers if numbers[node] == 1 for source in node.all_input_nodes)
+        self.selected = next((source.name for source in sent if numbers[source] == 0), "")
+        self._hashing = {}  # by the ids that nothing else takes then
+        for node in numbers:
+            module = modules.get(node.target) if isinstance(node.target, str) else None
+            if isinstance(module, (HashIds, HashLookup)):
+                (ids,) = node.all_input_nodes
+                readers = [user for user in ids.users if numbers.get(user, _HASHED) >= _HASHED]
+                if numbers[ids] < _HASHED and readers == [node]:
+                    self._hashing[ids.name] = module
 
     def finders(self) -> dict[str, Callable[[Any], Any]]:
         """By the names of ids that arrive, what finds their rows ahead; see ``HashIds.finder``."""
         finders = {name: module.finder() for name, module in self._hashing.items()}
         return {name: finder for name, finder in finders.items() if finder is not None}
-
-
-def cut(graph_module: fx.GraphModule) -> Stages:
-    """The stages of a graph. A node comes after all cuts of earlier stages of a step, whatever it needs: a rank without
-    a shard of some tables calls their ``output_dist_start`` in its turn all the same.
-    """
-    number_of: dict[fx.Node, int] = {}
-    for node in graph_module.graph.nodes:
-        if node.op != "output":
-            meta = node_meta(node)
-            earliest = 0 if meta is None else _earliest(meta.kind)
-            number_of[node] = max([earliest, *(number_of[source] for source in node.all_input_nodes)])
-    (result,) = next(node for node in graph_module.graph.nodes if node.op == "output").all_input_nodes
-    modules = dict(graph_module.named_children())
-    hashing = {}  # by the ids that nothing else takes then
-    for node in number_of:
-        module = modules.get(node.target) if isinstance(node.target, str) else None
-        if isinstance(module, (HashIds, HashLookup)):
-            (ids,) = node.all_input_nodes
-            readers = [user for user in ids.users if number_of.get(user, _HASHED) >= _HASHED]
-            if number_of[ids] < _HASHED and readers == [node]:
-                hashing[ids.name] = module
-
-    def stage(number: int) -> Stage:
-        nodes = [node for node, own in number_of.items() if own == number and node.op != "placeholder"]
-        sources = [source for node in nodes for source in node.all_input_nodes]
-        taken = [source.name for source in sources if source.op == "placeholder" or number_of[source] != number]
-        given = [
-            node.name
-            for node in nodes
-            if node is result or any(number_of.get(user, number) > number for user in node.users)
-        ]
-        return Stage(modules, nodes, list(dict.fromkeys(taken)), given)
-
-    return Stages(graph_module, [*map(stage, range(len(CUTS) + 1))], hashing)
 
 
 def _earliest(kind: str) -> int:
@@ -143,6 +117,7 @@ class BatchContext(Multistreamable):
     """What a batch keeps while it is in flight: values that cross the cuts of a collection's graph, by node name.
 
     Attributes:
+        started: the values that ids which arrive take the places of.
         sharding_contexts: where TorchRec's awaitables write batch sizes; the objects on the graph's edges.
         says: what this rank tells the others along with its ids, as bits of ``marks``.
         refused: why this rank has no ids for this call.
@@ -154,6 +129,7 @@ class BatchContext(Multistreamable):
     """
 
     values: dict[str, Any] = field(default_factory=dict)
+    started: list[str] = field(default_factory=list)
     sharding_contexts: list[DistContext] = field(default_factory=list)
     says: int = 0
     refused: Exception | None = None
@@ -200,15 +176,14 @@ class Guarded(Awaitable[Any]):
 class Result(LazyAwaitable[Any]):
     """The last stage of a graph, which has one output; it runs on the first wait, and later ones give the same."""
 
-    def __init__(self, stage: Stage, values: dict[str, Any], in_step: InStep) -> None:
+    def __init__(self, stages: Stages, values: dict[str, Any], in_step: InStep) -> None:
         super().__init__()
-        self._stage, self._values, self._in_step = stage, values, in_step
+        self._stages, self._values, self._in_step = stages, values, in_step
         self.has_run = False
 
     def _wait_impl(self) -> Any:
         if not self.has_run:
             with self._in_step:
-                self._stage.run(self._values)
+                self._stages.collect.run(self._values)
             self.has_run = True
-        (result,) = self._stage.outputs
-        return self._values[result]
+        return self._values[self._stages.result]
