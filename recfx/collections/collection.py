@@ -48,12 +48,7 @@ class UnshardedCollection(ConvertedCollection):
     _replacement: ClassVar[type[UnshardedCollection]]  # of the classes that stand for subclasses of the user's
 
     def _build(self, configs: list[Any], is_weighted: bool, device: torch.device | str | None, backend: str) -> None:
-        """Become a new collection, with tables of its own.
-
-        Raises:
-            ConversionError: ``no_tables``; what a config is refused for.
-            ValueError: two tables have the same name.
-        """
+        """Become a new collection, with tables of its own."""
         kind = kind_of(self)
         if not configs:
             raise ConversionError(
@@ -96,10 +91,6 @@ class UnshardedCollection(ConvertedCollection):
             standard: class of the collection that is replaced; the methods of a subclass are kept. None: TorchRec's.
             passes: the passes that make its graph; None: those of ``recfx.passes()``.
             settings: what ``CollectionKind.settings_of`` returns for the collection that is replaced.
-
-        Raises:
-            ConversionError: ``unknown_backend``, ``backend_unusable``; of passes of the user's, ``malformed_graph``,
-                ``not_lowered``, ``operator_with_state``.
         """
         self = new_instance(cls, standard or cls._kind.standard)
         nn.Module.__init__(self)
@@ -179,11 +170,7 @@ class UnshardedCollection(ConvertedCollection):
         self.__dict__["_run"] = lookup  # an attribute and no child, like the method
 
     def begin_forward(self) -> None:
-        """Do what comes before the graph runs, which may be another graph afterwards.
-
-        Raises:
-            ConversionError: what was put on the collection since the conversion does not fit it.
-        """
+        """Do what comes before the graph runs, which may be another graph afterwards."""
         self._take_graph_of_mode()  # someone may have set `training` itself
         bags = kind_of(self).tables_of(self)
         if not all_held(bags):

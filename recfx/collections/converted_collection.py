@@ -232,11 +232,8 @@ class ConvertedCollection(FxLeaf):
 
     # State
 
-    def check_state(self, saved: Mapping[str, Any], prefix: str) -> None:
-        """Raise a ``CheckpointError`` if the collection could not load its part, below ``prefix``, of a saved state."""
-        self._local_state(saved, prefix)
-
-    def _local_state(self, saved: Mapping[str, Any], prefix: str) -> LocalState:
+    def local_state(self, saved: Mapping[str, Any], prefix: str) -> LocalState:
+        """What this rank takes of its part, below ``prefix``, of a saved state, which is checked."""
         return LocalState(kind_of(self), self._store, self.sharding, self.process_group, saved, prefix)
 
     def _load_from_state_dict(
@@ -249,7 +246,7 @@ class ConvertedCollection(FxLeaf):
         """
         for hook in load_hooks(self).values():  # before the keys are read, because they may rename them
             hook(state_dict, prefix, metadata, strict, missing_keys, *rest)
-        planned, shards = self._local_state(state_dict, prefix), self.sharding.local()
+        planned, shards = self.local_state(state_dict, prefix), self.sharding.local()
         names = [shard.name for shard in shards if shard.table.has_index]
         indexes = {f"{prefix}hash_indexes.{name}.": self.index(name) for name in names}
         planned.say_what_is_lost(indexes)

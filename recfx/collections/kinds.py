@@ -110,12 +110,7 @@ class CollectionKind(ABC):
         """A module that holds ``[rows, dim]`` rows that exist; ``pooling`` as :meth:`pooling` returns it."""
 
     def check_table(self, config: Any, table: nn.Module, is_weighted: bool, collection: str) -> Any:
-        """The module of a table, if a batched lookup of its weight does the same as calling it.
-
-        Raises:
-            ConversionError: ``unsupported_bag``, ``unsupported_bag_option``; for pooled tables ``weighted_mean``,
-                ``unsupported_pooling``.
-        """
+        """The module of a table, if a batched lookup of its weight does the same as calling it."""
         return plain_table(self, config, table, collection)
 
     @abstractmethod

@@ -26,7 +26,6 @@ from recfx.hashing.storage import say_what_is_lost
 from recfx.ir.shards import CollectionSharding, ShardedTable
 from recfx.ir.tables import Shard, TableSpec
 from recfx.kernels.index.index_buffers import FREED, NEVER_USED
-from recfx.runtime.base import load_hooks
 from recfx.runtime.table_store import TableStore
 
 STRICT: ContextVar[bool] = ContextVar("strict", default=True)
@@ -90,10 +89,6 @@ def fit_whole_index(
 
     Returns:
         what each of these shards takes from it, and the move of the table's rows; None if no row moves.
-
-    Raises:
-        CheckpointError: what is wrong with the index, or ``torn_state`` or ``columns_mismatch`` if the saved weight
-            does not fit it.
     """
     index, config = whole_index(table), table.hashing
     assert config is not None
@@ -151,10 +146,6 @@ class LocalState:
         local: what goes to this rank's shards, by their keys.
         missing: keys that ``saved`` lacks, and the tables they belong to.
         moves: where the rows go of tables that have more rows now, by table.
-
-    Raises:
-        CheckpointError: what is wrong with an index, or ``torn_state`` or ``shape_mismatch`` if its table's weight is
-            missing or does not fit it.
     """
 
     def __init__(
@@ -176,11 +167,8 @@ class LocalState:
             self._take_table(table)
 
     def say_what_is_lost(self, indexes: Mapping[str, HashIndex]) -> None:
-        """Say once for ``indexes``, by the start of their keys, what they would each say that load a state without one.
-
-        One with load hooks may find itself in the state after all, and says it.
-        """
-        absent = {f"{start}{state.ABSENT}": index for start, index in indexes.items() if not load_hooks(index)}
+        """Say once for ``indexes``, by the start of their keys, what each would say that loads a state without one."""
+        absent = {f"{start}{state.ABSENT}": index for start, index in indexes.items()}
         forgetting = {key: index for key, index in absent.items() if self.local.get(key) == state.FORGET}
         say_what_is_lost(list(forgetting.values()))
         self.local.update(dict.fromkeys(forgetting, state.FORGET_AS_SAID))
@@ -236,15 +224,11 @@ class LocalState:
         saved = {name: self._saved[keys[name]] for name in state.state_names(spec.hashing) if keys[name] in self._saved}
         if self._group is not None:
             self.taken.extend(name for name in keys.values() if name in self._saved)
-        holders = self._store.bags
-        # A hook of the user's below may still bring the weight, by another name; an index with one checks itself.
-        has_weight = weight is not None or any(map(load_hooks, (holders, *(holders[shard.name] for shard in local))))
-        checks_itself = any(load_hooks(self._store.index(shard.name)) for shard in local)
         if not state.has_index(saved):
-            forgets = self._take_absent(local, has_weight) or self._group is not None
+            forgets = self._take_absent(local, weight is not None) or self._group is not None
             if weight is None:
                 self.missing.update({keys[name]: spec.name for name in state.state_names(spec.hashing)})
-            elif forgets and not checks_itself and not isinstance(weight, ShardedTensor):
+            elif forgets and not isinstance(weight, ShardedTensor):
                 rows, dim = spec.num_embeddings, spec.embedding_dim
                 if (
                     isinstance(weight, Tensor)
@@ -254,8 +238,8 @@ class LocalState:
                 ):
                     self.moves[spec.name] = RowMove.keep_first(weight.shape[0])  # which stay
                 check_shape(key, weight, saved_shape(rows, dim, self.moves.get(spec.name)))
-        elif not checks_itself:
-            if not has_weight:
+        else:
+            if weight is None:
                 raise CheckpointError(
                     "The state has the index but not the weight of its table: ids would find the rows of other ids.",
                     reason="torn_state",

@@ -37,14 +37,6 @@ class RawIdCollection(nn.Module):
     def weight(self, table: str) -> Any:
         return self._embedding_module.weight(table)
 
-    @property
-    def _embedding_collection(self) -> Any:
-        return self._embedding_module
-
-    @property
-    def _embedding_bag_collection(self) -> Any:
-        return self._embedding_module
-
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
         """Refuse the state of TorchRec's managed collisions, whose ids the index would not know."""
         if any(key.startswith(f"{prefix}_managed_collision_collection.") for key in state_dict):

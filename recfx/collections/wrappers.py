@@ -64,18 +64,9 @@ def usable_device(device: torch.device | str | int) -> torch.device:
         raise ConversionError(
             f"there is no device {str(device)!r} here ({str(error).splitlines()[0].rstrip('.')}).",
             reason="device_unavailable",
-            what_to_do=_what_to_do(str(device)),
+            what_to_do="name a device of this host, such as 'cpu'; or install torch_npu, which NPUs need.",
         ) from error
     return usable
-
-
-def _what_to_do(name: str) -> str:
-    kind, other = name.split(":")[0], "name a device of this host, such as 'cpu'."
-    module = getattr(torch, kind, None)
-    if kind == "npu" and module is None:
-        return f"install torch_npu, Ascend's package for torch, and source CANN's environment script; or {other}"
-    count = module.device_count() if module is not None and hasattr(module, "device_count") else 0
-    return f"name one of the {count} that are here, {kind}:0 to {kind}:{count - 1}; or 'cpu'." if count else other
 
 
 def not_on_meta_by_default() -> contextlib.AbstractContextManager[object]:

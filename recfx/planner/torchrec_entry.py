@@ -338,7 +338,7 @@ def _check_indexes(model: nn.Module, state: object) -> None:
         if end >= 0:
             saved[key[: end + 1]][key] = value
     for start, of_collection in saved.items():
-        collections[start.rstrip(".")].check_state(of_collection, start)
+        collections[start.rstrip(".")].local_state(of_collection, start)
 
 
 def _load_state_dict(original: Callable[..., Any], model: nn.Module, /, *arguments: Any, **keywords: Any) -> Any:

@@ -77,11 +77,7 @@ class FxLeaf(nn.Module):
     """Base of the modules that become one ``call_module`` node: converted collections and the nodes of their graphs."""
 
     def __prepare_scriptable__(self) -> NoReturn:
-        """Called by ``torch.jit.script`` for a node outside of its collection; models are compiled as copies.
-
-        Raises:
-            ConversionError: ``not_scriptable``.
-        """
+        """Called by ``torch.jit.script`` for a node outside of its collection; models are compiled as copies."""
         raise ConversionError(
             f"{type_of(self)} cannot be compiled by torch.jit.script: its kernels are chosen in Python.",
             reason="not_scriptable",

@@ -49,9 +49,6 @@ class DistGroups:
 
         ``local_size`` is the number of ranks per host, if tables are cut within hosts, otherwise 0; ``host_group`` is
         the group for ids, if the caller has one.
-
-        Raises:
-            ConversionError: ``no_process_group``.
         """
         group = env.process_group
         if group is None:
@@ -67,11 +64,7 @@ class DistGroups:
 
 
 def refuse_destroyed(group: dist.ProcessGroup, error: type[RecfxError] = ConversionError) -> None:
-    """Refuse a group that ``destroy_process_group`` has ended: torch would take each of its ranks for alone, or fail.
-
-    Raises:
-        RecfxError: ``no_process_group``, as ``error``.
-    """
+    """Refuse a group that ``destroy_process_group`` has ended: torch would take each rank for alone, or fail."""
     if group not in c10d._world.pg_map:
         raise error(
             "the process group of the ranks that hold the tables was destroyed.",
@@ -81,11 +74,7 @@ def refuse_destroyed(group: dist.ProcessGroup, error: type[RecfxError] = Convers
 
 
 def sent_on(group: dist.ProcessGroup) -> torch.device:
-    """The device on which a tensor must be for the group to send it: accelerator backends cannot send from the host.
-
-    Raises:
-        ConversionError: ``no_process_group``.
-    """
+    """The device on which a tensor must be for the group to send it: accelerator backends cannot send from the host."""
     refuse_destroyed(group)
     backends = {backend.rpartition(":")[2] for backend in dist.get_backend(group).split(",")}  # as in "cpu:gloo"
     device = None if backends == {"gloo"} else torch.accelerator.current_accelerator(check_available=True)
@@ -164,11 +153,7 @@ def _timeout(group: dist.ProcessGroup) -> timedelta | None:
 
 
 def wires_of(registry: Mapping[str, QuantizedCommCodecs] | None) -> Wires:
-    """What a sharder's ``qcomm_codecs_registry`` says, without what it leaves in float32.
-
-    Raises:
-        ConversionError: ``quantized_communication``: other precisions, codecs of other classes, unknown names.
-    """
+    """What a sharder's ``qcomm_codecs_registry`` says, without what it leaves in float32."""
     wires = {}
     for name, codecs in (registry or {}).items():
         if name not in COMM_OPS.values():

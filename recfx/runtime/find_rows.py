@@ -102,11 +102,7 @@ class IndexCopies:
         self._lock = threading.Lock()
 
     def on(self, device: torch.device) -> CopyOfIndexes:
-        """Copies on ``device`` that the current stream may read, of the indexes as they are now.
-
-        Raises:
-            CheckpointError: an index was written from outside, and its state is invalid.
-        """
+        """Copies on ``device`` that the current stream may read, of the indexes as they are now."""
         indexes = self._indexes()
         for index in indexes:
             if index is not None:
@@ -249,9 +245,6 @@ class FindRows(NodeModule):
             Rows in the same bags, on the device of the tables: what ``to_host``, ``hash_ids`` and ``to_device`` return
             in the same mode, except that ids that read nothing remain as rows of -1 if the lookups take them. If any
             table evicts, it returns the rows and the batch in flight, as ``hash_ids`` does.
-
-        Raises:
-            The errors of ``HashIds.forward``.
         """
         device, found_on = self._store.device, features.values().device
         if self.training or (found_on != device and found_on.type not in HOST) or self.finds_on_host:

@@ -177,16 +177,8 @@ class HashLookup(NodeModule):
     def now(self) -> dict[str, str]:
         return self.lookup.now | ({"two_steps": self.two_steps} if self.two_steps else {})
 
-    def finder(self) -> Callable[[KeyedJaggedTensor], KeyedJaggedTensor | FoundRows] | None:
-        """``HashIds.finder``."""
-        return self.hash_ids.finder()
-
     def forward(self, features: KeyedJaggedTensor | FoundRows) -> torch.Tensor | Outputs:
-        """``features``: as in ``HashIds.forward``. Returns what ``Lookup.forward`` does.
-
-        Raises:
-            The errors of ``HashIds.forward`` and ``Lookup.forward``.
-        """
+        """``features``: as in ``HashIds.forward``. Returns what ``Lookup.forward`` does."""
         indexes, training = self.hash_ids.indexes, self.hash_ids.training
         # More must be done than to find rows if ids are counted, or rows must be kept for a backward.
         counts = indexes.counts_every_id or is_replay() if training else indexes.evicts and torch.is_grad_enabled()

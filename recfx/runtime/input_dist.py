@@ -158,11 +158,7 @@ class Exchange:
             self._sizes = _Arriving(_Message(of_ranks, [len(rows)] * ranks), [len(rows)] * ranks, self._group)
 
     def _sent(self, following: Started) -> Any:
-        """Wait for the sizes, and start sending the ids of all calls, unless that has been done.
-
-        Raises:
-            OutOfStepError: ``ranks_at_different_calls``, ``out_of_step``.
-        """
+        """Wait for the sizes, and start sending the ids of all calls, unless that has been done."""
         if self._arriving is not None or self._ids is not None:
             return following
         if self._sizes is None or self._messages is None:
@@ -421,11 +417,7 @@ class InputDistWait(NodeModule):
     def forward(
         self, started: Started | KeyedJaggedTensor, context: DistContext
     ) -> tuple[KeyedJaggedTensor, DistContext]:
-        """``started``: what ``input_dist_start`` returned, or the ids, if a pipeline has already waited for them.
-
-        Raises:
-            OutOfStepError: ``ranks_at_different_calls``.
-        """
+        """``started``: what ``input_dist_start`` returned, or the ids, if a pipeline has already waited for them."""
         ids = started if isinstance(started, KeyedJaggedTensor) else started.wait().wait()
         if self.rows_return:
             strides = context.batch_size_per_rank

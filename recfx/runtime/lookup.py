@@ -63,10 +63,6 @@ class Lookup(NodeModule):
 
         ``decided`` is the backend that the graph names; ``""`` if it names none. If it is another one than the lookup's
         own, a pass has decided on it, and later calls choose it again.
-
-        Raises:
-            ConversionError: the backend named by the user, or by the graph, cannot serve this lookup; or
-                ``table_shape_changed``.
         """
         decided, choice = decided or self._decided, self.select(self.backend)
         if decided not in ("", choice.backend):
@@ -220,11 +216,7 @@ class Lookup(NodeModule):
 
     @property
     def takes_absent(self) -> bool:
-        """Whether rows may be -1, which add nothing to their bags.
-
-        Raises:
-            ConversionError: no backend can serve the tables as they are now.
-        """
+        """Whether rows may be -1, which add nothing to their bags."""
         return self.combine == NOT_COMBINED or (self._kernel()[1].takes_absent and not _inside_torch_func())
 
     def pool_ids(self, features: KeyedJaggedTensor, ids_to_rows: IdsToRows) -> torch.Tensor | Outputs | None:

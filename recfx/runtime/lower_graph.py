@@ -29,11 +29,7 @@ from recfx.runtime.transfers import ToDevice, ToHost
 
 
 class OwnNode(NodeModule):
-    """Runs the user's module as a node. Graphs are made again at any time, so it must hold no parameters or buffers.
-
-    Raises:
-        ConversionError: ``operator_with_state``, ``not_lowered``.
-    """
+    """Runs the user's module as a node. Graphs are made again at any time, so it must hold no parameters or buffers."""
 
     def __init__(self, of: Lowered) -> None:
         super().__init__()
@@ -86,9 +82,6 @@ def lower_graph(
 
     Returns:
         A graph module whose nodes have the names, the order and the metadata of ``graph``.
-
-    Raises:
-        ConversionError: ``backend_unusable``, ``table_shape_changed``, ``not_lowered``, ``operator_with_state``.
     """
     root, lowered, new_nodes = nn.Module(), fx.Graph(), dict[fx.Node, fx.Node]()
     numbers: dict[str, int] = {}

@@ -281,9 +281,6 @@ class LostRanks:
         group: the group in which this rank gives up; None if that is left to a context around this one.
         collection: fully qualified name, for messages.
         in_backward: while gradients of ``collection`` travel.
-
-    Raises:
-        OutOfStepError: ``rank_lost``.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None, collection: str = "", in_backward: bool = False) -> None:
@@ -339,11 +336,7 @@ class InStep(LostRanks):
             self.give_up(error)
 
     def refuse_if_failed(self) -> None:
-        """Check that this rank may still send.
-
-        Raises:
-            OutOfStepError: ``out_of_step``.
-        """
+        """Check that this rank may still send."""
         failed = None if self.group is None else _failed.get(self.group)
         if failed is not None:
             raise OutOfStepError(

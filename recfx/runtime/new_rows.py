@@ -62,11 +62,7 @@ class NewRows:
         self._attach()  # copied and unpickled indexes do not have an initializer
 
     def initialize_left(self) -> None:
-        """Initialise the rows that are still marked. Only one thread does this at a time.
-
-        Raises:
-            InputError: as in ``initialize``.
-        """
+        """Initialise the rows that are still marked. Only one thread does this at a time."""
         with self._store.new_rows_lock:
             left = []
             for table in self._tables:

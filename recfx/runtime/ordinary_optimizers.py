@@ -86,11 +86,7 @@ class OrdinaryOptimizers:
         return self._loads != self._index.adopted.times
 
     def before_step(self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any], weight: Tensor) -> None:
-        """Reset what ``optimizer`` has of rows that went to new ids since the last step.
-
-        Raises:
-            ConversionError: ``evict_needs_fused_optimizer``.
-        """
+        """Reset what ``optimizer`` has of rows that went to new ids since the last step."""
         given = None if self._has_loaded() else self._given
         is_renewed = self._index.config.evicts or (given is not None and self._has_renewed)
         if not is_renewed and (given is None or not group.get("weight_decay")):
@@ -206,11 +202,7 @@ def _watch_steps() -> None:
 
 
 def reset_before_saving(optimizer: torch.optim.Optimizer) -> None:
-    """Reset what an optimizer, which may not have stepped yet, has of rows that went to new ids, before it is saved.
-
-    Raises:
-        ConversionError: ``evict_needs_fused_optimizer``.
-    """
+    """Reset what an optimizer, which may not have stepped yet, has of rows that went to new ids, before it is saved."""
     for table, group, weight in _tables_of(optimizer):
         table._index.refresh()
         if optimizer.state.get(weight):

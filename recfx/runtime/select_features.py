@@ -214,11 +214,7 @@ class SelectFeatures(NodeModule):
         raise error(message, reason=reason, module_path=self.collection, what_to_do=_WHAT_TO_DO[reason])
 
     def as_keyed_jagged(self, features: Any) -> KeyedJaggedTensor:
-        """The batch as a KJT.
-
-        Raises:
-            InputError: ``not_a_keyed_jagged_tensor``.
-        """
+        """The batch as a KJT."""
         problem = f"the batch is {type_of(features)}, not a KeyedJaggedTensor."
         if isinstance(features, TensorDict):
             try:
@@ -234,12 +230,6 @@ class SelectFeatures(NodeModule):
             A KJT of contiguous tensors, none a negated view: int32 or int64 ids; int32 or int64 lengths (``[bags]``) or
             none; int64 offsets from 0 to the number of ids; weights only if the collection is weighted; one batch size,
             or a batch size per key. On meta, only sizes are checked, because nothing can be read.
-
-        Raises:
-            IdTypeError: ``wrong_id_dtype``.
-            IdRangeError: ``id_out_of_range``.
-            InputError: ``bad_ids``, ``bad_lengths``, ``bad_batch_sizes``, ``bad_weights``, ``missing_weights``,
-                ``several_devices``.
         """
         keys, values = features.keys(), features.values()
         if not (isinstance(values, torch.Tensor) and values.layout == torch.strided and values.dim() == 1):
@@ -262,8 +252,9 @@ class SelectFeatures(NodeModule):
             lengths = bags.new_empty(count, device="meta")
             offsets = torch.empty(count + 1, dtype=torch.int64, device="meta")
         else:
-            bags = bags if bags.dim() == 1 else self._flat(bags, per_key)
-            bags = as_stored(bags)  # collectives take nothing else
+            if bags.dim() != 1 and (len(per_key) > 1 or not bags.is_contiguous()):  # whose lengths may be transposed
+                self.refuse("bad_lengths", f"lengths are {_form(bags)}, which are not lengths key by key.")
+            bags = as_stored(bags.reshape(-1))  # collectives take nothing else
             offsets, fault, borders = bag_offsets(values, bags, are_offsets, per_key, order.rows_per_key)
             if fault is not None:
                 self._raise(fault, values, bags, are_offsets, offsets, per_key, order)
@@ -315,22 +306,18 @@ class SelectFeatures(NodeModule):
         if bags.dtype not in _LENGTHS:
             if bags.dtype not in _SMALL_LENGTHS and bags.numel() > 0:
                 self.refuse("bad_lengths", f"lengths are {bags.dtype}, but must be integers.")
-            bags = bags.real.to(torch.int64) if bags.is_complex() else bags.to(torch.int64)
+            bags = bags.to(torch.int64)
         if not are_offsets:
             return bags, False
-        if bags.dim() == 0 or (bags.dim() != 1 and bags.numel() == 0):
-            self.refuse("bad_lengths", f"offsets are {_form(bags)}.")
-        if bags.numel() == 0:
-            self.refuse("bad_lengths", "offsets are empty, but must begin with 0 before the first bag.")
-        # The standard collection takes the differences along the last dimension, also if offsets are a matrix.
-        return (bags, True) if bags.dim() == 1 else (bags.diff(), False)
+        if bags.dim() != 1 or bags.numel() == 0:
+            form = "empty" if bags.numel() == 0 else _form(bags)
+            self.refuse("bad_lengths", f"offsets are {form}, but must be [bags + 1], with 0 before the first bag.")
+        return bags, True
 
     def _bags_per_key(self, features: KeyedJaggedTensor, keys: int, bags: int) -> list[int]:
         """One number for all keys, or one number per key."""
         if not features.variable_stride_per_key():
             batch_size = features.stride()
-            if batch_size == -1 and bags % keys == 0 and features.lengths_or_none() is not None:
-                batch_size = bags // keys  # the standard collection leaves this to torch's view
             if isinstance(batch_size, int) and batch_size >= 0 and batch_size * keys == bags:
                 return [batch_size]
             self.refuse("bad_lengths", f"there are {bags} lengths, but {keys} keys with {batch_size} bags each.")
@@ -343,14 +330,6 @@ class SelectFeatures(NodeModule):
             problem = f"the batch sizes of the {keys} keys are {per_key}, but there are {bags} lengths."
             self.refuse("bad_batch_sizes", problem)
         return per_key
-
-    def _flat(self, lengths: torch.Tensor, per_key: list[int]) -> torch.Tensor:
-        if len(per_key) == 1:
-            try:
-                return lengths.view(-1, *per_key).reshape(-1) if lengths.numel() else lengths.reshape(-1)
-            except RuntimeError:  # a transposed view: it is not clear which bag each length belongs to
-                pass
-        self.refuse("bad_lengths", f"lengths are {_form(lengths)}, which are not lengths key by key.")
 
     def _check_length_per_key(
         self, features: KeyedJaggedTensor, offsets: torch.Tensor, per_key: list[int], true: list[int] | None
@@ -415,10 +394,6 @@ class SelectFeatures(NodeModule):
 
         Returns:
             int64 ``[features, B]``, each within the feature's own batch.
-
-        Raises:
-            InputError: ``bad_inverse_indices``; ``variable_batch_without_inverse_indices`` if features have different
-                batch sizes; ``several_devices``.
         """
         names = [name.split("@")[0] for name in names]
         inverse = None if named is None else self._indices_of(names, *named)

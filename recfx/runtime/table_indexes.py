@@ -31,9 +31,6 @@ class TableIndexes:
         counts_every_id: whether any table scores or counts every id. Then each batch is hashed as a whole, in batch
             order.
         evicts: whether any table takes rows away from ids.
-
-    Raises:
-        ConversionError: ``several_hash_ids``.
     """
 
     def __init__(self, of: Lowered) -> None:
@@ -80,10 +77,6 @@ class TableIndexes:
 
         Returns:
             Whether there is anything to hash; there is not on meta.
-
-        Raises:
-            ConversionError: ``unsharded_hash_table``.
-            InputError: ``init_fn_failed``.
         """
         if training and self._group is None:
             refuse_replicas(self.collection, self.hashed)
@@ -108,12 +101,7 @@ class TableIndexes:
     # Training
 
     def find_or_insert(self, ids: torch.Tensor, segments: list[Segment]) -> torch.Tensor:
-        """The rows of a training batch, after ``start``; new ones are initialised. If a table is full, nothing changes.
-
-        Raises:
-            TableFullError: a bucket has no row left.
-            InputError: ``init_fn_failed``.
-        """
+        """The rows of a training batch; new ones are initialised. Nothing changes if a table is full."""
         indexes = self._indexes(segments)
         with self.store.new_rows_lock:
             inserted = hash_index.find_or_insert(
@@ -193,9 +181,6 @@ class TableIndexes:
         """The rows of a training batch in a forward that activation checkpointing runs again.
 
         Nothing is inserted or counted; no table evicts or admits ids (``select_features`` refuses).
-
-        Raises:
-            InputError: ``replayed_ids_absent``.
         """
         rows, counts = self._find(ids, segments)
         for segment, absent in zip(segments, counts, strict=True):

@@ -116,7 +116,7 @@ def test_what_is_found_ahead_gives_what_the_fused_node_gives() -> None:
     assert isinstance(two_steps, HashLookup)
     for ids in ([1, 2, 3, 4], [1, 5, 3, 3], [9, 9, 9, 9]):
         batch = KeyedJaggedTensor(["user", "friend", "ad"], torch.tensor(ids), lengths=torch.tensor([1, 1, 2]))
-        finder = two_steps.finder()
+        finder = two_steps.hash_ids.finder()
         assert finder is not None
         assert torch.equal(two_steps(finder(batch)), one_step(batch))
     counts = [[made.index(name).counters for name in ("users", "ads")] for made in (converted, fused)]

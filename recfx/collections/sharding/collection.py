@@ -261,9 +261,6 @@ class ShardedCollection(
         """Refuse to run after the tables were moved between the host and another device.
 
         Not in ``to()`` itself, because a model that stops halfway through it would be on two devices.
-
-        Raises:
-            ConversionError: ``sharded_tables_moved``.
         """
         device, host = self._store.device, torch.device("cpu")
         if crosses(device, host) == crosses(self._made_on, host):
@@ -343,11 +340,7 @@ class ShardedCollection(
     # Copies
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        """Refuse to be pickled: process groups cannot be, and a rank has no more than its shards.
-
-        Raises:
-            CheckpointError: ``sharded_not_pickled``.
-        """
+        """Refuse to be pickled: process groups cannot be, and a rank has no more than its shards."""
         raise CheckpointError(
             "a sharded collection cannot be pickled (as torch.save(model) and new processes do): its process groups "
             "belong to this process, and its tables are this rank's shards.",

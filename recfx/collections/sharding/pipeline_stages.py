@@ -97,7 +97,7 @@ class Stages:
                 (ids,) = node.all_input_nodes
                 readers = [user for user in ids.users if numbers.get(user, _HASHED) >= _HASHED]
                 if numbers[ids] < _HASHED and readers == [node]:
-                    self._hashing[ids.name] = module
+                    self._hashing[ids.name] = module.hash_ids if isinstance(module, HashLookup) else module
 
     def finders(self) -> dict[str, Callable[[Any], Any]]:
         """By the names of ids that arrive, what finds their rows ahead; see ``HashIds.finder``."""

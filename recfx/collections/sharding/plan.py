@@ -43,11 +43,6 @@ def read_plan(
 
     Rows of a table with an index are cut on bucket borders, into as many pieces as the plan has; all other cuts are the
     plan's own, so that row-wise checkpoints line up with TorchRec's.
-
-    Raises:
-        ConversionError: ``invalid_argument``, ``plan_unknown_table``, ``plan_missing_table``,
-            ``unsupported_sharding_type``, ``unsupported_compute_kernel``, ``unsupported_plan_option``,
-            ``plan_shape_mismatch``, ``plan_rank``, ``plan_invalid``.
     """
     if not isinstance(plan, Mapping):
         raise plan_error("invalid_argument", f"the plan of a collection is {type_of(plan)}.", path)

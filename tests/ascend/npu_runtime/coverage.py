@@ -97,7 +97,7 @@ def _run(recorder: Recorder, target: str, hashing: recfx.HashConfig | None, opti
     for _ in range(3):
         features = _ids(hashing, batch(4, ("f2", "f0", "f1"), weighted=weighted)).to(torch.device(DEVICE))
         if weighted:
-            features.weights().requires_grad_()
+            features.weights().requires_grad_(hashing is None or hashing.unseen != "share")
         with recorder:
             recorder.now = Moment(target, "unsharded", "training")
             model.train()(features).values().backward(gradient)
