@@ -16,7 +16,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,10 +36,9 @@ _CHUNK = 1 << 22
 _BEGIN, _MARK = b'{"data": "data-', b'"format": "recfx"'  # a damaged manifest still contains one of these
 
 
-def new_names() -> tuple[str, str]:
-    """Names that no writer has used, for a data folder and for a manifest before it is switched."""
-    token = secrets.token_hex(8)
-    return f"data-{token}", f"{MANIFEST}.{token}"
+def new_name() -> str:
+    """A name for a data folder that no writer has used."""
+    return f"data-{secrets.token_hex(8)}"
 
 
 def make_directory(directory: Path) -> None:
@@ -69,11 +68,7 @@ def _is_data(path: Path) -> bool:
 
 @contextmanager
 def locked(directory: Path, shared: bool) -> Iterator[None]:
-    """Lock writers out against each other and against readers. The lock leaves no file, and ends with the process.
-
-    Raises:
-        CheckpointError: ``checkpoint_busy``, after a minute.
-    """
+    """Lock writers out against each other and against readers. The lock leaves no file, and ends with the process."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         _lock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, directory)
@@ -102,15 +97,15 @@ def _lock(descriptor: int, kind: int, directory: Path) -> None:
 
 
 @contextmanager
-def disk_errors(reason: str, path: Path, consequence: Callable[[], str], what_to_do: str) -> Iterator[None]:
-    """Turn errors of the disk, and those that DCP wraps, into a ``CheckpointError`` that says its consequence."""
+def disk_errors(reason: str, path: Path, what_to_do: str) -> Iterator[None]:
+    """Turn errors of the disk, and those that DCP wraps, into a ``CheckpointError``."""
     try:
         yield
     except (OSError, CheckpointException) as error:
         cause = cause_of(error)
         if not isinstance(cause, Exception):  # DCP also wraps Ctrl-C
             raise cause from None
-        message = f"{path}: {str(cause) or type(cause).__name__}. {consequence()}"
+        message = f"{path}: {str(cause) or type(cause).__name__}."
         raise CheckpointError(message, reason=reason, what_to_do=what_to_do) from cause
 
 
@@ -141,17 +136,17 @@ class Manifest:
         sync_directory(folder)
         return cls(folder.name, files)
 
-    def switch(self, directory: Path, temporary_name: str) -> None:
+    def switch(self, directory: Path) -> None:
         """Make this the directory's manifest: before this call the old checkpoint is loaded, after it the new one."""
         entries = {name: {"bytes": size, "sha256": digest} for name, (size, digest) in self.files.items()}
         content = {"format": "recfx", "version": FORMAT_VERSION, "data": self.data, "files": entries}
-        line = json.dumps(content, sort_keys=True).encode()
-        with open(directory / temporary_name, "xb") as file:
+        line, temporary = json.dumps(content, sort_keys=True).encode(), directory / f"{MANIFEST}.{self.data[5:]}"
+        with open(temporary, "xb") as file:
             file.write(line + b"\n" + hashlib.sha256(line).hexdigest().encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
         sync_directory(directory)  # the data folder's name, before anything refers to it
-        os.replace(directory / temporary_name, directory / MANIFEST)
+        os.replace(temporary, directory / MANIFEST)
         sync_directory(directory)
 
     @classmethod

@@ -41,9 +41,9 @@ def load_checkpoint(
 
     Files, names, shapes, dtypes and indexes are checked first: after an error, the model, its indexes and its
     optimizers are as they were. A file is as trusted as by ``torch.load(weights_only=True)``. Three things can leave
-    a mixture of old and new: a disk that fails between the check and the reading of weights (the message says
-    so), a load hook of the user that raises, and an interrupt (Ctrl-C) during loading. If that happens, load again;
-    until then, a table with an index whose rows may have changed cannot be used (``load_interrupted``).
+    a mixture of old and new: a disk that fails between the check and the reading of weights, a load
+    hook of the user that raises, and an interrupt (Ctrl-C) during loading. If that happens, load again; until then, a
+    table with an index whose rows may have changed cannot be used (``load_interrupted``).
 
     Example:
         >>> model = recfx.convert(Model())
@@ -90,19 +90,13 @@ def load_part(
 ) -> None:
     """Load what was saved of one submodule, which ``model`` is; see ``load_checkpoint`` for the rest.
 
-    Args:
-        submodule: its path, where names of wrappers may be left out; empty for the whole model.
-
-    Raises:
-        CheckpointError: as ``load_checkpoint``; ``checkpoint_mismatch`` also if there is no such submodule.
+    ``submodule`` is its path, where names of wrappers may be left out; empty for the whole model.
     """
     root, path, peers = checked_arguments(model, directory, "load_checkpoint")
-    consequence = "Nothing was loaded."
-    what_to_do = "make sure that the files can be read, and load again; or use another checkpoint."
+    what_to_do = "make sure that the files can be read, and load again; until then, old and new may be mixed."
     plans: list[Plan] = []
     undo: list[Callable[[], None]] = []
-    disk = disk_errors("checkpoint_unreadable", path, lambda: consequence, what_to_do)
-    with disk, contextlib.ExitStack() as lock:
+    with disk_errors("checkpoint_unreadable", path, what_to_do), contextlib.ExitStack() as lock:
 
         def begin() -> str:  # the first rank locks and verifies for all
             if not path.is_dir():
@@ -142,7 +136,6 @@ def load_part(
             while undo:
                 undo.pop()()
             raise
-        consequence = "The model may hold a mixture of old and new."
         peers.agree(carry_out)
     for note in dict.fromkeys(note for _, notes in of_ranks for note in notes) if peers.is_first else ():
         _log.warning("%s", note)
@@ -190,12 +183,8 @@ def _check_all_taken(
 ) -> None:
     """Check that what was saved of optimizers is taken here, and that those here find theirs.
 
-    Args:
-        root: the model without wrappers.
-        saved: the optimizers that were saved.
-        ordinary: the parameters that an ordinary optimizer steps; None if there is none.
-        of_backward: the parameters that are stepped in backward.
-        in_backward: whether optimizers in backward are loaded.
+    An ordinary optimizer steps the parameters ``ordinary``, None if there is none; ``of_backward`` are stepped in
+    backward, by optimizers that are loaded if ``in_backward``.
     """
     elsewhere = [table.weight for table in tables_of(root) if ordinary is not None and not table.here]  # other ranks
     taken = {*(ordinary or ()), *of_backward, *elsewhere}

@@ -22,16 +22,9 @@ from recfx.optim.rules.rule import STEP
 def plan_fused(
     table: Table, fused: FusedOptimizer, saved: SavedOptimizer | None, move: RowMove | None
 ) -> Callable[[], None]:
-    """Check what was saved of a table's fused optimizer, and return what loads it on this rank.
+    """Check what was saved of a table's fused optimizer (None: it begins anew), and return what loads it on this rank.
 
-    Args:
-        table: the table.
-        fused: its rule, and its settings, which all of its shards share.
-        saved: what was saved of its optimizer; None: it begins anew.
-        move: where the rows go, if the table has more rows than saved.
-
-    Raises:
-        CheckpointError: ``checkpoint_mismatch``.
+    ``move`` says where the rows go, if the table has more rows than saved.
     """
     rule, names = fused.rule, {} if saved is None else saved.names
     if saved is not None:
@@ -72,18 +65,11 @@ def rebuild_state(
     moves: Mapping[str, RowMove],
     in_backward: Collection[str] = (),
 ) -> tuple[dict[str, Any], list[Diagnostic]]:
-    """The ``state_dict`` for ``optimizer``, and warnings about parameters that it steps with other settings than when
-    saving. Changes nothing.
+    """The ``state_dict`` for ``optimizer``, which steps the parameters ``stepped``, and warnings about those that it
+    steps with other settings than when saving. Changes nothing.
 
-    Args:
-        optimizer: the optimizer that is to load the state.
-        stepped: its parameters, as ``stepped_by`` returns them.
-        saved: the optimizers that were saved.
-        moves: the moves of tables that have more rows than saved, by weight name.
-        in_backward: the parameters that an optimizer in backward steps here, which takes what was saved of them.
-
-    Raises:
-        CheckpointError: ``checkpoint_mismatch``.
+    ``moves`` has the tables that have more rows than saved, by weight name. An optimizer in backward steps the
+    parameters ``in_backward`` here, and takes what was saved of them.
     """
     rebuilt: list[dict[str, Any]] = []
     state: dict[int, dict[str, Any]] = {}

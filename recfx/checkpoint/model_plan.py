@@ -57,11 +57,7 @@ class Plan:
 
 
 def plan_model(model: nn.Module, folder: SavedFolder, extra_state: Mapping[str, Any], start: str = MODEL) -> Plan:
-    """Check the saved model, whose names begin with ``start``, against this one without wrappers. Changes nothing.
-
-    Raises:
-        CheckpointError: ``checkpoint_mismatch``, ``model_on_meta``, or what is wrong with an index.
-    """
+    """Check the saved model, whose names begin with ``start``, against this one without wrappers. Changes nothing."""
     with contextlib.ExitStack() as stack:  # even after an interrupted load, names and shapes are right
         for index in {index for table in tables_of(model) for index in table.indexes}:
             stack.enter_context(index.readable())
@@ -144,11 +140,7 @@ def _places_of(names: Collection[str], saved: Collection[str]) -> Counter[str]:
 
 
 def prefix_of(submodule: str, names: Collection[str], saved: Collection[str]) -> str:
-    """What the names of a submodule, whose state has ``names``, begin with in a checkpoint; wrappers may be left out.
-
-    Raises:
-        CheckpointError: ``checkpoint_mismatch``: there is no such submodule.
-    """
+    """What the names of a submodule with the state ``names`` begin with in a checkpoint; wrappers may be left out."""
     places = _places_of(names, saved)
     alike = [path for path in places if without_wrappers(path) == without_wrappers(submodule)]
     if not alike and not any(name.startswith(f"{submodule}.") for name in saved):

@@ -127,12 +127,7 @@ def describe_in_backward(model: nn.Module, is_first: bool) -> Described:
 
 
 def describe_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, is_first: bool) -> Described:
-    """An ordinary optimizer; ``is_first`` as above.
-
-    Raises:
-        CheckpointError: ``optimizer_not_supported``: it steps parameters that are not in ``model``, or has a state of
-            a sharded table that is not cut as the table is.
-    """
+    """An ordinary optimizer; ``is_first`` as above."""
     stepped = stepped_by(optimizer, model)
     foreign = [number for number, parameter in enumerate(stepped) if parameter.name == f"#{number}"]
     if foreign:
@@ -198,11 +193,7 @@ def _add_part(
 
 
 def join_described(of_ranks: list[dict[str, Any]]) -> dict[str, Any]:
-    """Join what the ranks say about their ordinary optimizers, which update shards of different tables.
-
-    Raises:
-        CheckpointError: ``optimizer_not_supported``: they have different numbers of groups.
-    """
+    """Join what the ranks say about their ordinary optimizers, which update shards of different tables."""
     first = of_ranks[0]
     if any(len(of_rank["groups"]) != len(first["groups"]) for of_rank in of_ranks):
         raise not_supported(
@@ -221,26 +212,16 @@ def join_described(of_ranks: list[dict[str, Any]]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class SavedOptimizer:
-    """What was saved of the optimizer of one parameter.
+    """What was saved of the optimizer of one parameter."""
 
-    Args:
-        name: the name of the parameter, followed by ``#1`` and so on if it had several optimizers in backward.
-        kind: the name of the optimizer's rule, or of its class if no rule stands for it.
-        settings: its settings.
-        values: the part of its state that is no tensor.
-        names: the names in the folder of the tensors of its state, by their names in the state.
-        folder: the data folder.
-        group: the number of its group, if it was an ordinary optimizer; None if it was one in backward.
-        blocks: the blocks of columns for each of which there is one number per row, if they were cut.
-    """
-
-    name: str
-    kind: str
+    name: str  # the name of the parameter, followed by ``#1`` and so on if it had several optimizers in backward
+    kind: str  # the name of the optimizer's rule, or of its class if no rule stands for it
     settings: Mapping[str, Any]
-    values: Mapping[str, Any]
-    names: Mapping[str, str]
+    values: Mapping[str, Any]  # the part of its state that is no tensor
+    names: Mapping[str, str]  # the names in the folder of the tensors of its state, by their names in the state
     folder: SavedFolder
-    group: int | None = None
+    group: int | None = None  # the number of its group, if it was an ordinary optimizer; None if it was one in backward
+    # the blocks of columns for each of which there is one number per row, if they were cut
     blocks: tuple[tuple[int, int], ...] = ()
 
     def described(self, key: str) -> Tensor:
@@ -266,14 +247,8 @@ class SavedOptimizer:
         return self._mean(list(saved.chunk(len(self.blocks)))) if self._in_blocks(key) else saved
 
     def read_shard(self, key: str, shard: Shard, move: RowMove | None, target: Tensor) -> None:
-        """Read a shard's part of one tensor of the state, which has one or two dimensions.
-
-        Args:
-            key: the name of the tensor in the state.
-            shard: the shard.
-            move: where rows are now; None if they are where they were.
-            target: ``[shard's rows, shard's columns]``, or ``[shard's rows, 1]`` if there is one number per row. Rows
-                for which nothing was saved stay as they are.
+        """Read a shard's part of one tensor of the state into ``target``, which has one column if there is one number
+        per row; rows for which nothing was saved stay. ``move`` says where rows are now, if they are elsewhere.
         """
         described, dim = self.described(key), shard.table.embedding_dim
 
@@ -303,16 +278,12 @@ class SavedOptimizer:
 
 @dataclass(frozen=True)
 class SavedOptimizers:
-    """All optimizers of a checkpoint.
+    """All optimizers of a checkpoint."""
 
-    Args:
-        entries: by the name of their parameter. One in backward uses up the gradient, if a parameter had two.
-        ordinary_kind: the class of the ordinary optimizer; empty if there was none.
-        groups: the groups of the ordinary optimizer: settings, and the names of parameters as ``params``.
-    """
-
+    # by the name of their parameter. One in backward uses up the gradient, if a parameter had two.
     entries: dict[str, SavedOptimizer]
-    ordinary_kind: str
+    ordinary_kind: str  # the class of the ordinary optimizer; empty if there was none
+    # the groups of the ordinary optimizer: settings, and the names of parameters as ``params``
     groups: list[dict[str, Any]]
 
     @classmethod

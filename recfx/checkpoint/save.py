@@ -22,7 +22,7 @@ from recfx.checkpoint.directory import (
     is_foreign,
     locked,
     make_directory,
-    new_names,
+    new_name,
     remove_leftovers,
 )
 from recfx.checkpoint.optimizers import Described, describe_in_backward, describe_optimizer, join_described
@@ -69,23 +69,15 @@ def save_checkpoint(
     """
     root, path, peers = checked_arguments(model, directory, "save_checkpoint")
     tensors = _contents(root, optimizer, peers)
-    data, temporary = peers.agree(new_names)[0]
-
-    def consequence() -> str:
-        return {
-            True: "The new checkpoint is complete, but may not survive a crash, and the old one may still be there.",
-            False: "The old checkpoint, if there was one, is as it was.",
-            None: "It is unknown which checkpoint is valid now; neither the old one nor the new one was deleted.",
-        }[_is_switched(path, data)]
-
-    what_to_do = "make room on the disk, or make the directory writable, and save again."
-    with disk_errors("checkpoint_not_written", path, consequence, what_to_do):
-        _write(path, tensors, data, temporary, peers)
+    data = peers.agree(new_name)[0]
+    what_to_do = "make room on the disk, or make the directory writable, and save again; a complete checkpoint is kept."
+    with disk_errors("checkpoint_not_written", path, what_to_do):
+        _write(path, tensors, data, peers)
 
 
-def _write(path: Path, tensors: dict[str, Any], data: str, temporary: str, peers: Peers) -> None:
+def _write(path: Path, tensors: dict[str, Any], data: str, peers: Peers) -> None:
     with contextlib.ExitStack() as stack:  # the first rank holds the lock for all
-        switching: list[Manifest] = []
+        complete: list[Manifest] = []  # of a folder that may be valid by now
 
         def begin() -> None:
             make_directory(path)
@@ -105,19 +97,16 @@ def _write(path: Path, tensors: dict[str, Any], data: str, temporary: str, peers
                     raise FileNotFoundError(
                         f"{file} of another rank is not in {path / data} here: all ranks must name one shared directory"
                     )
-            switching.append(Manifest.of_folder(path / data))
-            switching[0].switch(path, temporary)
+            complete.append(Manifest.of_folder(path / data))
+            complete[0].switch(path)
 
         peers.first(begin)
         try:
             storage.write(path / data, tensors, peers.group)
             peers.first(finish)
         except BaseException:
-            if peers.is_first and (not switching or _is_switched(path, data) is False):
-                # Without hiding the error: what cannot be deleted now is deleted by the next save.
+            if peers.is_first and not complete:  # what is left otherwise, the next save deletes
                 shutil.rmtree(path / data, ignore_errors=True)
-                with contextlib.suppress(OSError):
-                    (path / temporary).unlink()
             raise
         peers.first(lambda: remove_leftovers(path, keep=data))
 
@@ -167,13 +156,3 @@ def _contents(model: nn.Module, optimizer: Any, peers: Peers) -> dict[str, Any]:
 
     peers.first(join)
     return written
-
-
-def _is_switched(path: Path, data: str) -> bool | None:
-    """Whether the manifest had already been switched to ``data`` when something failed later; None if unknown."""
-    try:
-        return Manifest.read(path).data == data
-    except CheckpointError as error:
-        return False if error.reason in ("checkpoint_missing", "checkpoint_version") else None
-    except OSError:
-        return None

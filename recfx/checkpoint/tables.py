@@ -33,19 +33,12 @@ from recfx.optim.fused_optimizer import FusedOptimizer
 
 @dataclass(frozen=True)
 class Table:
-    """One table of a converted collection under one name.
+    """One table of a converted collection under one name."""
 
-    Args:
-        prefix: the prefix of its collection.
-        module: its collection.
-        placed: the whole table and its shards; what is saved of them is one copy of each number.
-        first: whether this is the first name of the collection.
-    """
-
-    prefix: str
+    prefix: str  # the prefix of its collection
     module: ConvertedCollection
-    placed: ShardedTable
-    first: bool
+    placed: ShardedTable  # the whole table and its shards; what is saved of them is one copy of each number
+    first: bool  # whether this is the first name of the collection
 
     @property
     def spec(self) -> TableSpec:
@@ -62,7 +55,6 @@ class Table:
 
     @property
     def here(self) -> list[Shard]:
-        """The shards of this rank."""
         return self.module.sharding.local_of(self.name)
 
     @property
@@ -78,7 +70,6 @@ class Table:
 
     @property
     def weights(self) -> list[Tensor]:
-        """The weights of the shards of this rank."""
         return [self.module.store.weight(shard.name) for shard in self.here]
 
     @property
@@ -87,7 +78,6 @@ class Table:
 
     @property
     def indexes(self) -> list[HashIndex]:
-        """The indexes of the shards of this rank."""
         return [self.module.store.index(shard.name) for shard in self.here] if self.spec.has_index else []
 
     @property
@@ -111,19 +101,12 @@ def tables_of(model: nn.Module) -> list[Table]:
 
 @dataclass
 class TablePlan:
-    """What is to be done to this rank's shards of one table.
+    """What is to be done to this rank's shards of one table."""
 
-    Args:
-        table: the table and its collection.
-        name: the name of its weight in the folder.
-        move: where the rows go, if the table has more rows than saved.
-        indexes: state of the shards' indexes, by shard name.
-    """
-
-    table: Table
-    name: str
-    move: RowMove | None = None
-    indexes: dict[str, dict[str, Any]] = field(default_factory=dict)
+    table: Table  # the table and its collection
+    name: str  # the name of its weight in the folder
+    move: RowMove | None = None  # where the rows go, if the table has more rows than saved
+    indexes: dict[str, dict[str, Any]] = field(default_factory=dict)  # state of the shards' indexes, by shard name
 
     def expect_load(self) -> None:
         """Note that from here on weights and indexes may belong to different states."""
@@ -142,11 +125,7 @@ class TablePlan:
 
 
 def plan_tables(model: nn.Module, folder: SavedFolder, saved: Mapping[str, Tensor], start: str) -> list[TablePlan]:
-    """Check the saved state of tables, whose names begin with ``start`` in the folder, against this rank's shards.
-
-    Raises:
-        CheckpointError: ``checkpoint_mismatch``, or what is wrong with an index.
-    """
+    """Check the saved state of tables, whose names begin with ``start`` in the folder, against this rank's shards."""
     plans = []
     for table in tables_of(model):
         if table.first:

@@ -36,11 +36,7 @@ def _unwrapped(optimizer: Any, place: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def unwrap_optimizer(optimizer: Any) -> torch.optim.Optimizer | None:
-    """The ``torch.optim`` optimizer inside; None if there are only fused ones, which are saved with the model.
-
-    Raises:
-        CheckpointError: ``optimizer_not_supported``.
-    """
+    """The ``torch.optim`` optimizer inside; None if there are only fused ones, which are saved with the model."""
     innermost = [inner for _, inner in _unwrapped(optimizer) if type(inner) not in _AROUND_ONE]
     ordinary = [inner for inner in innermost if not isinstance(inner, (CombinedOptimizer, *_FUSED))]
     if len(ordinary) > 1:
@@ -65,11 +61,7 @@ def other_optimizer(
 
 
 def load_state(optimizer: Any, state: dict[str, Any], undo: list[Callable[[], None]]) -> None:
-    """``load_state_dict`` of the optimizer inside; ``undo`` gets what undoes it.
-
-    Raises:
-        CheckpointError: ``checkpoint_mismatch``: it does not accept the state.
-    """
+    """``load_state_dict`` of the optimizer inside; ``undo`` gets what undoes it."""
     inner: Any = unwrap_optimizer(optimizer)
     wrappers = [wrapper for _, wrapper in _unwrapped(optimizer) if type(wrapper) in _AROUND_ONE]
     undo += [functools.partial(_set, part, part.state, part.param_groups) for part in (inner, *wrappers)]
@@ -90,11 +82,7 @@ def warm_ups(optimizer: object) -> list[tuple[str, WarmupOptimizer, list[int]]]:
 
 
 def plan_warm_ups(optimizer: object, saved: Mapping[str, list[int]]) -> Callable[[], None]:
-    """A function that sets the saved states of warm-ups, and learning rates by them.
-
-    Raises:
-        CheckpointError: ``checkpoint_mismatch``.
-    """
+    """A function that sets the saved states of warm-ups, and learning rates by them."""
     here = warm_ups(optimizer)
     if {place for place, _, _ in here} != saved.keys():
         places = sorted(place for place, _, _ in here)

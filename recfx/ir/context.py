@@ -21,72 +21,45 @@ from recfx.ir.ways_back import Hop, WayBack
 
 @dataclass(frozen=True)
 class OptimizerFacts:
-    """The fused optimizer of a table.
+    """The fused optimizer of a table."""
 
-    Args:
-        rule: the name of its rule.
-        group: its settings, sorted by name, without the learning rate, which may change from step to step.
-    """
-
-    rule: str
+    rule: str  # the name of its rule
+    # its settings, sorted by name, without the learning rate, which may change from step to step
     group: tuple[tuple[str, Hashable], ...] = ()
 
 
 @dataclass(frozen=True)
 class FrozenIndex:
-    """What is known of a table's index that no longer changes; its policy is in the table's ``TableSpec.hashing``.
+    """What is known of a table's index that no longer changes; its policy is in the table's ``TableSpec.hashing``."""
 
-    Args:
-        slots: the number of slots of its slot table, see ``recfx/kernels/index/slot_table.py``.
-        side_row: the row of id -1, which slots cannot hold; -1 if it has none.
-        longest_probe: the most slots that finding one of its ids reads; 0 if nobody has counted.
-    """
-
-    slots: int
-    side_row: int
-    longest_probe: int = 0
+    slots: int  # the number of slots of its slot table, see ``recfx/kernels/index/slot_table.py``
+    side_row: int  # the row of id -1, which slots cannot hold; -1 if it has none
+    longest_probe: int = 0  # the most slots that finding one of its ids reads; 0 if nobody has counted
 
 
 @dataclass(frozen=True)
 class TableFacts:
-    """A table, or a shard of one.
-
-    Args:
-        rows: how many it has.
-        embedding_dim: the number of columns.
-        dtype: the dtype of its rows.
-        device: the type of its device.
-        is_contiguous: whether its rows lie one after the other in memory, and not as a view that negates them.
-        optimizer: the fused optimizer; None if the gradient goes to ``weight.grad``.
-        is_trained: whether the backward reaches it.
-        index: its frozen index, in a file; None in a model, and for a table without an index.
-    """
+    """A table, or a shard of one."""
 
     rows: int
     embedding_dim: int
     dtype: torch.dtype
-    device: str
+    device: str  # the type of its device
+    # whether its rows lie one after the other in memory, and not as a view that negates them
     is_contiguous: bool = True
-    optimizer: OptimizerFacts | None = None
-    is_trained: bool = True
-    index: FrozenIndex | None = None
+    optimizer: OptimizerFacts | None = None  # the fused optimizer; None if the gradient goes to ``weight.grad``
+    is_trained: bool = True  # whether the backward reaches it
+    index: FrozenIndex | None = None  # its frozen index, in a file; None in a model, and for a table without an index
 
 
 @dataclass(frozen=True)
 class LookupFacts:
-    """A lookup, as data.
+    """A lookup, as data."""
 
-    Args:
-        tables: the descriptions of the tables, in column order.
-        combine: ``"SUM"``, ``"MEAN"`` or ``"NONE"``: what becomes of the rows of a bag.
-        is_weighted: whether per-sample weights multiply the rows.
-        facts: what else is known about each table.
-    """
-
-    tables: tuple[TableSpec, ...]
-    combine: str
-    is_weighted: bool
-    facts: tuple[TableFacts, ...]
+    tables: tuple[TableSpec, ...]  # the descriptions of the tables, in column order
+    combine: str  # ``"SUM"``, ``"MEAN"`` or ``"NONE"``: what becomes of the rows of a bag
+    is_weighted: bool  # whether per-sample weights multiply the rows
+    facts: tuple[TableFacts, ...]  # what else is known about each table
 
     @cached_property
     def device_types(self) -> frozenset[str]:
@@ -111,30 +84,20 @@ _HOST = ("", "cpu", "meta")  # devices from which the host, where indexes are, r
 
 @dataclass(frozen=True)
 class CollectionContext:
-    """One collection as one rank sees it.
+    """One collection as one rank sees it."""
 
-    Args:
-        name: fully qualified name in the user's model; ``""`` for a root.
-        tables: its tables, whole, in order.
-        facts: what the tensors and the optimizer of each table would tell, by the name of the whole table.
-        kernel_groups: tables with equal numbers may share a kernel call, because they are on one device and their
-            optimizers were set alike; by the name of the whole table.
-        is_weighted: whether the batch's weights multiply the rows.
-        sharding: how it is sharded, and the rank; None if all of it is on one rank.
-        ids_on_host: whether ranks exchange ids on the host.
-        source: where the user's code creates it, if known.
-        need_indices: whether the output has the ids as well, if it has a row for each id.
-    """
-
-    name: str
-    tables: tuple[TableSpec, ...]
+    name: str  # fully qualified name in the user's model; ``""`` for a root
+    tables: tuple[TableSpec, ...]  # its tables, whole, in order
+    # what the tensors and the optimizer of each table would tell, by the name of the whole table
     facts: Mapping[str, TableFacts]
+    # tables with equal numbers may share a kernel call, because they are on one device and their optimizers were
+    # set alike; by the name of the whole table
     kernel_groups: Mapping[str, int] = field(default_factory=dict)
-    is_weighted: bool = False
-    sharding: CollectionSharding | None = None
-    ids_on_host: bool = True
-    source: SourceLocation | None = None
-    need_indices: bool = False
+    is_weighted: bool = False  # whether the batch's weights multiply the rows
+    sharding: CollectionSharding | None = None  # how it is sharded, and the rank; None if all of it is on one rank
+    ids_on_host: bool = True  # whether ranks exchange ids on the host
+    source: SourceLocation | None = None  # where the user's code creates it, if known
+    need_indices: bool = False  # whether the output has the ids as well, if it has a row for each id
 
     @property
     def is_pooled(self) -> bool:
@@ -224,17 +187,11 @@ class CollectionContext:
 
 @dataclass(frozen=True)
 class Served:
-    """The answer of kernel targets for one lookup.
+    """The answer of kernel targets for one lookup."""
 
-    Args:
-        backend: the name of the backend that serves it.
-        declined: the backends that come before it, and why they do not.
-        finding_declined: why it has no kernel that takes raw ids; None if it has one.
-    """
-
-    backend: str
-    declined: tuple[Diagnostic, ...] = ()
-    finding_declined: Diagnostic | None = None
+    backend: str  # the name of the backend that serves it
+    declined: tuple[Diagnostic, ...] = ()  # the backends that come before it, and why they do not
+    finding_declined: Diagnostic | None = None  # why it has no kernel that takes raw ids; None if it has one
 
 
 class Targets(Protocol):

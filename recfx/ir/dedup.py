@@ -12,17 +12,12 @@ from recfx.errors import Diagnostic
 
 @dataclass(frozen=True)
 class Dedup:
-    """What a user says about sending the ids of one table once.
+    """What a user says about sending the ids of one table once."""
 
-    Args:
-        asked: True and False decide; None sends them once where it is expected to pay.
-        share: the expected share of different ids among those of a key in the batch of a rank; None: not known.
-        on_device: whether ids are exchanged on a device that has no kernel which finds different ones.
-    """
-
-    asked: bool | None = None
+    asked: bool | None = None  # True and False decide; None sends them once where it is expected to pay
+    # the expected share of different ids among those of a key in the batch of a rank; None: not known
     share: float | None = None
-    on_device: bool = False
+    on_device: bool = False  # whether ids are exchanged on a device that has no kernel which finds different ones
 
 
 WHERE_IT_PAYS = Dedup()

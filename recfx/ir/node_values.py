@@ -21,15 +21,10 @@ _INT64, _FLOAT32 = 8, 4
 
 
 class Size(NamedTuple):
-    """How big a value is.
+    """How big a value is."""
 
-    Args:
-        shape: symbolic, in ``B``, ``W`` and ``L_<feature>``; for a KJT, the number of ids.
-        dtype: the dtype of its elements.
-    """
-
-    shape: tuple[sympy.Expr, ...]
-    dtype: torch.dtype
+    shape: tuple[sympy.Expr, ...]  # symbolic, in ``B``, ``W`` and ``L_<feature>``; for a KJT, the number of ids
+    dtype: torch.dtype  # the dtype of its elements
 
 
 def sent_ids(sharding: CollectionSharding) -> sympy.Expr:

@@ -88,21 +88,13 @@ class Unsharded(ShardingType):
 
 @dataclass(frozen=True)
 class ShardedTable(Frozen):
-    """One table and its shards.
+    """One table and its shards."""
 
-    Args:
-        table: the whole table.
-        type: how it is sharded.
-        compute_kernel: ``"fused"`` or ``"dense"``.
-        way_back: how its pooled rows travel back.
-        shards: by column block, then by row, including empty ones.
-    """
-
-    table: TableSpec
-    type: ShardingType
-    compute_kernel: str
-    way_back: WayBack
-    shards: tuple[Shard, ...]
+    table: TableSpec  # the whole table
+    type: ShardingType  # how it is sharded
+    compute_kernel: str  # ``"fused"`` or ``"dense"``
+    way_back: WayBack  # how its pooled rows travel back
+    shards: tuple[Shard, ...]  # by column block, then by row, including empty ones
 
     @property
     def is_replicated(self) -> bool:

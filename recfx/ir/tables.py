@@ -193,19 +193,12 @@ def output_dtype(tables: Iterable[TableSpec]) -> torch.dtype:
 
 
 class Columns(NamedTuple):
-    """Adjacent columns of one output key.
+    """Adjacent columns of one output key."""
 
-    Args:
-        key: the key, ``feature`` or ``feature@table``.
-        first: the first of these columns within the key.
-        dim: the number of columns.
-        dtype: the dtype of pooled values.
-    """
-
-    key: str
-    first: int
+    key: str  # the key, ``feature`` or ``feature@table``
+    first: int  # the first of these columns within the key
     dim: int
-    dtype: torch.dtype = torch.float32
+    dtype: torch.dtype = torch.float32  # the dtype of pooled values
 
 
 def columns_of(tables: tuple[TableSpec, ...]) -> list[Columns]:
@@ -229,24 +222,17 @@ def total_bytes(columns: Iterable[Columns]) -> int:
 
 @dataclass(frozen=True)
 class Shard:
-    """A rectangle of one table on one rank.
-
-    Args:
-        table: the table.
-        rank: the rank that holds it; a replicated table has one shard per rank.
-        rows: the first row and the row after the last.
-        columns: the first column and the column after the last.
-        piece: the number of the piece, if the rows of these columns are cut into pieces; otherwise -1. It decides how
-            ids are routed: a shard without a number gets all ids of its features, and a numbered shard gets those of
-            its rows.
-        name: the name of the shard on its rank: the table's, with a number if the rank has several of its shards.
-    """
+    """A rectangle of one table on one rank."""
 
     table: TableSpec
-    rank: int
-    rows: tuple[int, int]
-    columns: tuple[int, int]
+    rank: int  # the rank that holds it; a replicated table has one shard per rank
+    rows: tuple[int, int]  # the first row and the row after the last
+    columns: tuple[int, int]  # the first column and the column after the last
+    # the number of the piece, if the rows of these columns are cut into pieces; otherwise -1. It decides how ids
+    # are routed: a shard without a number gets all ids of its features, and a numbered shard gets those of its
+    # rows.
     piece: int = -1
+    # the name of the shard on its rank: the table's, with a number if the rank has several of its shards
     name: str = ""
 
     @property

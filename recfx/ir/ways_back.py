@@ -58,15 +58,10 @@ def _sum(numbers: list[Any]) -> Any:
 
 
 class Precision(NamedTuple):
-    """What TorchRec's codec for one direction makes of float32.
+    """What TorchRec's codec for one direction makes of float32."""
 
-    Args:
-        name: ``"fp32"``, ``"fp16"`` or ``"bf16"``.
-        loss_scale: what numbers are multiplied with while they are on the wire; None for nothing.
-    """
-
-    name: str = "fp32"
-    loss_scale: float | None = None
+    name: str = "fp32"  # ``"fp32"``, ``"fp16"`` or ``"bf16"``
+    loss_scale: float | None = None  # what numbers are multiplied with while they are on the wire; None for nothing
 
     def __str__(self) -> str:
         return self.name if self.loss_scale is None else f"{self.name}*{self.loss_scale}"
@@ -104,46 +99,29 @@ COMM_OPS = {
 
 @dataclass(frozen=True)
 class Hop:
-    """One ``output_dist_start`` with its ``output_dist_wait``, as one rank sees it.
+    """One ``output_dist_start`` with its ``output_dist_wait``, as one rank sees it."""
 
-    Args:
-        operation: what sends the rows, by its name in ``recfx.runtime.output_dist``.
-        group: which ranks take part: the name of a field of ``recfx.runtime.dist_groups.DistGroups``.
-        columns: the columns that this rank sends, in order.
-        dims: how many columns each sender of the way back sends.
-        dim: the number of columns that the rank sends; 1 if rows are not combined, because they have several widths.
-        samples: the symbolic number of rows that it sends.
-        collectives: its collective calls in the forward and the backward, with their bytes.
-        wire: in which precision they are sent; None for that of the rows, and if nothing is sent.
-    """
-
-    operation: str
-    group: str
-    columns: tuple[Columns, ...]
-    dims: tuple[int, ...]
-    dim: int
-    samples: sympy.Expr
-    collectives: tuple[Collective, ...]
-    wire: Wire | None = None
+    operation: str  # what sends the rows, by its name in ``recfx.runtime.output_dist``
+    group: str  # which ranks take part: the name of a field of ``recfx.runtime.dist_groups.DistGroups``
+    columns: tuple[Columns, ...]  # the columns that this rank sends, in order
+    dims: tuple[int, ...]  # how many columns each sender of the way back sends
+    dim: int  # the number of columns that the rank sends; 1 if rows are not combined, because they have several widths
+    samples: sympy.Expr  # the symbolic number of rows that it sends
+    collectives: tuple[Collective, ...]  # its collective calls in the forward and the backward, with their bytes
+    wire: Wire | None = None  # in which precision they are sent; None for that of the rows, and if nothing is sent
 
 
 @dataclass(frozen=True)
 class WayBack:
-    """One way back. Tables whose ways back are equal share one ``output_dist``.
+    """One way back. Tables whose ways back are equal share one ``output_dist``."""
 
-    Args:
-        name: its name in reports.
-        place: every rank goes through the ways back of a collection by ascending place; in different orders, ranks
-            would wait for each other forever.
-        wording: what happens to the rows, in a few words, for reports.
-        steps: the operation and the group of each hop; see :class:`Hop`.
-        ranks: how many ranks, one after the other, have parts of the same columns and count as one sender; 0 for all.
-    """
-
-    name: str
+    name: str  # its name in reports
+    # every rank goes through the ways back of a collection by ascending place; in different orders, ranks would
+    # wait for each other forever
     place: int
-    wording: str
-    steps: tuple[tuple[str, str], ...]
+    wording: str  # what happens to the rows, in a few words, for reports
+    steps: tuple[tuple[str, str], ...]  # the operation and the group of each hop; see :class:`Hop`
+    # how many ranks, one after the other, have parts of the same columns and count as one sender; 0 for all
     ranks: int = 0
 
     @property

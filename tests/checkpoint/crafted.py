@@ -16,7 +16,7 @@ import torch
 
 import recfx
 from recfx.checkpoint import storage
-from recfx.checkpoint.directory import Manifest, new_names
+from recfx.checkpoint.directory import Manifest, new_name
 from recfx.checkpoint.storage import SavedFolder, pack_settings, read_settings
 from tests.checkpoint.training import Training, assert_same
 
@@ -53,12 +53,12 @@ def reseal(directory: Path, **changed: Any) -> None:
 
 def change_tensors(directory: Path, change: Callable[[dict[str, Any]], object]) -> None:
     """Let other tensors be saved."""
-    folder = SavedFolder(data_of(directory))
-    tensors: dict[str, Any] = folder.read(folder.described)
+    saved = SavedFolder(data_of(directory))
+    tensors: dict[str, Any] = saved.read(saved.described)
     change(tensors)
-    data, temporary = new_names()
-    storage.write(directory / data, tensors)
-    Manifest.of_folder(directory / data).switch(directory, temporary)
+    folder = directory / new_name()
+    storage.write(folder, tensors)
+    Manifest.of_folder(folder).switch(directory)
 
 
 def change_settings(directory: Path, change: Callable[[Any], object]) -> None:

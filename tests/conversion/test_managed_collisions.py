@@ -319,19 +319,6 @@ def test_an_inner_collection_that_is_also_called_with_rows() -> None:
     assert caught.value.reason == "managed_collision_layout"
 
 
-class OneKey(nn.Module):
-    """A model that can be traced and scripted."""
-
-    def __init__(self, collection: Any, is_pooled: bool) -> None:
-        super().__init__()
-        self.mc, self.is_pooled = collection, is_pooled
-
-    def forward(self, features: Any) -> torch.Tensor:
-        embeddings, _ = self.mc(features)
-        value = embeddings["f"]
-        return value if self.is_pooled else value.values()
-
-
 def test_a_file_that_would_keep_managed_collisions(tmp_path: Path) -> None:
     with refused("managed_collision", "mc", error=recfx.ExportError) as caught:
         recfx.export(Model(learn(managed(True))).eval(), tmp_path / "model.pt", (ASKED,))

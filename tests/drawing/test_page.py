@@ -225,21 +225,6 @@ def test_the_legend_has_what_the_picture_has(page: Page, tmp_path: Path) -> None
     assert page.complaints == []
 
 
-def test_a_narrow_window(page: Page, tmp_path: Path) -> None:
-    """As a window that is zoomed in has: one below the other, nothing is lost."""
-    recfx.draw(whole(), tmp_path / "model.html")
-    page.show(width=640, height=1000)
-    page.open(tmp_path / "model.html")
-    places = [
-        page.run(f"document.querySelector('{selector}').getBoundingClientRect().toJSON()")
-        for selector in ("#step-control", "#search", "#before", "#after", "#details", "#list")
-    ]
-    assert all(place["width"] > 100 and place["height"] > 20 for place in places)
-    tops = [place["top"] for place in places]
-    assert tops == sorted(tops)
-    assert page.run("document.documentElement.scrollWidth <= innerWidth")
-
-
 def test_whole_graphs_are_seen_and_labels_are_inside_borders(page: Page, tmp_path: Path) -> None:
     three = nn.ModuleDict({f"tower_{number}": tables(50 * number, 10 * (number + 1)) for number in range(3)})
     opened(page, recfx.convert(three, hashing=RAW), tmp_path)
@@ -260,20 +245,6 @@ def test_whole_graphs_are_seen_and_labels_are_inside_borders(page: Page, tmp_pat
             assert page.run(f"({inside})('{shown}', '{around}')") == count > 0, (width, shown)
         assert width == 60 or page.run("document.documentElement.scrollWidth <= innerWidth")
     assert len(texts(page, "#after .label")) == 9
-
-
-def test_zoom(page: Page, tmp_path: Path) -> None:
-    opened(page, whole(), tmp_path)
-    width = "document.querySelector('#after svg').width.baseVal.value"
-    before = page.run(width)
-    page.click("#zoom-in")
-    assert page.run(width) == pytest.approx(1.25 * before, rel=1e-3)
-    for key in "++-":
-        page.run(f"document.body.dispatchEvent(new KeyboardEvent('keydown', {{ key: '{key}', bubbles: true }}))")
-    assert page.run(width) == pytest.approx(1.25**2 * before, rel=1e-3)
-    page.click("#zoom-fit")
-    canvas = "document.getElementById('after')"
-    assert page.run(f"{canvas}.scrollHeight <= {canvas}.clientHeight && {canvas}.scrollWidth <= {canvas}.clientWidth")
 
 
 def test_a_sharded_model(page: Page, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -66,38 +65,6 @@ def test_a_click_on_the_map_chooses_a_rank(page: Page, tmp_path: Path) -> None:
     assert page.run(cell) == "t0 is not on rank 2"
     page.click("#details-body .scroll .link")  # its table in the graph of rank 0
     assert texts(page, "#details-title") == ["ebc_lookup_1"]
-    assert page.complaints == []
-
-
-def test_the_map_has_labels_and_numbers_and_a_keyboard_reads_its_cells(page: Page, tmp_path: Path) -> None:
-    model = nn.ModuleDict({"ebc": tables(0, 3)})
-    placed = {"t0": table_wise(rank=0), "t1": table_wise(rank=1), "t2": row_wise()}
-    plan = construct_module_sharding_plan(model["ebc"], placed, local_size=2, world_size=2, device_type="cpu")
-    recfx.draw(model, tmp_path / "model.html", plan=ShardingPlan({"ebc": plan}), world_size=2)
-    page.open(tmp_path / "model.html")
-    page.run(
-        "(globalThis.drawn = [], CanvasRenderingContext2D.prototype.fillText = (text) => drawn.push(text), drawHeat())"
-    )
-    labels = {"rank", "whole rank", "0", "1", "t0", "t1", "t2"}
-    numbers = page.run("drawn.filter((text) => /^[\\d.]+$/.test(text))")
-    assert labels <= set(page.run("drawn"))
-    assert len(numbers) == 2 + 4  # ranks, and the cells that are not empty
-    scale, unit = re.fullmatch(r"a table: 0 to ([\d.]+) (\S+)", texts(page, "#heat-scale")[0]).groups()
-    assert max(map(float, numbers)) == float(scale)
-    assert re.fullmatch(rf"bar: a whole rank, up to [\d.]+ {unit}", texts(page, "#heat-sums")[0])
-    page.run("byId('heat').focus()")
-    names = page.run("map.rows.map(({ label }) => label)")
-    for key, row, rank in (
-        ("ArrowDown", names[0], 0),
-        ("ArrowRight", names[0], 1),
-        ("ArrowDown", names[1], 1),
-        ("ArrowUp", names[0], 1),
-        ("ArrowUp", "rank", 1),
-        ("ArrowUp", "rank", 1),
-    ):
-        page.press(key)
-        assert re.match(rf"{row} .*\b{rank}\b", texts(page, "#heat-cell")[0])
-        assert texts(page, "#details-title") == [f"Rank {rank}: 2 shards"]
     assert page.complaints == []
 
 

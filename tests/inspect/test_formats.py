@@ -6,27 +6,13 @@ import dataclasses
 import html
 import json
 import re
-from pathlib import Path
 
 from torch import nn
 
-from recfx import ExportReport, HashConfig, convert
-from recfx.exporter.report import TableSize
+from recfx import HashConfig, convert
 from recfx.inspect.explain import explain
 from recfx.inspect.report import REPORT_VERSION
 from tests.inspect.models import collection, dlrm, towers
-
-
-def test_text_shows_some_of_many_tables() -> None:
-    tables = tuple(TableSize("ebc", f"t{number}", "int8", 9, 0, 1, 0, 2, 0.5) for number in range(1000))
-    report = ExportReport(Path("m.pt"), "pt2", 10, tables, "", {}, 0.0)
-    lines = str(report).splitlines()
-    assert lines[-1] == "... and 980 more (as_grid().rows has all)"
-    assert lines[-2].startswith("ebc.t19 ")
-    assert len(lines) == 24
-    assert len(report.as_grid().rows) == report._repr_html_().count("ebc.t") == 1000
-    few = dataclasses.replace(report, tables=tables[:20])
-    assert str(few).splitlines()[-1].startswith("ebc.t19 ")
 
 
 def test_json_is_complete_and_the_same_every_time() -> None:

@@ -10,10 +10,6 @@ from torch import nn
 
 import recfx
 from recfx import HashConfig
-from recfx.exporter.report import TableSize
-from recfx.planner.pricing.hardware import H100
-from recfx.planner.topology import npu_topology
-from recfx.verification.verify_report import Check
 from tests.inspect.models import STRANGE, strange_names
 from tests.support.browser import Page
 
@@ -47,35 +43,3 @@ def test_a_long_name_and_a_narrow_window(page: Page, width: int, dark: bool, tmp
         for name in ("backgroundColor", "color")
     )
     assert (paper < ink) is dark
-
-
-def shown_in_notebooks(tmp_path: Path) -> list[object]:
-    model = strange_names()[0]
-    cost = recfx.cost(model, H100)
-    converted = recfx.convert(model, hashing=HashConfig(dense_rows=0))
-    plan = recfx.plan(model, npu_topology(2))
-    compared = recfx.compare_plans(model, {"<i>one</i>": plan})
-    checks = (Check("train", "sample", "outputs", "<i>0</i>", "different", 1.0, "<i>far</i>"),)
-    verified = recfx.VerifyReport(checks, {"<i>e</i>": {STRANGE[0]: {"output": 1.0}}})
-    exported = TableSize("<i>e</i>", STRANGE[0], "int8", 9, 0, 1, 0, 2, 0.5)
-    written = recfx.ExportReport(Path("<i>m</i>.pt"), "pt2", 10, (exported,), "", {}, 0.5)
-    return [recfx.explain(converted), cost.at(512), compared, cost.sweep([1]), verified, written]
-
-
-@pytest.mark.parametrize("dark", [False, True])
-def test_notebooks_show_tables_in_their_own_colours(page: Page, dark: bool, tmp_path: Path) -> None:
-    objects = shown_in_notebooks(tmp_path)
-    colours = "color: #eee; background: #111" if dark else "color: #111; background: #fff"
-    path = tmp_path / "notebook.html"
-    inside = "".join(shown._repr_html_() for shown in objects)
-    path.write_text(f"<meta charset=utf-8><body style='{colours}'>{inside}</body>", encoding="utf-8")
-    page.show(width=375, height=900, dark=not dark)  # the notebook's colours count, not the system's
-    page.open(path, ready="document.readyState === 'complete'")
-    assert page.run("document.querySelectorAll('.recfx table').length") >= len(objects)
-    assert page.run("document.querySelectorAll('script, img, i').length") == 0
-    assert page.run("document.documentElement.scrollWidth <= innerWidth")
-    text = "getComputedStyle(document.querySelector('.recfx td.number')).color"
-    assert page.run(text) == ("rgb(238, 238, 238)" if dark else "rgb(17, 17, 17)")
-    assert page.complaints == []
-    for shown in objects:
-        assert re.fullmatch(rf"{type(shown).__name__}\(.{{,150}}\)", repr(shown))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import time
 
 import torch
-from rich.console import Console
 from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 
 from recfx import HashConfig, convert
@@ -32,14 +30,6 @@ def test_what_matters_comes_first() -> None:
     assert "\x1b" not in text
     assert "tests/inspect/models.py:" in text
     assert "site-packages" not in str(explain(collection()))
-
-
-def test_a_terminal_gets_colours_and_its_own_width() -> None:
-    for width in (60, 140):
-        output = io.StringIO()
-        console = Console(file=output, width=width, force_terminal=True, color_system="standard")
-        console.print(small_report())
-        assert "\x1b[1;31merror: own_forward\x1b[0m: own" in output.getvalue()
 
 
 def test_a_thousand_tables() -> None:
