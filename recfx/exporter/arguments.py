@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 from torch import nn
-from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from recfx.discovery.nests import leaves_of, nest_of
@@ -85,12 +85,6 @@ class Signature:
             values.append(_keyed_jagged(value, where))
             if pattern.name in self.exact:
                 _check_features(values[-1], pattern, where)
-        elif pattern.kind == "jagged":
-            if not isinstance(value, JaggedTensor):
-                raise _wrong(f"{where} is {type_of(value)}, not a JaggedTensor.")
-            values.append(_of_tensors(value, where))
-            if pattern.name in self.exact:
-                _check_features(value, pattern, where)
         elif pattern.kind == "constant":
             if not is_constant(value, pattern.value):
                 shown = repr(value) if is_plain(value) else type_of(value)
@@ -114,8 +108,7 @@ class Signature:
         kjt, batch_size = next(kjts, ("", 0))
         of_other_sizes = None
         for leaf, value in given:
-            is_batch = isinstance(value, (KeyedJaggedTensor, JaggedTensor))
-            if leaf.is_weighted and is_batch and value.weights_or_none() is None:
+            if leaf.is_weighted and isinstance(value, KeyedJaggedTensor) and value.weights_or_none() is None:
                 return f"{leaf.name}: the batch has no weights for its ids", "missing_weights"
             if leaf.kind != "tensor" or leaf.value is None:
                 continue
@@ -240,7 +233,7 @@ def _refusal(name: str, value: Any) -> ExportError:
 
 def _own_attribute(leaf: Any) -> str | None:
     """The name of an attribute that the user has set on a tensor or a batch: copies do not have it, nor do files."""
-    is_leaf = isinstance(leaf, (torch.Tensor, KeyedJaggedTensor, JaggedTensor))
+    is_leaf = isinstance(leaf, (torch.Tensor, KeyedJaggedTensor))
     return next((name for name in vars(leaf) if not name.startswith("_")), None) if is_leaf else None
 
 
@@ -257,7 +250,7 @@ def _check_order(names: Sequence[str], expected: tuple[str, ...], where: str) ->
         )
 
 
-def _check_features(value: KeyedJaggedTensor | JaggedTensor, pattern: Pattern, where: str) -> None:
+def _check_features(value: KeyedJaggedTensor, pattern: Pattern, where: str) -> None:
     """Refuse other features than the sample's, or weights where it had none."""
     if value.weights_or_none() is not None and not pattern.is_weighted:
         raise InputError(
@@ -265,7 +258,7 @@ def _check_features(value: KeyedJaggedTensor | JaggedTensor, pattern: Pattern, w
             reason="bad_weights",
             what_to_do=f"pass it without weights; {SECOND_FILE}",
         )
-    if isinstance(value, KeyedJaggedTensor) and tuple(value.keys()) != pattern.keys:
+    if tuple(value.keys()) != pattern.keys:
         message = f"{where} has {', '.join(value.keys())}; the model reads {', '.join(pattern.keys)}, in this order."
         raise InputError(message, reason="other_features", what_to_do="pass the features of the sample of the export.")
 
@@ -291,7 +284,10 @@ def _check_nest(value: Any, pattern: Pattern, where: str) -> None:
 
 def _keyed_jagged(value: Any, where: str) -> KeyedJaggedTensor:
     if isinstance(value, KeyedJaggedTensor):
-        _of_tensors(value, where)
+        for name in ("values", "lengths", "offsets", "weights"):  # neither TorchRec nor TorchScript looks
+            part = value.__dict__.get(f"_{name}")
+            if part is not None or name == "values":
+                with_values(part, f"{where}.{name}")
         subclasses = type(value).__mro__[: type(value).__mro__.index(KeyedJaggedTensor)]
         names = (name for cls in subclasses for name in vars(cls) if not name.startswith("_"))
         if own := [name for name in names if hasattr(KeyedJaggedTensor, name)]:
@@ -313,15 +309,6 @@ def _without_caches(batch: KeyedJaggedTensor) -> KeyedJaggedTensor:
         lengths=batch.lengths_or_none(),
         offsets=batch.offsets_or_none(),
     )
-
-
-def _of_tensors(value: KeyedJaggedTensor | JaggedTensor, where: str) -> KeyedJaggedTensor | JaggedTensor:
-    """The batch, if it is made of tensors: neither TorchRec nor TorchScript looks."""
-    for name in ("values", "lengths", "offsets", "weights"):
-        part = value.__dict__.get(f"_{name}")
-        if part is not None or name == "values":
-            with_values(part, f"{where}.{name}")
-    return value
 
 
 def _wrong(

@@ -253,8 +253,7 @@ def _export(file: _File, converted: nn.Module, sample: Sample) -> ExportReport:
         exact = read_as_a_whole(converted, collections.values(), sample, signature)
         # A program of torch.export takes the features of the sample alone, and what is returned has their names.
         is_exact = file.serving.format == "pt2" or any(leaf.kind == "kjt" for leaf in returns.leaves())
-        jagged = {leaf.name for leaf in signature.leaves() if leaf.kind == "jagged"}
-        signature = replace(signature, exact=tuple(name for name in exact if is_exact or name in jagged))
+        signature = replace(signature, exact=exact if is_exact else ())
         tables = {name: tables_of(collection) for name, collection in collections.items()}
         specs = {name: tuple(source.spec for source in by_name.values()) for name, by_name in tables.items()}
         dtypes = stored_dtypes(specs, file.quantize)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import warnings
 from typing import Any
 
@@ -17,21 +16,12 @@ from recfx.errors import ConversionError, ExportError, few, plural
 from recfx.exporter.input_errors import check_inputs, input_errors
 from recfx.exporter.loaded_program import load_traced, names_of
 from recfx.exporter.manifest import OPERATOR_VERSIONS, pattern_from, read_manifest, signature_from, without_checksum
-from recfx.exporter.model_file import (
-    MANIFEST_RECORD,
-    ModelFile,
-    as_path,
-    content_checksum,
-    open_model_file,
-    out_of_memory,
-)
+from recfx.exporter.model_file import MANIFEST_RECORD, ModelFile, as_path, content_checksum, open_model_file
 from recfx.exporter.returns import put_together
 from recfx.exporter.serving import triton
 from recfx.exporter.serving.targets import FOR_DEVICES, TRITON
 from recfx.kernels.build import library
 from recfx.versions.differences import let_files_take_batches
-
-_NO_MEMORY = re.compile("can't allocate memory|bad_alloc|out of memory", re.IGNORECASE)
 
 
 @typed(ExportError)
@@ -53,9 +43,8 @@ def load(path: str | os.PathLike[str], device: torch.device | str | int | None =
 
     Raises:
         ExportError: ``invalid_argument``, ``device_unavailable``, ``no_file``, ``cannot_read``, ``damaged_file``,
-            ``changed_file``, ``not_exported``, ``newer_format``, ``older_format``, ``other_hash``, ``no_library``,
-            ``no_pt2``, ``no_triton``, ``no_tiling_table``, ``other_operators``, ``wrong_device``, ``out_of_memory``,
-            ``cannot_load``.
+            ``not_exported``, ``newer_format``, ``older_format``, ``other_hash``, ``no_library``, ``no_pt2``,
+            ``no_triton``, ``no_tiling_table``, ``other_operators``, ``wrong_device``, ``cannot_load``.
     """
     target = _place(device)
     with open_model_file(as_path(path)) as file:
@@ -74,7 +63,6 @@ def load(path: str | os.PathLike[str], device: torch.device | str | int | None =
             raise error if isinstance(error, ExportError) else _of_torch(file, manifest, error) from error
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise file.damaged(f"its manifest is not one that recfx writes ({error!r})") from error
-        file.check_unchanged()
     return loaded
 
 
@@ -93,7 +81,7 @@ def _place(device: torch.device | str | int | None) -> torch.device:
 
 
 def _check_operators(file: ModelFile, manifest: dict[str, Any], device: torch.device) -> None:
-    """Refuse a file with recfx's operators if they are not here, are of other versions, or do not run on the device."""
+    """Refuse a file with recfx's operators if they are not here, are of other versions, or do not run there."""
     offered = OPERATOR_VERSIONS
     if manifest.get("target") != TRITON.name:
         if not library.load():
@@ -125,8 +113,7 @@ def _checked_manifest(file: ModelFile) -> dict[str, Any]:
     """Read the whole file, compare it with the checksums in it, and return its manifest."""
     text = None
     with file.archive() as archive:
-        broken = archive.testzip()
-        if broken is not None:
+        if (broken := archive.testzip()) is not None:
             raise file.damaged(f"its record {broken} is damaged")
         manifests = [record for record in archive.infolist() if record.filename.endswith(MANIFEST_RECORD)]
         if len(manifests) == 1:
@@ -150,10 +137,7 @@ def _read_program(file: ModelFile, manifest: dict[str, Any], device: torch.devic
 
 def _of_torch(file: ModelFile, manifest: dict[str, Any], error: RuntimeError) -> ExportError:
     """Why torch cannot load a file that is whole."""
-    file.check_unchanged()
     message = str(error).strip().splitlines()[0]
-    if isinstance(error, torch.OutOfMemoryError) or _NO_MEMORY.search(message):
-        return out_of_memory(file.path)
     if "PytorchStreamReader" in message:
         return file.damaged(f"torch does not find its records: {message}")
     return ExportError(

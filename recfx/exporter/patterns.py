@@ -43,8 +43,8 @@ class Pattern:
     """What one argument looks like, or a part of it.
 
     Args:
-        kind: ``"tensor"``, ``"kjt"``, ``"jagged"``, ``"constant"``, ``"dict"``, ``"list"``, ``"tuple"`` or
-            ``"dataclass"``; of what is returned also ``"keyed_tensor"``.
+        kind: ``"tensor"``, ``"kjt"``, ``"constant"``, ``"dict"``, ``"list"``, ``"tuple"`` or ``"dataclass"``; of what
+            is returned also ``"jagged"`` and ``"keyed_tensor"``.
         name: for a tensor or KJT, the name of the exported program's argument.
         keys: the keys of a dict, the fields of a dataclass, the numbers of a list or tuple (in files that earlier
             versions wrote, only of what is returned), or the sample's keys of a KJT.
@@ -135,7 +135,7 @@ def _leaf(value: Any, is_argument: bool) -> Pattern | None:
         return Pattern("kjt", keys=tuple(value.keys()), is_weighted=value.weights_or_none() is not None)
     if isinstance(value, TensorDict) and is_argument:
         return Pattern("kjt", keys=tuple(value.keys()))
-    if isinstance(value, JaggedTensor):
+    if isinstance(value, JaggedTensor) and not is_argument:
         return Pattern("jagged", is_weighted=value.weights_or_none() is not None)
     if isinstance(value, KeyedTensor) and not is_argument:
         return Pattern("keyed_tensor", keys=tuple(value.keys()), value=list(value.length_per_key()))

@@ -37,9 +37,6 @@ def read_as_a_whole(
     leaves = signature.flatten(sample.args, sample.kwargs)
     names = [leaf.name if leaf.kind == "kjt" else "" for leaf in signature.leaves()]
     watched = _Watched({id(leaf): (name, leaf) for leaf, name in zip(leaves, names, strict=True) if name}, reads)
-    for leaf, pattern in zip(leaves, signature.leaves(), strict=True):
-        if pattern.kind == "jagged":
-            watched.watch_weights(leaf, pattern.name)
     for collection in collections:
         watched.let_read(copies[id(collection)])
     call = signature.call_of(leaves)
@@ -47,7 +44,7 @@ def read_as_a_whole(
         with watched:
             returned = run_as_is(copy, call)
         of_arguments = {id(leaf): leaf_of.name for leaf, leaf_of in zip(leaves, signature.leaves(), strict=True)}
-        whole = {id(value) for value in leaves_of(returned) if isinstance(value, (JaggedTensor, KeyedJaggedTensor))}
+        whole = {id(value) for value in leaves_of(returned) if isinstance(value, KeyedJaggedTensor)}
         returned_too = tuple(name for of, name in of_arguments.items() if of in whole)
     except Exception:  # whatever the user's code raises
         reads |= {*names}

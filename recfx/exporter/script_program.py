@@ -23,7 +23,7 @@ import torch
 from torch import fx, nn
 from torch.jit._recursive import create_script_module, infer_methods_to_compile
 from torch.jit._script import call_prepare_scriptable_func
-from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recfx.collections.copy_modules import own_modules
 from recfx.errors import Diagnostic, Severity
@@ -40,7 +40,7 @@ from recfx.exporter.trace_model import WayFailed, trace_model, warmed
 from recfx.ir.printer import format_graph
 from recfx.runtime.base import has_forward_hooks
 
-_TYPES = {"tensor": "torch.Tensor", "kjt": "KeyedJaggedTensor", "jagged": "JaggedTensor"}
+_TYPES = {"tensor": "torch.Tensor", "kjt": "KeyedJaggedTensor"}
 _numbers = itertools.count(1)
 
 
@@ -248,7 +248,6 @@ def _served_model(
         "torch": torch,
         "nn": nn,
         "KeyedJaggedTensor": KeyedJaggedTensor,
-        "JaggedTensor": JaggedTensor,
         "__name__": __name__,
     }
     exec(compile(source, file, "exec", dont_inherit=True), scope)  # TorchScript reads annotations as types

@@ -1,7 +1,7 @@
 """torch's and TorchRec's own ways to a model that serves, which refuse converted collections and say what to call.
 
-``torch.jit.script`` and ``torch.export`` cannot compile kernels that are chosen in Python. ``quantize_dynamic``, and
-TorchRec's functions that call it, look modules up by their exact class, and would silently leave converted collections
+``torch.jit.script`` and ``torch.export`` cannot compile kernels that are chosen in Python. ``quantize_dynamic``, which
+TorchRec's functions call as well, looks modules up by their exact class, and would silently leave converted collections
 as they are.
 """
 
@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import functools
 import importlib
-import inspect
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import nn
 
@@ -20,63 +19,48 @@ from recfx.collections.first_use import wrap_once
 from recfx.collections.kinds import KINDS
 from recfx.errors import ExportError
 
-
-class _Refusal(NamedTuple):
-    message: str
-    reason: str
-    what_to_do: str
-
-
-def _not_compiled(compiler: str, reason: str, instead: str) -> _Refusal:
-    message = f"{compiler} cannot compile a converted collection, whose kernels are chosen in Python."
-    return _Refusal(message, reason, f"call {instead}.")
-
-
-_SCRIPT = _not_compiled("torch.jit.script", "not_scriptable", "recfx.export(model, path, sample)")
-_EXPORT = _not_compiled("torch.export", "not_exportable", 'recfx.export(model, path, sample, format="pt2")')
-_QUANTIZE = _Refusal(
-    "TorchRec quantizes standard collections only, and would leave this converted one as it is.",
-    "not_quantized",
-    "call recfx.export(model, path, sample, quantize='int8'); or quantize recfx.unconvert(model), with_mapping=True "
-    "where tables are hashed.",
-)
-_BY_CLASS = ("quantize_dynamic", "propagate_qconfig_")
-"""Refused only if the classes of collections are among those to be quantized."""
-
-_ENTRIES: dict[str, tuple[_Refusal, tuple[str, ...]]] = {
-    "torch.jit._script": (_SCRIPT, ("call_prepare_scriptable_func",)),  # the first that torch.jit.script calls
-    "torch.export._draft_export": (_EXPORT, ("_export",)),
-    "torch.export._trace": (_EXPORT, ("_export",)),
-    "torch.ao.quantization": (_QUANTIZE, _BY_CLASS[:1]),
-    "torch.ao.quantization.quantize": (_QUANTIZE, _BY_CLASS),  # the second for what was imported before
-    "torch.quantization": (_QUANTIZE, _BY_CLASS[:1]),
-    "torch.quantization.quantize": (_QUANTIZE, _BY_CLASS[:1]),
-    "torchrec.inference.modules": (_QUANTIZE, ("quantize_embeddings", "quantize_inference_model")),
+_COMPILED = "its kernels are chosen in Python, which {} cannot compile."
+_REFUSALS = {
+    "not_scriptable": (_COMPILED.format("torch.jit.script"), "call recfx.export(model, path, sample)."),
+    "not_exportable": (_COMPILED.format("torch.export"), 'call recfx.export(model, path, sample, format="pt2").'),
+    "not_quantized": (
+        "TorchRec quantizes standard collections only, and would leave this converted one as it is.",
+        "call recfx.export(model, path, sample, quantize='int8'); or quantize recfx.unconvert(model), "
+        "with_mapping=True where tables are hashed.",
+    ),
 }
+"""By reason code: the message, and what to do."""
+
+_ENTRIES = (
+    ("torch.jit._script", "call_prepare_scriptable_func", "not_scriptable"),  # the first that torch.jit.script calls
+    ("torch.export._draft_export", "_export", "not_exportable"),
+    ("torch.export._trace", "_export", "not_exportable"),
+    ("torch.ao.quantization.quantize", "propagate_qconfig_", "not_quantized"),  # the first of quantize_dynamic
+)
 
 
 def extend_torch() -> None:
     """Extend torch's compilers and ``quantize_dynamic``; called once by ``first_use``, and idempotent."""
-    for module, (refusal, names) in _ENTRIES.items():
-        for name in names:
-            if hasattr(defining := importlib.import_module(module), name):
-                wrap_once(defining, name, functools.partial(_refusing, refusal))
+    for module, name, reason in _ENTRIES:
+        if hasattr(defining := importlib.import_module(module), name):
+            wrap_once(defining, name, functools.partial(_refusing, reason))
 
 
-def _refusing(refusal: _Refusal, original: Callable[..., Any]) -> Callable[..., Any]:
+def _refusing(reason: str, original: Callable[..., Any]) -> Callable[..., Any]:
     """The function, which refuses modules that hold converted collections."""
 
     @functools.wraps(original)
     def extended(*arguments: Any, **keywords: Any) -> Any:
         # Other tools may have wrapped the function before: its signature need not name the module.
-        module = next((value for value in (*arguments, *keywords.values()) if isinstance(value, nn.Module)), None)
+        given = [*arguments, *keywords.values()]
+        module = next((value for value in given if isinstance(value, nn.Module)), None)
         path = None if module is None else next(iter(converted_collections(module)), None)
-        if path is not None and original.__name__ in _BY_CLASS:
-            bound = inspect.signature(original).bind(*arguments, **keywords).arguments
-            classes = bound.get("qconfig_spec", bound.get("qconfig_dict")) or ()
-            path = path if any(kind.standard in classes for kind in KINDS) else None
-        if path is not None:
-            raise ExportError(refusal.message, reason=refusal.reason, module_path=path, what_to_do=refusal.what_to_do)
+        is_left = reason == "not_quantized" and not any(
+            isinstance(value, dict) and kind.standard in value for value in given for kind in KINDS
+        )
+        if path is not None and not is_left:
+            message, what_to_do = _REFUSALS[reason]
+            raise ExportError(message, reason=reason, module_path=path, what_to_do=what_to_do)
         return original(*arguments, **keywords)
 
     return extended

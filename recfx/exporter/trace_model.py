@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx, nn
 from torch.fx.proxy import TraceError
-from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recfx.collections.converted_collection import ConvertedCollection
 from recfx.conversion.whole_graph import inline_graph
@@ -30,7 +30,7 @@ from recfx.exporter.patterns import identifier
 from recfx.exporter.returns import is_typed, take_apart
 from recfx.runtime.base import has_forward_hooks
 
-_TYPES = {"tensor": torch.Tensor, "kjt": KeyedJaggedTensor, "jagged": JaggedTensor}
+_TYPES = {"tensor": torch.Tensor, "kjt": KeyedJaggedTensor}
 
 
 def warmed(call: ModelCall) -> ModelCall:

@@ -2,7 +2,7 @@
 
 It is a tracer itself, which sees through dataclasses and other Python, so nothing needs to trace the model before it.
 It needs no values: big buffers are not read, and the arguments are zeros of the sample's shapes. Sizes that change with
-the batch are symbols, 0 and 1 included.
+the batch are symbols, 0 and 1 included; others are those of the sample.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from recfx.discovery.sample import Sample
 from recfx.discovery.shallow_tracer import with_forward
 from recfx.errors import Diagnostic
 from recfx.exporter.arguments import Signature
-from recfx.exporter.compare_outputs import difference_of, run_copy
+from recfx.exporter.compare_outputs import run_copy
 from recfx.exporter.loaded_program import LoadedProgram, flat_names, flat_tensors, join_tensors
 from recfx.exporter.model_call import BIGGER, EMPTY, ModelCall
 from recfx.exporter.model_copies import detach_parameters, fresh_copy, own_buffers
@@ -106,8 +105,6 @@ def _exported(root: nn.Module, run: Run, call: ModelCall, examples: Examples) ->
         with torch.no_grad(), _quiet():
             entry = _entry(root, run, call.signature)
             exported = torch.export.export(entry, tuple(tensors), dynamic_shapes=tuple(symbols))
-            if (fixed := _fixed(exported, symbols)) and BIGGER in call.other_calls:
-                exported = torch.export.export(entry, tuple(tensors), dynamic_shapes=fixed)
     except Exception as error:  # user code under a tracer can raise anything; the reason is part of the error
         call.failures.append(_why_not(error, root))
         return
@@ -123,20 +120,13 @@ def _exported(root: nn.Module, run: Run, call: ModelCall, examples: Examples) ->
     for module in exported.graph_module.modules():  # torch 2.11 and older record stacks in spite of `_quiet`
         for node in module.graph.nodes if isinstance(module, fx.GraphModule) else ():
             node.meta.pop("stack_trace", None)
-    narrow = next(_narrow(exported), None)
-    if narrow is not None:
-        call.failures.append(Diagnostic("not_exportable", "", f"the program does not take every batch: {narrow[2]}"))
+    if (narrow := next(_narrow(exported), None)) is not None:
+        call.failures.append(Diagnostic("not_exportable", "", f"the program does not take every batch: {narrow}"))
         return
     try:
-        program = _program(exported, call.signature)
+        yield _program(exported, call.signature)
     except SyntaxError as error:  # torch makes Python of the program, with the names of modules, which may be keywords
         call.failures.append(_why_not(error, root))
-        return
-    constant = _unlike_at_one(exported, program, call, symbols)
-    if constant:
-        yield from _exported(root, run, call, (tensors, _with_constants(symbols, constant)))
-    else:
-        yield program
 
 
 def _program(exported: ExportedProgram, signature: Signature) -> Program:
@@ -181,6 +171,7 @@ def _quiet() -> Iterator[None]:
 
 def _examples(call: ModelCall) -> Examples:
     """Zeros of the sample's shapes, and which sizes are symbols: numbers of ids, and what changes with the batch size.
+    Others are constants.
 
     A size of 0 or 1 would become a constant of the program, so the batch is made bigger, if its size is known.
     """
@@ -190,7 +181,7 @@ def _examples(call: ModelCall) -> Examples:
     changed = shapes if bigger is None else _shapes(call, bigger)
     symbols: list[dict[int, Any]] = []
     for before, after in zip(shapes, changed, strict=True):
-        symbols.append({dim: Dim.AUTO if after[dim] == size else Dim.DYNAMIC for dim, size in enumerate(before)})
+        symbols.append({dim: Dim.STATIC if after[dim] == size else Dim.DYNAMIC for dim, size in enumerate(before)})
     number = 0
     for leaf in call.signature.leaves():
         parts = leaf.parts
@@ -207,75 +198,26 @@ def _examples(call: ModelCall) -> Examples:
     return [tensor.new_zeros(shape) for tensor, shape in zip(tensors, used, strict=True)], symbols
 
 
-def _narrow(exported: ExportedProgram) -> Iterator[tuple[int, int, str]]:
-    """The sizes for which the program has limits: argument, dimension, and words. torch takes 2 and more for each.
+def _narrow(exported: ExportedProgram) -> Iterator[str]:
+    """The sizes for which the program has limits, in words. torch takes 2 and more for each.
 
     Besides bounds, these are the conditions that the trace found true of the sample, such as that two sizes differ: a
     saved program would forget them.
     """
-    user_inputs = list(exported.graph_signature.user_inputs)
+    user_inputs = exported.graph_signature.user_inputs
     for node in exported.graph.find_nodes(op="placeholder"):
         for dim, size in enumerate(node.meta["val"].shape if node.name in user_inputs else ()):
             if isinstance(size, int):
                 continue
-            where, expr = user_inputs.index(node.name), size.node.expr
+            expr, shape_env = size.node.expr, size.node.shape_env
             bounds = exported.range_constraints.get(expr)
             if bounds is not None and (bounds.lower > 2 or bounds.upper < sys.maxsize - 1):
-                text = f"size {dim} of {node.name} would have to be from {bounds.lower} to {bounds.upper}"
-                yield where, dim, text
-            for guard in size.node.shape_env.guards:
-                condition = size.node.shape_env.simplify(guard.expr)
-                if expr.free_symbols & condition.free_symbols and not _is_implied(condition, size.node.shape_env):
-                    yield where, dim, f"with size {dim} of {node.name} as {expr}, {condition} would have to be true"
-
-
-def _is_implied(condition: Any, shape_env: Any) -> bool:
-    """Whether a condition on sizes follows from their bounds."""
-    return shape_env._maybe_evaluate_static(condition, axioms=()) is not None
-
-
-def _fixed(exported: ExportedProgram, symbols: list[dict[int, Any]]) -> tuple[dict[int, Any], ...] | None:
-    """The sizes of the next try, in which those are constants that have limits and are no part of the batch size.
-
-    Torch knows of the widths of two inputs that are concatenated only their sum, for example. None if there are none.
-    """
-    constant = {(number, dim) for number, dim, _ in _narrow(exported) if symbols[number].get(dim) is Dim.AUTO}
-    return tuple(_with_constants(symbols, constant)) if constant else None
-
-
-def _with_constants(symbols: list[dict[int, Any]], constant: set[tuple[int, int]]) -> list[dict[int, Any]]:
-    return [
-        {dim: Dim.STATIC if (number, dim) in constant else symbol for dim, symbol in of_argument.items()}
-        for number, of_argument in enumerate(symbols)
-    ]
-
-
-def _unlike_at_one(
-    exported: ExportedProgram, program: Program, call: ModelCall, symbols: list[dict[int, Any]]
-) -> set[tuple[int, int]]:
-    """The sizes besides the batch's that the program takes, if it answers otherwise than the model where they are 1.
-
-    A trace takes a size for one that is not 1, and code that compares it with 1 leaves no condition behind.
-    """
-    tensors = flat_tensors(call.signature, call.leaves(call.sample))
-    user_inputs = exported.graph_signature.user_inputs
-    examples = [node.meta["val"] for node in exported.graph.find_nodes(op="placeholder") if node.name in user_inputs]
-    ones: set[tuple[int, int]] = set()
-    for number, (example, sizes) in enumerate(zip(examples, symbols, strict=True)):
-        for dim, size in enumerate(example.shape):
-            is_free = not isinstance(size, int) and size.node.expr.free_symbols  # others are constants by now
-            if sizes.get(dim) is Dim.AUTO and is_free and tensors[number].size(dim) > 1:
-                ones.add((number, dim))
-                tensors[number] = tensors[number].narrow(dim, 0, 1)
-    if not ones:
-        return ones
-    sample = call.signature.call_of(join_tensors(call.signature, iter(tensors)))
-    try:
-        run_copy(call.model, sample)
-    except Exception:  # whatever the user's code raises: no such call has an answer
-        return set()
-    difference = difference_of(replace(call, other_calls={"sizes of 1": sample}), program.named, program.buffers)
-    return ones if isinstance(difference, Diagnostic) else set()
+                yield f"size {dim} of {node.name} would have to be from {bounds.lower} to {bounds.upper}"
+            for guard in shape_env.guards:
+                condition = shape_env.simplify(guard.expr)
+                is_implied = shape_env._maybe_evaluate_static(condition, axioms=()) is not None  # by the bounds
+                if expr.free_symbols & condition.free_symbols and not is_implied:
+                    yield f"with size {dim} of {node.name} as {expr}, {condition} would have to be true"
 
 
 def _without_checks_for_ids(graph: fx.Graph) -> None:

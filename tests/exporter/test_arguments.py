@@ -12,7 +12,7 @@ import numpy
 import pytest
 import torch
 from torch import nn
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, JaggedTensor, KeyedJaggedTensor
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 
 import recfx
 from tests.support.refusals import refused
@@ -338,25 +338,21 @@ def test_a_dict_of_a_class_of_the_users_is_no_constant_of_the_file(format: str, 
         recfx.export(recfx.convert(ReadsAttributes()), tmp_path / "model", sample, format=format)
 
 
-class TakesJagged(TwoTensors):
-    def forward(self, features: KeyedJaggedTensor, jagged: JaggedTensor) -> torch.Tensor:  # type: ignore[override]
-        return self.ebc(features).values() + features["f"].weights().sum() + jagged.values().sum(0)
+class ReadsWeights(TwoTensors):
+    def forward(self, features: KeyedJaggedTensor, other: Any = None) -> torch.Tensor:  # type: ignore[override]
+        return self.ebc(features).values() + features["f"].weights().sum()
 
 
 @pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("values", [torch.rand(4), torch.rand(4, 2)])
-def test_jagged_tensors_hold_any_rows_and_missing_weights_are_named(
-    values: torch.Tensor, format: str, tmp_path: Path
-) -> None:
-    def call(weights: torch.Tensor | None) -> recfx.Sample:
-        batch = KeyedJaggedTensor(["f"], torch.arange(3), weights, lengths=torch.ones(3, dtype=torch.int64))
-        return recfx.Sample(batch, JaggedTensor(values, lengths=torch.tensor([1, 0, 3])))
-
-    model, loaded = exported(TakesJagged(), call(torch.rand(3)), tmp_path, format)
-    sample = call(torch.rand(3))
-    assert torch.allclose(loaded(*sample.args), model(*sample.args))
+def test_missing_weights_are_named_and_jagged_tensors_refused(format: str, tmp_path: Path) -> None:
+    weights = torch.rand(3)
+    weighted = KeyedJaggedTensor(["f"], torch.arange(3), weights, lengths=torch.ones(3, dtype=torch.int64))
+    model, loaded = exported(ReadsWeights(), recfx.Sample(weighted), tmp_path, format)
+    assert torch.allclose(loaded(weighted), model(weighted))
     with refused("missing_weights", error=recfx.InputError):
-        loaded(*call(None).args)
+        loaded(features())
+    with refused("unsupported_argument", error=recfx.ExportError):
+        exported(ReadsWeights(), recfx.Sample(weighted, weighted["f"]), tmp_path, format)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -371,19 +367,19 @@ def test_half_rows_need_not_be_contiguous(dtype: torch.dtype, tmp_path: Path) ->
 
 
 class ReturnsItsBatches(TwoTensors):
-    def forward(self, features: KeyedJaggedTensor, rows: JaggedTensor) -> dict[str, Any]:  # type: ignore[override]
-        return {"pooled": self.ebc(features).values(), "features": features, "rows": rows}
+    def forward(self, features: KeyedJaggedTensor) -> dict[str, Any]:  # type: ignore[override]
+        return {"pooled": self.ebc(features).values(), "features": features}
 
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_batches_that_the_model_returns_are_like_the_samples(format: str, tmp_path: Path) -> None:
     def call(keys: list[str], weights: torch.Tensor | None = None) -> recfx.Sample:
-        batch = KeyedJaggedTensor(keys, torch.arange(6), lengths=torch.ones(6, dtype=torch.int64))
-        return recfx.Sample(batch, JaggedTensor(torch.rand(3, 2), weights, torch.tensor([1, 2, 0])))
+        batch = KeyedJaggedTensor(keys, torch.arange(6), weights, lengths=torch.ones(6, dtype=torch.int64))
+        return recfx.Sample(batch)
 
     _, loaded = exported(ReturnsItsBatches(), call(["f", "g"]), tmp_path, format)
     assert loaded(*call(["f", "g"]).args)["features"].keys() == ["f", "g"]
     with refused("other_features", error=recfx.InputError):
         loaded(*call(["g", "f"]).args)
     with refused("bad_weights", error=recfx.InputError):
-        loaded(*call(["f", "g"], torch.rand(3)).args)
+        loaded(*call(["f", "g"], torch.rand(6)).args)

@@ -110,7 +110,7 @@ def test_plain_tensors_by_name(model: nn.Module, loaded: recfx.LoadedModel) -> N
     ):
         with refused(reason, match=next(iter(wrong)).split(".")[:2][-1], error=recfx.InputError):
             loaded.serve(inputs | wrong)
-    message = r"int64 or int32, got float64\. What to do: convert the ids with \.long"
+    message = r"int64 or int32\. What to do: convert the ids with \.long"
     with refused("wrong_id_dtype", match=message, error=recfx.InputError):
         loaded.serve(inputs | {"features.a.values": ids.double()})
     assert set(loaded.inputs) == set(inputs)

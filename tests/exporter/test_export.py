@@ -15,7 +15,6 @@ from torchrec import KeyedJaggedTensor, KeyedTensor
 
 import recfx
 from recfx.exporter import buffers
-from recfx.exporter.serving.named_inputs import NamedJagged
 from recfx.kernels.build import library
 from recfx.kernels.lookup.quantized_rows import dequantize_rows, quantize_rows
 from tests.exporter.conftest import UsualExport
@@ -193,15 +192,6 @@ linear = call_module[linear](values)
 add = call_function[add](linear, dense)
 return add
 """
-
-
-def test_weights_of_jagged_tensors_are_checked() -> None:
-    check = torch.jit.script(NamedJagged("x", is_weighted=True))
-    inputs = {"x.values": torch.tensor([1, 2]), "x.lengths": torch.tensor([2]), "x.weights": torch.ones(2)}
-    assert check(inputs).weights().tolist() == [1.0, 1.0]
-    for wrong in (torch.ones(1), torch.ones(1, 2)):
-        with pytest.raises(torch.jit.Error, match=r"x: .*\[bad_weights\]"):
-            check({**inputs, "x.weights": wrong})
 
 
 # Files

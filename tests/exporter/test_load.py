@@ -1,4 +1,4 @@
-"""Loading files while the world changes around them: other files in their place, and what a host may lack."""
+"""Loading files while others take their place, and where the host lacks something."""
 
 from __future__ import annotations
 
@@ -14,12 +14,10 @@ import torch
 from torch import nn
 
 import recfx
-from recfx.exporter import load as load_module
 from recfx.exporter import loaded_program
 from tests.exporter.changed_records import Records, forge
 from tests.exporter.hashed_models import call, trained
 from tests.files.stored import unpack
-from tests.support.forked_script import run_script
 
 BATCH = call(3, seed=1)
 
@@ -80,25 +78,6 @@ def refused(path: Path, reason: str, **options: Any) -> recfx.ExportError:
     return raised.value
 
 
-@pytest.mark.parametrize("reader", ["_checked_manifest", "_read_program"], ids=["before", "after"])
-def test_a_file_that_is_written_to_while_it_is_loaded(
-    reader: str, versions: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is not called damaged, although it may look so; and what was read is not used, although it may look right."""
-    path, read = tmp_path / "model", getattr(load_module, reader)
-
-    def write_and_read(*arguments: Any) -> Any:
-        path.write_bytes(contents.pop())
-        return read(*arguments)
-
-    contents = [versions[1].read_bytes(), versions[1].read_bytes()[:-100], b""]
-    monkeypatch.setattr(load_module, reader, write_and_read)
-    while contents:
-        path.write_bytes(versions[0].read_bytes())
-        os.utime(path, (1, 1))
-        refused(path, "changed_file")
-
-
 # What a host may lack
 
 
@@ -114,30 +93,6 @@ def test_a_torch_with_other_archives(
             refused()
         assert raised.value.reason == "no_pt2"
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("format", ["torchscript", "pt2"])
-def test_too_little_memory(format: str, tmp_path: Path) -> None:
-    code = """if True:
-        import gc, pathlib, resource, sys, torch, recfx
-        from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
-        sample = KeyedJaggedTensor(["f"], torch.arange(4), lengths=torch.tensor([2, 2]))
-        for rows in (10, 400_000):
-            table = EmbeddingBagConfig(name="t", embedding_dim=64, num_embeddings=rows, feature_names=["f"])
-            recfx.export(EmbeddingBagCollection(tables=[table]), f"{rows}.model", sample, format=sys.argv[1])
-        recfx.load("10.model")
-        gc.collect()  # a collection later on would make room for the file
-        pages = int(pathlib.Path("/proc/self/statm").read_text().split()[0])
-        for megabytes in (0, 10, 2000):
-            resource.setrlimit(resource.RLIMIT_AS, (pages * 4096 + megabytes * 2**20, resource.RLIM_INFINITY))
-            try:
-                print(tuple(recfx.load("400000.model")(sample).values().shape))
-            except recfx.ExportError as error:
-                print(error.reason)
-    """
-    done = run_script(code, format, directory=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["out_of_memory", "out_of_memory", "(2, 64)"]
 
 
 @pytest.mark.parametrize(
@@ -186,27 +141,6 @@ def test_a_whole_file_that_torch_does_not_understand(exported: dict[str, Path], 
     error = refused(tmp_path / "model", "cannot_load")
     assert torch.__version__ in error.message
     assert recfx.load(exported["cpu"]).manifest["torch_version"] in error.what_to_do
-
-
-@pytest.mark.parametrize(
-    ("end", "change", "message"),
-    [
-        ("sample_inputs/model.pt", lambda _: b"cos\nsystem\n(S'touch opened'\ntR.", "is a pickle"),
-        ("weights_config.json", lambda was: was.replace(b'"use_pickle": false', b'"use_pickle": true'), "pickled"),
-        ("weights_config.json", lambda _: b"[]", "is not one that recfx writes"),
-        ("weights_config.json", lambda _: b'{"config": {"a": 3}}', "is not one that recfx writes"),
-        ("weights_config.json", lambda _: b"{", "is not one that recfx writes"),
-    ],
-)  # fmt: skip
-def test_pickles_in_a_file_whose_checksum_is_right(
-    end: str, change: Any, message: str, exported: dict[str, Path], tmp_path: Path
-) -> None:
-    forge(
-        exported["pt2"],
-        tmp_path / "forged",
-        lambda records: {name: change(was) if name.endswith(end) else was for name, was in records.items()},
-    )
-    assert message in refused(tmp_path / "forged", "damaged_file").message
 
 
 def test_a_file_of_format_1_is_refused(tmp_path: Path) -> None:

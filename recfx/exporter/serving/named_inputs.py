@@ -2,7 +2,7 @@
 
 import torch
 from torch import nn
-from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 
 class NamedTensor(nn.Module):
@@ -30,32 +30,8 @@ class NamedTensor(nn.Module):
                 )
             if tensor.is_floating_point() != self.floats:
                 expected = "floats" if self.floats else "integers or bools"
-                raise RuntimeError(f"input {self.name} must be of {expected}, got {dtype_name(tensor)} [wrong_dtype]")
+                raise RuntimeError(f"input {self.name} must be of {expected} [wrong_dtype]")
         return tensor
-
-
-class NamedJagged(nn.Module):
-    """One jagged tensor: ``<name>.values`` and ``<name>.lengths``, and ``<name>.weights`` if it is weighted.
-
-    Args:
-        name: the name.
-        is_weighted: whether the sample had weights.
-    """
-
-    def __init__(self, name: str, is_weighted: bool) -> None:
-        super().__init__()
-        self.name = name
-        self.is_weighted = is_weighted
-
-    def forward(self, inputs: dict[str, torch.Tensor]) -> JaggedTensor:
-        """The jagged tensor."""
-        values, lengths = input_named(inputs, f"{self.name}.values"), input_named(inputs, f"{self.name}.lengths")
-        check_lengths(self.name, values, lengths, False)
-        weights: torch.Tensor | None = None
-        if self.is_weighted:
-            weights = input_named(inputs, f"{self.name}.weights")
-            check_weights(self.name, values, weights)
-        return JaggedTensor(values, weights, lengths)
 
 
 class NamedFeatures(nn.Module):
@@ -121,23 +97,6 @@ def input_named(inputs: dict[str, torch.Tensor], name: str) -> torch.Tensor:
     return inputs[name]
 
 
-def dtype_name(tensor: torch.Tensor) -> str:
-    """The name of a tensor's dtype, which is only a number in TorchScript. Scriptable."""
-    names = {
-        torch.bool: "bool",
-        torch.uint8: "uint8",
-        torch.int8: "int8",
-        torch.int16: "int16",
-        torch.int32: "int32",
-        torch.int64: "int64",
-        torch.float16: "float16",
-        torch.bfloat16: "bfloat16",
-        torch.float32: "float32",
-        torch.float64: "float64",
-    }
-    return names.get(tensor.dtype, "another dtype")
-
-
 def check_plain(name: str, features: KeyedJaggedTensor) -> None:
     """Refuse batches whose bags are not those of one batch of samples. Scriptable."""
     if features.variable_stride_per_key():
@@ -146,21 +105,21 @@ def check_plain(name: str, features: KeyedJaggedTensor) -> None:
         raise RuntimeError(f"{name}: bags are not expanded by inverse indices here [inverse_indices]")
 
 
-def check_types(name: str, values: torch.Tensor, lengths: torch.Tensor, are_ids: bool = True) -> None:
-    """Refuse ids and lengths that are not lists of integers; other values are rows ``[n, ...]``. Scriptable."""
-    if (values.dim() != 1 if are_ids else values.dim() == 0) or lengths.dim() != 1:
+def check_types(name: str, values: torch.Tensor, lengths: torch.Tensor) -> None:
+    """Refuse ids and lengths that are not lists of integers. Scriptable."""
+    if values.dim() != 1 or lengths.dim() != 1:
         raise RuntimeError(
             f"{name}: values must be [n] and lengths [B], but they are {values.shape} and {lengths.shape} [bad_ids]"
         )
-    if are_ids and values.dtype != torch.int64 and values.dtype != torch.int32:
-        raise RuntimeError(f"{name}: ids must be int64 or int32, got {dtype_name(values)} [wrong_id_dtype]")
+    if values.dtype != torch.int64 and values.dtype != torch.int32:
+        raise RuntimeError(f"{name}: ids must be int64 or int32 [wrong_id_dtype]")
     if lengths.dtype != torch.int64 and lengths.dtype != torch.int32:
-        raise RuntimeError(f"{name}: lengths must be int64 or int32, got {dtype_name(lengths)} [bad_lengths]")
+        raise RuntimeError(f"{name}: lengths must be int64 or int32 [bad_lengths]")
 
 
-def check_lengths(name: str, values: torch.Tensor, lengths: torch.Tensor, are_ids: bool = True) -> None:
+def check_lengths(name: str, values: torch.Tensor, lengths: torch.Tensor) -> None:
     """Refuse ids and lengths that are not one batch of bags. Scriptable."""
-    check_types(name, values, lengths, are_ids)
+    check_types(name, values, lengths)
     count = values.size(0)
     if lengths.numel() > 0:
         least, most = torch.aminmax(lengths)
