@@ -35,11 +35,10 @@ from recfx.runtime.table_store import TableStore
 
 
 class UnshardedCollection(ConvertedCollection):
-    """A converted collection whose tables a rank has as a whole; base of the class of each kind.
-
-    Owns ``graph_module``, a ``torch.fx.GraphModule`` of explicit nodes, which may be another one in eval mode. Graphs
-    are made again when what they were made for is no longer so: another optimizer is attached, or a table has changed
-    its dtype, its device or its layout. If the nodes are part of a ``WholeGraph``, each lookup chooses its kernel anew.
+    """A converted collection whose tables a rank has as a whole; base of the class of each kind. Owns ``graph_module``,
+    a ``torch.fx.GraphModule`` of explicit nodes, which may be another one in eval mode. Graphs are made again when what
+    they were made for is no longer so: another optimizer is attached, or a table has changed its dtype, its device or
+    its layout. If the nodes are part of a ``WholeGraph``, each lookup chooses its kernel anew.
     """
 
     is_sharded = False
@@ -217,10 +216,8 @@ class UnshardedCollection(ConvertedCollection):
         return attached == self._compared[0] and (self.graph_is_inlined or tables == self._compared[1])
 
     def _take_over(self) -> dict[str, Diagnostic]:
-        """Take over the optimizers in backward that are attached to the tables; copies and pickles keep theirs.
-
-        Returns:
-            those that no kernel can carry out, and why not, by table name.
+        """Take over the optimizers in backward that are attached to the tables; copies and pickles keep theirs. Returns
+        those that no kernel can carry out, and why not, by table name.
         """
         store, kind = self._store, kind_of(self)
         self._set_aside()

@@ -22,11 +22,8 @@ from recfx.runtime.table_store import TableStore
 def compile_graph(
     graph: OperatorGraph, runtime: Runtime, backend: str, rewrites: Sequence[Pass] | None = None
 ) -> fx.GraphModule:
-    """The graph of a collection as it runs; its ``meta["recfx_passes"]`` has the records of the passes.
-
-    Args:
-        backend: ``"auto"``, or the one backend that every lookup must use.
-        rewrites: the passes; None: all of ``recfx.passes()``.
+    """The graph of a collection as it runs, by ``rewrites`` or all of ``recfx.passes()``; its ``meta["recfx_passes"]``
+    has their records.
     """
     return _lowered(rewritten(graph, rewrites), runtime, backend)
 
@@ -90,13 +87,9 @@ def refuse_raw_ids(graph_module: fx.GraphModule) -> None:
 def compile_again(
     graph_module: fx.GraphModule, runtime: Runtime, rewrites: Sequence[Pass]
 ) -> tuple[fx.GraphModule, tuple[PassRecord, ...]]:
-    """Another form of the graph of a collection: more passes, and the modules of the nodes that they leave as they are.
-
-    Args:
-        graph_module: what ``compile_graph`` has made, or a copy of it; it does not change.
-
-    Returns:
-        The other form, which is ``graph_module`` itself if no pass changes it; and the records of these passes.
+    """Another form of the graph of a collection, with more passes, and the records of these. ``graph_module``, which
+    ``compile_graph`` has made, does not change; it is the result if no pass changes it. Nodes that stay keep their
+    modules.
     """
     before: Rewriting = graph_module.meta[REWRITING_KEY]
     rewriting = rewritten(before, rewrites)
@@ -144,11 +137,9 @@ FIND_ON_DEVICE = Rewrite("find_on_device", find_on_device)
 
 
 def make_eval_graph(train_graph: fx.GraphModule, runtime: Runtime) -> tuple[fx.GraphModule, list[PassRecord]]:
-    """The graph of eval mode, and what the passes did that made it.
-
-    Returns:
-        The graph, which is ``train_graph`` itself if nothing is different. Otherwise the two share their modules,
-        and either has all of them, under the same names: graphs of whole models name modules of either.
+    """The graph of eval mode, which is ``train_graph`` itself if nothing is different, and what the passes did.
+    Otherwise the two share their modules, and either has all of them, under the same names: graphs of whole models name
+    modules of either.
     """
     eval_graph, records = compile_again(train_graph, runtime, (FIND_ON_DEVICE,))
     if eval_graph is train_graph:

@@ -266,11 +266,8 @@ class ConvertedCollection(FxLeaf):
         self.note_row_moves(planned.moves)
 
     def note_row_moves(self, moves: Mapping[str, RowMove], *, keep: bool = False) -> None:
-        """Record where a load has put the rows of resized tables: the state of their optimizers follows later.
-
-        Args:
-            moves: by table name; tables that are not named have not moved.
-            keep: tables that are not named keep the moves that were recorded before.
+        """Record where a load has put the rows of resized tables, by table: the state of their optimizers follows
+        later. With ``keep``, other tables keep the moves that were recorded before.
         """
         if not keep:
             self._row_moves = {}
@@ -315,7 +312,6 @@ def index_of(module: nn.Module, table: str) -> HashIndex | None:
 @functools.cache  # one class per pair, or copies would be of a different class
 def class_for(replacement: type[Any], standard: type[nn.Module]) -> type[Any]:
     """``replacement`` itself for the standard collection; for a subclass of it, a class that has its methods too.
-
     Public methods that the subclass overrides win over those of ``replacement``. ``forward`` is never one of them,
     because a subclass with its own forward is not converted.
     """

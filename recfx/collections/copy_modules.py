@@ -49,15 +49,10 @@ _OF_HOOKS = (RemovableHandle, _WrappedHook)
 def copy_modules(
     root: nn.Module, replacements: Mapping[int, nn.Module] = MappingProxyType({}), *, own_tensors: bool = False
 ) -> tuple[nn.Module, dict[int, nn.Module]]:
-    """Copy every module of ``root`` and what its attributes hold, but none of its tensors.
-
-    Args:
-        replacements: modules that take the place of some modules in the copy, by ``id`` of the original. Attributes
-            that they have taken over from the original refer to the copies afterwards.
-        own_tensors: copy tensors as well, except for registered parameters and buffers.
-
-    Returns:
-        the copy of ``root``, and the copy of every module by ``id`` of the original.
+    """Copy every module of ``root`` and what its attributes hold, but none of its tensors; with ``own_tensors``, also
+    those that are not registered. ``replacements`` take the places of modules in the copy, by ``id`` of the original,
+    and attributes that they have taken over refer to the copies. Returns the copy of ``root``, and that of every module
+    by ``id``.
     """
     reached = _reached(root, replacements)
     modules = [module for module in reached if id(module) not in replacements]
@@ -151,7 +146,6 @@ def _known_of(module: nn.Module, own_tensors: bool) -> dict[int, Any]:
 
 def _copied(value: Any, memo: _Memo) -> Any:
     """What ``copy.deepcopy`` makes of an attribute if parameters, buffers and what it cannot copy stand for themselves.
-
     What it meets of these only inside other objects is put into ``memo``, and the attribute is copied again.
     """
     if type(value) in _ATOMIC or id(value) in memo:
@@ -221,10 +215,9 @@ def _bound(method: MethodType, owner: Any) -> Any:
 
 
 def is_shared(module: nn.Module) -> bool:
-    """Whether a module is never copied: ScriptModules, and managed collisions.
-
-    Managed collisions keep what they have seen partly in buffers and partly in Python numbers: a copy that shares the
-    buffers but counts by itself would corrupt them.
+    """Whether a module is never copied: ScriptModules, and managed collisions. Managed collisions keep what they have
+    seen partly in buffers and partly in Python numbers: a copy that shares the buffers but counts by itself would
+    corrupt them.
     """
     return isinstance(module, (torch.jit.ScriptModule, ManagedCollisionCollection, ManagedCollisionModule))
 
@@ -317,9 +310,8 @@ OWN_HOOK = "recfx"
 
 
 def carry_hooks(source: nn.Module, replacement: nn.Module, *, for_good: bool = False) -> None:
-    """Give ``replacement`` the hooks of ``source``, which run after its own of recfx.
-
-    With ``for_good``, it gets the dicts themselves, so that the handles of hooks still remove them.
+    """Give ``replacement`` the hooks of ``source``, which run after its own of recfx. With ``for_good``, it gets the
+    dicts themselves, so that the handles of hooks still remove them.
     """
     for name in MODULE_HOOKS:
         hooks, own = source.__dict__.get(name), replacement.__dict__.get(name)

@@ -254,9 +254,8 @@ KINDS: list[CollectionKind] = [POOLED, SEQUENCE]
 
 
 def standard_kind(module: nn.Module) -> CollectionKind | None:
-    """The kind of a standard collection, also of a subclass; None for everything else.
-
-    A converted collection that stands for a subclass of the user's is an instance of that subclass, too.
+    """The kind of a standard collection, also of a subclass; None for everything else. A converted collection that
+    stands for a subclass of the user's is an instance of that subclass, too.
     """
     return next((kind for kind in KINDS if isinstance(module, kind.standard)), None)
 
@@ -276,9 +275,8 @@ def kind_of(collection: nn.Module) -> CollectionKind:
 
 
 def shown_by(module: nn.Module) -> tuple[str, str] | None:
-    """By which method and attribute a class that implements one of TorchRec's interfaces shows configs and tables.
-
-    None if it implements none of them.
+    """By which method and attribute a class that implements one of TorchRec's interfaces shows configs and tables. None
+    if it implements none of them.
     """
     return next(((kind.configs, kind.tables) for kind in KINDS if isinstance(module, kind.interface)), None)
 

@@ -38,9 +38,8 @@ def saved_shape(rows: int, dim: int, move: RowMove | None) -> tuple[int, int]:
 
 
 def check_weight(name: str, row_ids: object, saved: object, dim: int) -> None:
-    """Check that a saved weight has the rows of its index, and the columns of the table.
-
-    torch would load the index and only then complain about the weight.
+    """Check that a saved weight has the rows of its index, and the columns of the table. torch would load the index and
+    only then complain about the weight.
     """
     if not isinstance(saved, Tensor) or not isinstance(row_ids, Tensor):
         return
@@ -80,15 +79,9 @@ def whole_index(table: TableSpec) -> HashIndex:
 def fit_whole_index(
     store: TableStore, local: Sequence[Shard], table: TableSpec, saved: Mapping[str, Any], weight: object
 ) -> tuple[dict[Shard, dict[str, Any]], RowMove | None]:
-    """Fit and check the saved index of a whole table, in the same way on all ranks, and cut it.
-
-    Args:
-        local: this rank's shards of the table.
-        saved: the saved state of its index, by buffer name.
-        weight: the saved weight of the table, or a meta tensor like it; ignored if it is no tensor.
-
-    Returns:
-        what each of these shards takes from it, and the move of the table's rows; None if no row moves.
+    """Fit and check the saved index of a whole table, in the same way on all ranks, and cut it for ``local``, this
+    rank's shards. ``weight`` is the table's saved weight, or a meta tensor like it. Returns what each shard takes, and
+    the move of the table's rows; None if no row moves.
     """
     index, config = whole_index(table), table.hashing
     assert config is not None
@@ -115,12 +108,8 @@ def fit_cut_index(
     read: Callable[[], object] = bool,
 ) -> dict[Shard, dict[str, Any]]:
     """What each shard of a rank loads of an index that was saved with as many rows; the rank checks its own slices.
-
-    Args:
-        whole: the tensors that the rank has as a whole, by buffer name.
-        cut: the names of the others.
-        part_of: returns a piece of one of these.
-        read: is called when all parts are known, and fills them.
+    ``whole`` has the tensors that it has as a whole, ``part_of`` returns pieces of the others, those in ``cut``, and
+    ``read`` fills these when all are known.
     """
     config, local = table.table.hashing, [shard for shard in table.filled if shard.rank == rank]
     assert config is not None

@@ -60,9 +60,8 @@ def common_pieces(table: ShardedTable, rank: int, *sizes: int) -> Pieces:
 
 
 def index_pieces(table: ShardedTable, name: str, rank: int) -> Pieces:
-    """How one of an index's saved tensors is cut, seen from ``rank``; ``identity`` is not.
-
-    Column blocks have one index: the pieces are this rank's copies, or those of the first block.
+    """How one of an index's saved tensors is cut, seen from ``rank``; ``identity`` is not. Column blocks have one
+    index: the pieces are this rank's copies, or those of the first block.
     """
     if name == COUNTS:
         return common_pieces(table, rank, 1, len(STATISTICS))

@@ -69,11 +69,8 @@ def describe_tables(
     adopt: bool,
     collection: str = "",
 ) -> tuple[TableSpec, ...]:
-    """Describe the tables of one collection.
-
-    Args:
-        hashing: how each table's ids become rows; None leaves it static.
-        adopt: True for tables that already exist, whose rows are dense by default.
+    """Describe the tables of one collection. ``hashing`` says how each table's ids become rows; None leaves it static.
+    ``adopt``: the tables exist already, so that their rows are dense by default.
     """
     names = get_embedding_names_by_table(configs)
     specs = []
@@ -102,9 +99,8 @@ def describe_tables(
 
 
 def _uniform_range(config: BaseEmbeddingConfig) -> tuple[float, float] | None:
-    """The range from which ``init_fn`` fills rows; None if it is anything other than ``uniform_``.
-
-    TorchRec's own default is ``partial(torch.nn.init.uniform_, a=min, b=max)``, made together with the config.
+    """The range from which ``init_fn`` fills rows; None if it is anything other than ``uniform_``. TorchRec's own
+    default is ``partial(torch.nn.init.uniform_, a=min, b=max)``, made together with the config.
     """
     init_fn = config.init_fn
     if init_fn is None:

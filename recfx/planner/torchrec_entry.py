@@ -34,7 +34,6 @@ from recfx.collections.first_use import wrap_once
 from recfx.collections.hash_collections import all_converted_classes
 from recfx.collections.kinds import KINDS, kind_of
 from recfx.collections.load_state import STRICT
-from recfx.collections.sharding.collection import hook_refused
 from recfx.collections.sharding.plan import on_all_ranks_with_plan
 from recfx.collections.sharding.shard import leave_to_collections
 from recfx.collections.whole_graph import refuse_graph
@@ -308,7 +307,14 @@ def _refuse_tracked(signature: inspect.Signature, tracker: object, *arguments: A
     for model in (*arguments, *keywords.values()):
         for path in converted_collections(model) if isinstance(model, nn.Module) else ():
             if not skipped.intersection(path.split(".")):
-                raise hook_refused(type(tracker).__name__, path)
+                raise ConversionError(
+                    f"{type(tracker).__name__} would be told of no lookup: a sharded collection of recfx runs a graph "
+                    "of its own kernels, without TorchRec's lookup modules and their hooks.",
+                    reason="torchrec_hook_not_called",
+                    module_path=path,
+                    what_to_do="leave the collections that it is for unconverted, so that TorchRec shards them; or "
+                    "compare state_dict() before and after, where fused tables move only the rows that batches use.",
+                )
 
 
 def _new_data_parallel(original: Callable[..., Any], kind: type[Any], /, *arguments: Any, **keywords: Any) -> Any:

@@ -24,9 +24,8 @@ _NOBODY = -1
 
 
 class ColumnOrder:
-    """Concatenates column ranges of the parts; columns that are adjacent both before and after stay together.
-
-    The columns are those in ``order``; those that no part holds are zeros.
+    """Concatenates column ranges of the parts; columns that are adjacent both before and after stay together. The
+    columns are those in ``order``; those that no part holds are zeros.
     """
 
     def __init__(self, parts: list[list[Columns]], order: list[Columns]) -> None:
@@ -53,9 +52,8 @@ class ColumnOrder:
         return len(self._pieces)
 
     def __call__(self, parts: Sequence[torch.Tensor], batch_size: int, device: torch.device) -> torch.Tensor:
-        """Join ``[B, sum dim]`` parts to ``[B, sum of the dims in order]``.
-
-        ``batch_size`` and ``device`` are those of the result if there are no parts.
+        """Join ``[B, sum dim]`` parts to ``[B, sum of the dims in order]``. ``batch_size`` and ``device`` are those of
+        the result if there are no parts.
         """
         # Split rather than narrow: in the backward, each narrow would create a tensor of the whole size.
         stretches = [
@@ -101,10 +99,8 @@ _own_node = torch.ops.aten._unsafe_view.default
 
 
 class AssembleJaggedDict(NodeModule):
-    """Give each key its rows, with the lengths of its feature.
-
-    If the collection is sharded, all parts get gradients as soon as any key gets one, because ranks wait for each other
-    in the backwards of all of them.
+    """Give each key its rows, with the lengths of its feature. If the collection is sharded, all parts get gradients as
+    soon as any key gets one, because ranks wait for each other in the backwards of all of them.
     """
 
     def __init__(self, of: Lowered) -> None:
@@ -116,12 +112,9 @@ class AssembleJaggedDict(NodeModule):
     def forward(
         self, *arguments: tuple[torch.Tensor, ...] | torch.Tensor | KeyedJaggedTensor
     ) -> dict[str, JaggedTensor]:
-        """``arguments``: the parts, then the ids, with keys in the order of the output.
-
-        A part is a tuple with ``[n, D]`` rows for each key, from a lookup; or one ``[n, D]`` tensor, key by key, if
-        they have arrived from other ranks.
-
-        Returns a ``JaggedTensor`` per key: ``[n, D]`` rows, a row per id; ids as weights if they are needed.
+        """``arguments``: the parts, then the ids, with keys in the order of the output. A part is a tuple with ``[n,
+        D]`` rows for each key, from a lookup; or one tensor, key by key, if they have arrived from other ranks. Returns
+        a ``JaggedTensor`` per key: a row per id, and ids as weights if they are needed.
         """
         *parts, ids = arguments
         assert isinstance(ids, KeyedJaggedTensor)
@@ -159,15 +152,9 @@ class _Together(torch.autograd.Function):
 
 
 class MeanDivide(NodeModule):
-    """Divide the columns of MEAN features by ``max(length, 1)``.
-
-    The length of a bag is taken before hashing: an id without a row still counts.
-
-    Args:
-        tables: the tables whose columns these are.
-        divided: the names of the tables that are MEAN.
-        features: the output keys of the whole collection, in the order of the KJT's keys.
-        columns: the columns of the input, in order.
+    """Divide the columns of MEAN features by ``max(length, 1)``. Lengths are taken before hashing: an id without a row
+    still counts. ``columns`` are those of the input, of ``tables``; ``divided`` names those that are MEAN, and
+    ``features`` the output keys of the whole collection, in the order of the KJT's keys.
     """
 
     def __init__(

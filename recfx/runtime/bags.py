@@ -18,16 +18,9 @@ FBGEMM_PERMUTES_ON = ("cpu", "cuda")
 def select_bags(
     features: KeyedJaggedTensor, bags: torch.Tensor, weights: torch.Tensor | None, ids: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Copy the bags at positions ``bags``, in that order; differentiable in ``weights``.
-
-    Args:
-        features: the source.
-        bags: ``[N]`` int64, positions in ``features.lengths()``; repeats are allowed.
-        weights: per-id weights that are copied along, or None.
-        ids: how many ids these bags have together, if the caller knows; else the host waits for the device to tell.
-
-    Returns:
-        values, lengths ``[N]``, offsets ``[N + 1]``, weights.
+    """Copy the bags at ``[N]`` int64 positions, in that order, with the weights of their ids, if given; repeats are
+    allowed. Differentiable in ``weights``. ``ids`` is how many ids these bags have together, if the caller knows; else
+    the host waits for the device. Returns values, lengths ``[N]``, offsets ``[N + 1]``, weights.
     """
     if features.values().is_meta:  # the number of ids is not known, so it is left as it is
         lengths = features.values().new_empty(bags.numel(), dtype=torch.int64)
@@ -56,7 +49,6 @@ def _offsets_of(features: KeyedJaggedTensor) -> torch.Tensor:
 
 def permute_features(features: KeyedJaggedTensor, positions: list[int], keys: list[str]) -> KeyedJaggedTensor:
     """The features at ``positions``, under new names; repeats are allowed, and the weights receive gradients.
-
     ``features`` has one batch size.
     """
     weights, device = features.weights_or_none(), features.values().device
@@ -113,9 +105,8 @@ def _copied_by_kernel(features: KeyedJaggedTensor, positions: list[int], keys: l
 def expanded(
     features: KeyedJaggedTensor, positions: list[int], batch_sizes: list[int], inverse: torch.Tensor, keys: list[str]
 ) -> KeyedJaggedTensor:
-    """The features at ``positions``, each with the bags that its inverse indices name, under new names.
-
-    ``batch_sizes`` has the batch size of each key of the source; ``inverse`` is int64 ``[positions, B]``.
+    """The features at ``positions``, each with the bags that its inverse indices name, under new names. ``batch_sizes``
+    has the batch size of each key of the source; ``inverse`` is int64 ``[positions, B]``.
     """
     starts = [0, *accumulate(batch_sizes)]
     first_bag = torch.tensor([starts[position] for position in positions], device=inverse.device)
@@ -202,9 +193,8 @@ def keep_ids(features: KeyedJaggedTensor, values: torch.Tensor, kept: torch.Tens
 def keep_ids_at(
     features: KeyedJaggedTensor, values: torch.Tensor, before: torch.Tensor, weights: torch.Tensor | None
 ) -> KeyedJaggedTensor:
-    """The bags, of one batch size, without some of their ids, given the values and weights that are left.
-
-    ``before``, int64 ``[n + 1]``, is the number of ids that are kept before each id.
+    """The bags, of one batch size, without some of their ids, given the values and weights that are left. ``before``,
+    int64 ``[n + 1]``, is the number of ids that are kept before each id.
     """
     offsets = before.index_select(0, features.offsets().to(torch.int64))
     return KeyedJaggedTensor(

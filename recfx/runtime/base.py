@@ -87,9 +87,8 @@ class FxLeaf(nn.Module):
         )
 
     def leaf_call(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, in_forward: bool = False) -> fx.Proxy | None:
-        """The node for this call if a torch.fx tracer makes it; otherwise None.
-
-        ``in_forward``: the tracer has entered the module, and so its hooks are part of the graph already.
+        """The node for this call if a torch.fx tracer makes it; otherwise None. ``in_forward``: the tracer has entered
+        the module, and so its hooks are part of the graph already.
         """
         tracer = tracer_of_call(self, args, kwargs)
         if tracer is None:
@@ -135,9 +134,8 @@ def _as_nodes(tracer: fx.Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 @disable_compilation("recfx: a converted collection is one graph break; compile the model without fullgraph=True")
 def opaque(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call ``function`` outside the graph that torch.compile is building.
-
-    Nodes pass memory addresses and Python state to kernels; compilation cannot improve these, but would guard on both.
+    """Call ``function`` outside the graph that torch.compile is building. Nodes pass memory addresses and Python state
+    to kernels; compilation cannot improve these, but would guard on both.
     """
     return function(*args, **kwargs)
 

@@ -16,12 +16,8 @@ from recfx.runtime.lowered import Lowered
 
 
 class Inverse(NamedTuple):
-    """Which of the different ids each id is.
-
-    Args:
-        numbers: int64 ``[n]``, key by key: the number of each id among the different ones of its key.
-        ids: how many ids each key has.
-        different: how many of them are different.
+    """Which of the different ids of its key each id is, int64 ``[n]``, key by key; and how many ids, and different ids,
+    each key has.
     """
 
     numbers: torch.Tensor
@@ -30,12 +26,8 @@ class Inverse(NamedTuple):
 
 
 class DedupIds(NodeModule):
-    """Leave out all but the first of the equal ids of a key.
-
-    Attributes:
-        deduped: for each key, whether its ids are deduplicated; others leave as they come.
-        ids: how many ids of deduplicated keys have come in training, for reports.
-        different: how many of them were sent.
+    """Leave out all but the first of the equal ids of a key, where ``deduped`` says so. Reports read ``ids`` and
+    ``different``: how many ids of each deduplicated key have come in training, and how many of them were sent.
     """
 
     def __init__(self, of: Lowered) -> None:

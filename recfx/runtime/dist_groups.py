@@ -45,10 +45,9 @@ class DistGroups:
 
     @classmethod
     def of(cls, env: ShardingEnv, local_size: int, host_group: dist.ProcessGroup | None = None) -> DistGroups:
-        """The groups of ``env``; creates missing ones, once per process group. Collective.
-
-        ``local_size`` is the number of ranks per host, if tables are cut within hosts, otherwise 0; ``host_group`` is
-        the group for ids, if the caller has one.
+        """The groups of ``env``; creates missing ones, once per process group. Collective. ``local_size`` is the number
+        of ranks per host, if tables are cut within hosts, otherwise 0; ``host_group`` is the group for ids, if the
+        caller has one.
         """
         group = env.process_group
         if group is None:
@@ -115,11 +114,10 @@ def _host_groups(group: dist.ProcessGroup, local_size: int) -> tuple[dist.Proces
 
 
 def _once(group: dist.ProcessGroup, purpose: str, members: Callable[[], list[list[int]]]) -> _Made:
-    """New groups, one per list of global ranks; cached, because they hold sockets. Collective in ``group``.
-
-    They are made like those of ``torch.distributed.new_group``, which names one after the number of the process's
-    groups. Ranks that are in different numbers of groups would therefore wait for each other under different names.
-    The names here start with the name of ``group``, which its ranks agree on.
+    """New groups, one per list of global ranks; cached, because they hold sockets. Collective in ``group``. They are
+    made like those of ``torch.distributed.new_group``, which names one after the number of the process's groups. Ranks
+    that are in different numbers of groups would therefore wait for each other under different names. The names here
+    start with the name of ``group``, which its ranks agree on.
     """
     of_group = _made.setdefault(group, {})
     if purpose in of_group:

@@ -34,10 +34,9 @@ from recfx.runtime.transfers import (
 
 
 class CountsOnDevice:
-    """How many ids of each table were seen in eval mode, and how many of them had no row of their own.
-
-    Threads may add to them, on streams of their own. Indexes keep the counts alive, which therefore refer to nothing
-    that holds weights.
+    """How many ids of each table were seen in eval mode, and how many of them had no row of their own. Threads may add
+    to them, on streams of their own. Indexes keep the counts alive, which therefore refer to nothing that holds
+    weights.
     """
 
     def __init__(self) -> None:
@@ -47,9 +46,8 @@ class CountsOnDevice:
         self._of_stream: dict[Any, torch.Tensor] = {}
 
     def add(self, indexes: Sequence[HashIndex | None], seen: torch.Tensor, absent: torch.Tensor) -> None:
-        """Count one batch, given int64 ``[tables]`` on the device; the host does not wait.
-
-        ``indexes`` has None for tables without an index.
+        """Count one batch, given int64 ``[tables]`` on the device; the host does not wait. ``indexes`` has None for
+        tables without an index.
         """
         device = seen.device
         with self._lock:
@@ -84,10 +82,7 @@ class CountsOnDevice:
 
 class IndexCopies:
     """Copies that are made when they are first needed, and again after an index has changed. Threads may use them.
-
-    Args:
-        tables: the tables, in the KJT's order.
-        indexes: returns the index of each table; None for tables without one.
+    ``indexes`` returns the index of each of ``tables``, in the KJT's order; None for those without one.
     """
 
     def __init__(
@@ -192,10 +187,9 @@ class CopyOfIndexes:
 
 
 class FindRows(NodeModule):
-    """Find the rows of one collection's ids in copies of its indexes, which follow the indexes.
-
-    The nodes that it stands for run instead in training mode, and where copies cannot serve: the tables or the batch
-    have moved to a device without a kernel, or other processes may write to the indexes.
+    """Find the rows of one collection's ids in copies of its indexes, which follow the indexes. The nodes that it
+    stands for run instead in training mode, and where copies cannot serve: the tables or the batch have moved to a
+    device without a kernel, or other processes may write to the indexes.
     """
 
     def __init__(self, of: Lowered) -> None:
@@ -212,9 +206,8 @@ class FindRows(NodeModule):
 
     @property
     def leaves_out_absent(self) -> bool:
-        """Whether ids that read nothing are taken out of their bags, for which the host waits for the device.
-
-        Targets whose kernels take rows of -1 do without.
+        """Whether ids that read nothing are taken out of their bags, for which the host waits for the device. Targets
+        whose kernels take rows of -1 do without.
         """
         return self._some_read_nothing and not all(lookup.takes_absent for lookup in self._lookups)
 
@@ -239,12 +232,9 @@ class FindRows(NodeModule):
         return self
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor | HashedBatch:
-        """``features``: raw ids, with keys in the collection's order.
-
-        Returns:
-            Rows in the same bags, on the device of the tables: what ``to_host``, ``hash_ids`` and ``to_device`` return
-            in the same mode, except that ids that read nothing remain as rows of -1 if the lookups take them. If any
-            table evicts, it returns the rows and the batch in flight, as ``hash_ids`` does.
+        """``features``: raw ids, with keys in the collection's order. Returns rows in the same bags on the device of
+        the tables: what ``to_host``, ``hash_ids`` and ``to_device`` return in the same mode, except that ids that read
+        nothing remain as rows of -1 if the lookups take them.
         """
         device, found_on = self._store.device, features.values().device
         if self.training or (found_on != device and found_on.type not in HOST) or self.finds_on_host:

@@ -36,16 +36,9 @@ HashedBatch: TypeAlias = tuple[KeyedJaggedTensor, BatchInFlight | None]
 
 @dataclass
 class FoundRows(Multistreamable):
-    """A batch whose rows were found ahead of its step.
-
-    Later insertions do not change any row that was found; erasing, evicting and loading do.
-
-    Args:
-        features: the batch: raw ids.
-        ids: its ids, int64 ``[n]``, on the device of the indexes.
-        rows: int64 ``[n]``, on the same device; -1 stands for an id that the index does not hold.
-        indexes: the indexes that were read.
-        stamps: the state that each of them was in before.
+    """A batch of raw ids whose rows were found ahead of its step. Later insertions do not change any row that was
+    found; erasing, evicting and loading do: ``stamps`` has the state that each of ``indexes`` was in before. ``ids``
+    and ``rows`` are int64 ``[n]``, on the device of the indexes; -1 stands for an id that the index does not hold.
     """
 
     features: KeyedJaggedTensor
@@ -102,7 +95,6 @@ class HashIds(NodeModule):
 
     def finder(self) -> Callable[[KeyedJaggedTensor], KeyedJaggedTensor | FoundRows] | None:
         """What finds the rows of a batch ahead of its step, on any thread; called on the thread that owns the indexes.
-
         None if they may not be found: in eval mode, which counts what it answers, if every id is counted, if ids may
         lose their rows, and on meta.
         """
@@ -152,12 +144,11 @@ def answers_are_rows(table: TableSpec, training: bool) -> bool:
 
 
 class HashLookup(NodeModule):
-    """Pool the rows of raw ids; ``lookup`` reads the tables in the order of the KJT's keys.
-
-    If one kernel cannot do that, the node runs ``hash_ids`` and ``lookup`` one after the other, with the same result
-    bit for bit. This is the case if the tables have moved to a target without such a kernel; in training, if a table
-    counts every id (eviction, admission); in a forward that activation checkpointing runs again; inside torch.func; if
-    tables evict and a backward may follow in eval mode; and if rows were found ahead.
+    """Pool the rows of raw ids; ``lookup`` reads the tables in the order of the KJT's keys. If one kernel cannot do
+    that, the node runs ``hash_ids`` and ``lookup`` one after the other, with the same result bit for bit. This is the
+    case if the tables have moved to a target without such a kernel; in training, if a table counts every id (eviction,
+    admission); in a forward that activation checkpointing runs again; inside torch.func; if tables evict and a backward
+    may follow in eval mode; and if rows were found ahead.
     """
 
     def __init__(self, of: Lowered) -> None:

@@ -58,7 +58,6 @@ def refuse_replicas(collection: str, hashed: tuple[str, ...]) -> None:
 
 def refuse_fused_replicas(collection: str, fused: list[str]) -> None:
     """Raise a ``ConversionError``, ``unsharded_fused_optimizer``, inside ``DistributedDataParallel`` on several ranks.
-
     DDP averages gradients, but a table that is updated inside the lookup's backward does not have one.
     """
     around = getattr(DistributedDataParallel, "_active_ddp_module", None)
@@ -79,11 +78,10 @@ BATCHES_IN_FLIGHT = 2
 
 
 class BatchInFlight:
-    """One batch whose gradients may still come, and the tables that evict.
-
-    ``kept_until`` is the number of the last forward in which its rows must keep their ids; ``kept`` has, by table, the
-    number of the batch in the table's index and these rows. In the ``group`` of a sharded collection, a rank sends
-    nothing more after a backward that it has refused.
+    """One batch whose gradients may still come, and the tables that evict. ``kept_until`` is the number of the last
+    forward in which its rows must keep their ids; ``kept`` has, by table, the number of the batch in the table's index
+    and these rows. In the ``group`` of a sharded collection, a rank sends nothing more after a backward that it has
+    refused.
     """
 
     def __init__(
@@ -189,9 +187,8 @@ class BatchesInFlight:
 
 
 def guard_backward(outputs: Iterable[torch.Tensor], indexes: list[HashIndex], collection: str) -> None:
-    """Make the backward of a lookup's ``outputs`` raise if one of its ``indexes`` has removed ids by then.
-
-    The backward raises an ``InputError``, ``backward_after_removal``, before anything is updated.
+    """Make the backward of a lookup's ``outputs`` raise if one of its ``indexes`` has removed ids by then. The backward
+    raises an ``InputError``, ``backward_after_removal``, before anything is updated.
     """
     nodes = nodes_of(outputs)
     if not nodes or not indexes:

@@ -88,13 +88,9 @@ class DistContext(EmbeddingShardingContext):
 
 
 class Call(NamedTuple):
-    """What one call sends.
-
-    Args:
-        sent: its ids, rank by rank, of one batch size: int64, with lengths of int64 and, if any, weights of float32.
-        splits: how many of its keys each rank receives.
-        mark: see ``marks``.
-        context: gets the marks of all ranks and their batch sizes.
+    """What one call sends: its ids, rank by rank, of one batch size (int64, with lengths of int64 and, if any, weights
+    of float32); how many of its keys each rank receives; its mark (see ``marks``); and the context that gets the marks
+    of all ranks and their batch sizes.
     """
 
     sent: KeyedJaggedTensor
@@ -105,14 +101,9 @@ class Call(NamedTuple):
 
 class Exchange:
     """Sends the ids of one call, or of several calls that are known at the same time, to the ranks of their shards.
-
     Sizes are sent first, together with each rank's mark, in a message that is as long for any calls, so that ranks at
     different calls can read each other's marks. Lengths and ids follow in one message, and weights, if there are any,
-    in another. ``add`` every call, ``start``, and then wait for what ``add`` has returned.
-
-    Args:
-        group: all ranks.
-        collections: the collection of each call that will be added, in order.
+    in another. ``add`` a call for each of ``collections``, ``start``, and then wait for what ``add`` has returned.
     """
 
     def __init__(self, group: dist.ProcessGroup, collections: Sequence[str]) -> None:
@@ -319,15 +310,9 @@ def in_order_of_features(
     weights: torch.Tensor | None,
     stride_per_rank: list[int],
 ) -> KeyedJaggedTensor:
-    """Reorder ids that came rank by rank; the host does not wait for the device.
-
-    Args:
-        keys: the ``F`` features.
-        lengths: int64 ``[F * B]``, ordered by rank, feature and sample; ``B`` is the sum of ``stride_per_rank``.
-        values, weights: ``[n]``, in the same order; weights may be None.
-        stride_per_rank: the batch size of each rank.
-
-    Returns a KJT ordered by feature, rank and sample, with offsets.
+    """Reorder ids that came rank by rank; the host does not wait for the device. ``lengths``, int64 ``[F * B]``, and
+    the ids and weights are ordered by rank, feature and sample, where ``B`` is the sum of ``stride_per_rank``. Returns
+    a KJT of the ``F`` keys ordered by feature, rank and sample, with offsets.
     """
     features, batch = len(keys), sum(stride_per_rank)
     offsets = from_zero(lengths, values.numel())
@@ -351,15 +336,9 @@ class Outgoing:
 
 
 class InputDistStart(NodeModule):
-    """Start the all-to-all.
-
-    Attributes:
-        positions: the positions of the keys that leave in the input, rank by rank; None: the input has them in that
-            order.
-        rows_return: whether the rows of ids come back one by one. Then the weights of ids are their origins, which do
-            not travel.
-        backwards: those of the collection.
-        together: what sends the ids instead, along with those of other collections; None outside of ``sent_by``.
+    """Start the all-to-all. ``positions`` are those of the keys that leave in the input, rank by rank; None if they are
+    in that order. If rows of ids come back one by one (``rows_return``), the weights of ids are their origins, which do
+    not travel. ``together`` sends the ids along with those of other collections, within ``sent_by``.
     """
 
     def __init__(self, of: Lowered) -> None:

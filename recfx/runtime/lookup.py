@@ -59,10 +59,9 @@ class Lookup(NodeModule):
             self.choose_kernel(str(of.node.kwargs["kernel"]))
 
     def choose_kernel(self, decided: str = "") -> Choice:
-        """Choose the kernel for the tables as they are now (device, dtype, optimizer).
-
-        ``decided`` is the backend that the graph names; ``""`` if it names none. If it is another one than the lookup's
-        own, a pass has decided on it, and later calls choose it again.
+        """Choose the kernel for the tables as they are now (device, dtype, optimizer). ``decided`` is the backend that
+        the graph names; ``""`` if it names none. If it is another one than the lookup's own, a pass has decided on it,
+        and later calls choose it again.
         """
         decided, choice = decided or self._decided, self.select(self.backend)
         if decided not in ("", choice.backend):
@@ -129,24 +128,10 @@ class Lookup(NodeModule):
             optimizers=[self.store.optimizers.get(table.name) for table in self.tables],
         )
 
-    def register_optim_state_tracker_fn(self, record_fn: object) -> None:
-        """Raise a ``ConversionError``, ``torchrec_hook_not_called``: for trackers of TorchRec."""
-        if record_fn is not None:
-            raise ConversionError(
-                "register_optim_state_tracker_fn: a tracker would be told of no optimizer state.",
-                reason="torchrec_hook_not_called",
-                module_path=self.collection,
-                what_to_do="read the state from the collection's fused_optimizer; or leave the collection unconverted.",
-            )
-
-    optim_state_tracker_fn = property(lambda self: None, register_optim_state_tracker_fn)
-
     def forward(self, features: KeyedJaggedTensor, in_flight: BatchInFlight | None = None) -> torch.Tensor | Outputs:
-        """Look up the rows of every table of the group, as ``hash_ids`` returns them.
-
-        Returns float32 ``[B, sum D]``; if rows are not pooled, a tuple with ``[n, D]`` for each key.
-
-        ``in_flight`` is the batch, if its rows must be kept until its backwards have run.
+        """Look up the rows of every table of the group, as ``hash_ids`` returns them: float32 ``[B, sum D]`` or, if
+        rows are not pooled, a tuple with ``[n, D]`` for each key. ``in_flight`` is the batch, if its rows must be kept
+        until its backwards have run.
         """
         outputs = self._look_up(features)
         self._guard(outputs)

@@ -71,17 +71,9 @@ def lower_graph(
     runtime: Runtime | None = None,
     backend: str = "auto",
 ) -> fx.GraphModule:
-    """Lower the graph of one collection.
-
-    Args:
-        graph: the graph, after the last rewrite.
-        metas: the metadata of its nodes, by name.
-        make: makes the module of a node: ``module_of``, for models.
-        runtime: what the modules work on, with those that some nodes already have; None if they need nothing live.
-        backend: ``"auto"``, or the one backend that every lookup must use.
-
-    Returns:
-        A graph module whose nodes have the names, the order and the metadata of ``graph``.
+    """Lower the graph of one collection, after the last rewrite: nodes keep their names, order and metadata, and
+    ``make`` (``module_of``, for models) makes the module of each that ``runtime`` does not have already. A ``backend``
+    other than ``"auto"`` is the one that every lookup must use.
     """
     root, lowered, new_nodes = nn.Module(), fx.Graph(), dict[fx.Node, fx.Node]()
     numbers: dict[str, int] = {}

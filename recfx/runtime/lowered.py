@@ -16,13 +16,9 @@ from recfx.runtime.table_store import TableStore
 
 
 class Runtime:
-    """What a collection's graphs for training, for evaluation and for prefetching are all lowered from.
-
-    It keeps the modules that were made for the first of them, so that nodes of the others share their state.
-
-    Args:
-        store: weights, indexes, fused optimizers and batches in flight.
-        groups: the process groups of a sharded collection.
+    """What a collection's graphs for training and evaluation are lowered from: its store and, if it is sharded, its
+    process groups. It keeps the modules that were made for the first graph, so that nodes of the others share their
+    state.
     """
 
     def __init__(self, store: TableStore, groups: DistGroups | None = None) -> None:

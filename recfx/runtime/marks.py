@@ -107,10 +107,9 @@ _orders: dict[int, str] = {}  # the place of each, likewise
 
 
 def identity(collection: str, keys: list[str], splits: list[int], setting: str = "", order: int = 0) -> int:
-    """The part of a mark that identifies the calling collection: the same number on all ranks.
-
-    ``setting``, in words, must be the same on all ranks; ``order`` is the place of the collection among all that were
-    sharded in its process group; see ``input_dist_start`` for the rest.
+    """The part of a mark that identifies the calling collection: the same number on all ranks. ``setting``, in words,
+    must be the same on all ranks; ``order`` is the place of the collection among all that were sharded in its process
+    group; see ``input_dist_start`` for the rest.
     """
     text = repr((collection, keys, splits, setting, order))
     number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:5], "big") << _BITS
@@ -121,9 +120,8 @@ def identity(collection: str, keys: list[str], splits: list[int], setting: str =
 
 
 def says(training: bool, backwards: int = 0) -> int:
-    """The bits for the mode in which a call is made now, and for the backwards since the call before.
-
-    Only ranks in the same mode join the same backward. ``backwards`` is what ``Backwards.begin_call`` returns.
+    """The bits for the mode in which a call is made now, and for the backwards since the call before. Only ranks in the
+    same mode join the same backward. ``backwards`` is what ``Backwards.begin_call`` returns.
     """
     mode = (TRAINS if training else EVALUATES) | (0 if torch.is_grad_enabled() else NO_GRADIENTS)
     return mode | backwards << _RUN_AT & _RUN
@@ -152,7 +150,6 @@ def ranks_with(marks: Iterable[int], bit: int) -> list[int]:
 
 def other_calls(marks: list[int], collection: str, group: dist.ProcessGroup | None = None) -> OutOfStepError | None:
     """The error if ranks of ``group`` make different calls, or have run different backwards: the same on all of them.
-
     They then begin anew.
     """
     if len({mark & ~(REFUSED | LAST | LACKS) for mark in marks}) == 1:
@@ -321,11 +318,10 @@ class LostRanks:
 
 
 class InStep(LostRanks):
-    """A context around a step in which the other ranks of ``group`` take part.
-
-    After any error in it, this rank sends nothing more, except for errors that leave all ranks in step:
-    ``OutOfStepError``s, those that all ranks raise, and what ``torch.utils.checkpoint`` raises when it has all that the
-    backward needs of a call that it repeats, after the same operator on each rank.
+    """A context around a step in which the other ranks of ``group`` take part. After any error in it, this rank sends
+    nothing more, except for errors that leave all ranks in step: ``OutOfStepError``s, those that all ranks raise, and
+    what ``torch.utils.checkpoint`` raises when it has all that the backward needs of a call that it repeats, after the
+    same operator on each rank.
     """
 
     def _failed(self, error: BaseException) -> None:

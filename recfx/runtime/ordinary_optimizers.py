@@ -31,14 +31,9 @@ class OrdinaryOptimizers:
 
     A row that goes to a new id has, in every optimizer, what a state begins with. It is set when the row is given out,
     and again before the step: a state may have been loaded in between. A row that no id had has another state if weight
-    decay steps it, which is reset where it can be; nothing else is refused for it.
-
-    Args:
-        collection: fully qualified name of the collection, for messages.
-        table: the name of the table.
-        index: its index.
-        weight: gives its weight; None if there is none any more.
-        given: of the object that this one is a copy of, what ``since_last_step`` returned.
+    decay steps it, which is reset where it can be; nothing else is refused for it. ``weight`` gives the table's weight,
+    None if there is none any more; ``given`` is what ``since_last_step`` returned of the object that this one is a copy
+    of.
     """
 
     def __init__(
@@ -63,12 +58,8 @@ class OrdinaryOptimizers:
         return self._given, self._loads, self._has_renewed
 
     def give_out(self, weight: Tensor, rows: Tensor, have_renewed: bool) -> None:
-        """Reset what is known of rows that go to new ids: states, and a gradient that waits for a step.
-
-        Args:
-            weight: of the table.
-            rows: int64 ``[n]``.
-            have_renewed: whether any of the rows has belonged to another id.
+        """Reset what is known of int64 ``[n]`` rows that go to new ids: states, and a gradient that waits for a step.
+        ``have_renewed``: whether any of them has belonged to another id.
         """
         self._has_renewed |= have_renewed
         _TABLES.setdefault(weight, WeakSet()).add(self)

@@ -34,14 +34,9 @@ Exchange: TypeAlias = Callable[[], AbstractContextManager[None]]
 
 
 class OutputDistStart(NodeModule, ABC):
-    """Join the rows of this rank and start sending them.
-
-    Attributes:
-        operation: what it does in one word, as in ``Hop.operation``.
-        hop: what is sent, and in which group.
-        device: where a rank without inputs creates what it sends; the group's backend may support no other device.
-        group: the ranks that take part.
-        codecs: what encodes and decodes what is sent; None if nothing does.
+    """Join the rows of this rank and start sending them: ``operation`` is what it does in one word, ``hop`` what is
+    sent, ``group`` the ranks that take part, and ``codecs`` what encodes and decodes it, if anything does. On
+    ``device``, a rank without inputs creates what it sends; the group's backend may support no other.
     """
 
     operation: ClassVar[str]
@@ -123,11 +118,10 @@ class AllToAll(PooledStart):
 
 
 class ReduceScatter(PooledStart):
-    """Every rank sends a part of the same columns, and receives their sums for its own samples.
-
-    If the group is one host's, its rank ``i`` takes the samples of rank ``i`` of every host, in the order of
-    hosts. If batches differ in size, it runs an all-to-all, and a sum in the order of ranks. That takes the same number
-    of bytes, but more copies (in torchrec 1.8.0, gloo has no backward for a reduce-scatter of uneven sizes).
+    """Every rank sends a part of the same columns, and receives their sums for its own samples. If the group is one
+    host's, its rank ``i`` takes the samples of rank ``i`` of every host, in the order of hosts. If batches differ in
+    size, it runs an all-to-all, and a sum in the order of ranks. That takes the same number of bytes, but more copies
+    (in torchrec 1.8.0, gloo has no backward for a reduce-scatter of uneven sizes).
     """
 
     operation = "reduce_scatter"

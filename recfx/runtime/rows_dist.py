@@ -25,13 +25,9 @@ from recfx.runtime.output_dist import OutputDistStart, TakeOwn
 
 
 class ArrivingKey(NamedTuple):
-    """The rows of one key that one rank sends back.
-
-    Args:
-        rank: that rank.
-        sent: the position of the key among all keys that ids are sent of, rank by rank.
-        key: the position of the key among the keys of the way back.
-        columns: the first of the columns that arrive, and the column after the last.
+    """The rows of one key that one rank sends back: that rank; the position of the key among all keys that ids are sent
+    of, rank by rank, and among the keys of the way back; the first of the columns that arrive, and the column after the
+    last.
     """
 
     rank: int
@@ -134,10 +130,9 @@ class OwnRows(_RowsStart):
 
 
 class _Messages(torch.autograd.Function):
-    """The rows of each key, by the rank that the ids came from, become one message per rank.
-
-    The backward gives each key a gradient, of zeros where no loss depends on it: no rank knows the losses of others.
-    One node is faster than autograd's own, of which there would be one for each piece.
+    """The rows of each key, by the rank that the ids came from, become one message per rank. The backward gives each
+    key a gradient, of zeros where no loss depends on it: no rank knows the losses of others. One node is faster than
+    autograd's own, of which there would be one for each piece.
     """
 
     @staticmethod
@@ -161,12 +156,8 @@ class _Messages(torch.autograd.Function):
 
 
 class _Block(NamedTuple):
-    """Rows of the same columns among the numbers that have arrived.
-
-    Args:
-        columns: the first of these columns, and the column after the last.
-        ranges: where the numbers are.
-        places: int64 ``[n]``, where the rows belong.
+    """Rows of the same columns among the numbers that have arrived: these columns, where the numbers are, and where the
+    rows belong, int64 ``[n]``.
     """
 
     columns: tuple[int, int]
@@ -204,11 +195,8 @@ class _InOrderOfIds(Awaitable[torch.Tensor]):
         )
 
     def _places(self, begins_of_all: list[int], begins: list[int]) -> list[torch.Tensor]:
-        """Where the rows of each arriving key belong.
-
-        Args:
-            begins_of_all: where the ids of each key of the collection begin.
-            begins: where the rows of each key of the way back begin.
+        """Where the rows of each arriving key belong, given where the ids of each key of the collection begin, and the
+        rows of each key of the way back.
         """
         keys, sent, origins = self._keys, self._context.ids_sent, self._context.origins
         if origins is None:

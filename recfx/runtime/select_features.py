@@ -38,8 +38,7 @@ _WHAT_TO_DO = {
     "bad_ids": "pass the ids of all bags one after the other, together with the lengths of the bags.",
     "bad_inverse_indices": "pass inverse_indices=(names, indices), indices [features, B] of bags within each feature's "
     "own batch.",
-    "bad_lengths": "build the KeyedJaggedTensor with lengths (or offsets) of all its bags, which add up to its values, "
-    "and leave length_per_key= out: it is computed.",
+    "bad_lengths": "build the KeyedJaggedTensor with lengths (or offsets) of all its bags, which add up to its values.",
     "bad_weights": "pass one floating-point weight per id.",
     "missing_feature": "give the batch every feature of the collection, if need be as empty bags.",
     "missing_weights": "pass weights= to the KeyedJaggedTensor, or build the collection with is_weighted=False.",
@@ -94,10 +93,9 @@ class SelectFeatures(NodeModule):
         self.has_expanded = False  # whether any batch had different batch sizes per feature; for the report
 
     def prepare_to_send(self, world_size: int, on_host: bool) -> None:
-        """Prepare for sending ids to other ranks: they are converted to one type, whatever type the batch has.
-
-        Ranks that sent different types would misread each other. ``on_host``: ids are sent and hashed on the host.
-        If rows are not pooled, the output has ids and lengths as they are, so they are converted when they are sent.
+        """Prepare for sending ids to other ranks: they are converted to one type, whatever type the batch has. Ranks
+        that sent different types would misread each other. ``on_host``: ids are sent and hashed on the host. If rows
+        are not pooled, the output has ids and lengths as they are, so they are converted when they are sent.
         """
         self._is_sent, self._converts, self._on_host, self._expands = True, self.tables[0].is_pooled, on_host, True
         self._weights_are_sent = self.is_weighted and world_size > 1
@@ -224,12 +222,10 @@ class SelectFeatures(NodeModule):
         self.refuse("not_a_keyed_jagged_tensor", problem)
 
     def checked(self, features: KeyedJaggedTensor, order: _KeyOrder) -> KeyedJaggedTensor:
-        """Check a batch and return it in the form that later nodes rely on.
-
-        Returns:
-            A KJT of contiguous tensors, none a negated view: int32 or int64 ids; int32 or int64 lengths (``[bags]``) or
-            none; int64 offsets from 0 to the number of ids; weights only if the collection is weighted; one batch size,
-            or a batch size per key. On meta, only sizes are checked, because nothing can be read.
+        """Check a batch and return it in the form that later nodes rely on. Returns A KJT of contiguous tensors, none a
+        negated view: int32 or int64 ids; int32 or int64 lengths (``[bags]``) or none; int64 offsets from 0 to the
+        number of ids; weights only if the collection is weighted; one batch size, or a batch size per key. On meta,
+        only sizes are checked, because nothing can be read.
         """
         keys, values = features.keys(), features.values()
         if not (isinstance(values, torch.Tensor) and values.layout == torch.strided and values.dim() == 1):
@@ -260,10 +256,9 @@ class SelectFeatures(NodeModule):
                 self._raise(fault, values, bags, are_offsets, offsets, per_key, order)
             if count == 0:  # TorchRec cannot add up the lengths of no bags
                 borders = [0] * (len(keys) + 1)
-            true = None if borders is None else [end - begin for begin, end in pairwise(borders)]
-            if length_per_key is not None:
-                self._check_length_per_key(features, offsets, per_key, true)
-            lengths, length_per_key = None if are_offsets else bags, true
+            # What the batch says besides its lengths is not read.
+            length_per_key = None if borders is None else [end - begin for begin, end in pairwise(borders)]
+            lengths = None if are_offsets else bags
         return KeyedJaggedTensor(
             keys,
             values,
@@ -331,20 +326,6 @@ class SelectFeatures(NodeModule):
             self.refuse("bad_batch_sizes", problem)
         return per_key
 
-    def _check_length_per_key(
-        self, features: KeyedJaggedTensor, offsets: torch.Tensor, per_key: list[int], true: list[int] | None
-    ) -> None:
-        """Check what the KJT states besides its lengths, because the standard collection relies on it. ``true`` is what
-        is right, if the host knows it.
-        """
-        stated = features.length_per_key()
-        if true is None:
-            counts = per_key * len(features.keys()) if len(per_key) == 1 else per_key
-            ends = torch.tensor([0, *accumulate(counts)], device=offsets.device)
-            true = offsets.index_select(0, ends).diff().tolist()
-        if list(stated) != true:
-            self.refuse("bad_lengths", f"length_per_key is {stated}, but the lengths add up to {true}.")
-
     def _raise(
         self,
         fault: Fault,
@@ -383,17 +364,10 @@ class SelectFeatures(NodeModule):
         batch_sizes: list[int],
         device: torch.device,
     ) -> torch.Tensor:
-        """The checked inverse indices of features.
-
-        Args:
-            named: names and ``[names, B]`` indices, as in ``KeyedJaggedTensor``. If it is None or has no indices, every
-                feature's bags are the full batch.
-            names: the names of the features; as in the standard collection, ``feature@table`` is one for the feature.
-            batch_sizes: the batch sizes of the features.
-            device: the device of the ids, on which the result is.
-
-        Returns:
-            int64 ``[features, B]``, each within the feature's own batch.
+        """The checked inverse indices of features of these names and batch sizes: int64 ``[features, B]`` on
+        ``device``, each within the feature's own batch. Without ``named`` (names and ``[names, B]`` indices, as in
+        ``KeyedJaggedTensor``), every feature's bags are the full batch. As in the standard collection,
+        ``feature@table`` is one for the feature.
         """
         names = [name.split("@")[0] for name in names]
         inverse = None if named is None else self._indices_of(names, *named)

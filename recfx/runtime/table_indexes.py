@@ -74,9 +74,7 @@ class TableIndexes:
 
     def begin(self, features: KeyedJaggedTensor, training: bool) -> bool:
         """Call before hashing a batch: checks the mode, and initialises rows that an earlier batch left uninitialised.
-
-        Returns:
-            Whether there is anything to hash; there is not on meta.
+        Returns whether there is anything to hash; there is not on meta.
         """
         if training and self._group is None:
             refuse_replicas(self.collection, self.hashed)
@@ -127,9 +125,8 @@ class TableIndexes:
         return inserted.rows
 
     def insert_absent(self, features: KeyedJaggedTensor, ids: torch.Tensor, rows: torch.Tensor) -> None:
-        """Give rows to the ids of a training batch that have none, and fill them in; the other ids are counted.
-
-        ``ids`` and ``rows`` are int64 ``[n]``, on the CPU; a row of -1 is completed in place.
+        """Give rows to the ids of a training batch that have none, and fill them in; the other ids are counted. ``ids``
+        and ``rows`` are int64 ``[n]``, on the CPU; a row of -1 is completed in place.
         """
         absent, segments = torch.nonzero(rows < 0).squeeze(1), self.segments(features)
         if absent.numel() == 0:
@@ -156,9 +153,8 @@ class TableIndexes:
         hash_index.add_counts(counts, amounts)
 
     def start(self) -> BatchInFlight | None:
-        """Begin a forward in which ids may be evicted, or that a backward may follow; ``finish`` ends it.
-
-        Returns the batch; None if no table evicts, or if no backward follows.
+        """Begin a forward in which ids may be evicted, or that a backward may follow; ``finish`` ends it. Returns the
+        batch; None if no table evicts, or if no backward follows.
         """
         if not self._evicting:
             return None
@@ -178,9 +174,8 @@ class TableIndexes:
         self.store.in_flight.turn += 1
 
     def find_again(self, ids: torch.Tensor, segments: list[Segment]) -> torch.Tensor:
-        """The rows of a training batch in a forward that activation checkpointing runs again.
-
-        Nothing is inserted or counted; no table evicts or admits ids (``select_features`` refuses).
+        """The rows of a training batch in a forward that activation checkpointing runs again. Nothing is inserted or
+        counted; no table evicts or admits ids (``select_features`` refuses).
         """
         rows, counts = self._find(ids, segments)
         for segment, absent in zip(segments, counts, strict=True):
@@ -229,9 +224,8 @@ class TableIndexes:
         ids: torch.Tensor,
         segments: Sequence[Segment],
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Find the rows of a batch in these buffers, one per segment; only reads.
-
-        Returns int64 ``[n]`` rows, -1 if a table does not hold the id; and int64 ``[tables]``, their number.
+        """Find the rows of a batch in these buffers, one per segment; only reads. Returns int64 ``[n]`` rows, -1 if a
+        table does not hold the id; and int64 ``[tables]``, their number.
         """
         return hash_index.find_tables(
             ids,

@@ -121,9 +121,8 @@ class TableStore:
 
     def look(self) -> tuple[list[Any], list[WeightFacts]]:
         """The optimizers in backward on the tables, with which tables have gradient hooks; and what kernels are chosen
-        for. Every forward asks, in some models for thousands of tables.
-
-        The value stays equal as long as nothing is attached or removed, and no table changes.
+        for. Every forward asks, in some models for thousands of tables. The value stays equal as long as nothing is
+        attached or removed, and no table changes.
         """
         try:
             weights: list[Any] = [bag._parameters["weight"] for bag in self.bags._modules.values() if bag is not None]

@@ -20,7 +20,6 @@ from recfx.runtime.lowered import Lowered
 
 def record_stream(value: Any, stream: Any) -> None:
     """Keep the memory of ``value`` for ``stream``. What is on the host needs no keeping, and torch refuses it there.
-
     ``value`` is a tensor, a jagged or keyed tensor, a list of them, or anything else with ``record_stream``.
     """
     if isinstance(value, KJTList):
@@ -59,10 +58,8 @@ def pins(device_type: str) -> bool:
 
 
 def copy_to_host(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Copies of tensors of one device, in the same order, which the host may read.
-
-    All copies are started on the current stream; then the host waits for these copies, and for nothing that other
-    streams do.
+    """Copies of tensors of one device, which the host may read. All are started on the current stream; then the host
+    waits for these copies, and for nothing that other streams do.
     """
     device = tensors[0].device
     if not pins(device.type):
@@ -100,11 +97,8 @@ def copy_to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 class ToHost(NodeModule):
-    """Copy ids into pinned memory, and wait until they are there.
-
-    Attributes:
-        with_bags: whether the lengths of the bags and the weights of the ids are copied as well, because ranks exchange
-            them on the host; otherwise they stay on the device.
+    """Copy ids into pinned memory, and wait until they are there. ``with_bags``: the lengths of the bags and the
+    weights of the ids are copied as well, because ranks exchange them on the host.
     """
 
     def __init__(self, of: Lowered) -> None:
@@ -163,10 +157,8 @@ class ToDevice(NodeModule):
         self.store = of.runtime.store
 
     def forward(self, rows: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """``rows``: rows on the host; their bags and weights may be on the host or on the device.
-
-        Returns:
-            All of them on the device of the tables. Rows that are -1, in bags on the device, are taken out of them.
+        """``rows``: rows on the host; their bags and weights may be on the host or on the device. Returns all of them
+        on the device of the tables. Rows that are -1, in bags on the device, are taken out of them.
         """
         device, values = self.store.device, rows.values()
         if values.device.type != "cpu" or device.type in HOST:

@@ -69,10 +69,6 @@ WRONG_LENGTHS: dict[str, tuple[dict[str, Any], str]] = {
     "begin_late": ({"offsets": torch.tensor([1, 2, 3, 4, 6])}, "lengths add up to 5,"),
     "sparse": ({"lengths": torch.tensor([2, 1, 1, 2]).to_sparse()}, "lengths are a torch.sparse_coo tensor"),
     "none": ({"lengths": None}, "lengths are missing, and so are offsets"),
-    "length_per_key": (
-        {"lengths": torch.tensor([2, 1, 1, 2]), "length_per_key": [2, 4]},
-        r"length_per_key is \[2, 4\], but the lengths add up to \[3, 3\]",
-    ),
 }
 
 

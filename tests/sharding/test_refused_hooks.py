@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -48,10 +47,6 @@ TOOLS: dict[str, Callable[[], Any]] = {
     "raw id tracker of model parallel": lambda: parallel(
         model_tracker_configs=ModelTrackerConfigs(raw_id_tracker_config=RawIdTrackerConfig())
     ),
-    "post lookup": lambda: parallel().module.ebc.register_post_lookup_tracker_fn(print),
-    "post output dist, assigned": lambda: setattr(parallel().module.ebc, "post_odist_tracker_fn", print),
-    "optimizer state": lambda: parallel().module.ebc._lookups[0].register_optim_state_tracker_fn(print),
-    "optimizer state, assigned": lambda: setattr(parallel().module.ebc._lookups[0], "optim_state_tracker_fn", print),
 }
 
 
@@ -69,9 +64,6 @@ def test_a_tool_that_would_be_told_nothing(tool: str) -> None:
 def allowed(rank: int, world_size: int) -> list[str]:
     """What skips the collections, and what TorchRec's own ones are told."""
     model = parallel()
-    model.module.ebc.post_lookup_tracker_fn = None
-    assert model.module.ebc.post_lookup_tracker_fn is model.module.ebc.post_odist_tracker_fn is None
-    assert copy.deepcopy(model.module.ebc).post_lookup_tracker_fn is None
     assert ModelDeltaTrackerTrec(model, fqns_to_skip=["ebc"]).get_tracked_modules() == {}
     stock = DistributedModelParallel(Model(), device=torch.device("cpu"), sharders=[EmbeddingBagCollectionSharder()])
     tracker = ModelDeltaTrackerTrec(stock)

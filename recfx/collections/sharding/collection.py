@@ -43,18 +43,6 @@ from recfx.runtime.transfers import crosses
 from recfx.versions.differences import BaseForward
 
 
-def hook_refused(what: str, path: str) -> ConversionError:
-    """The error for a tool, ``what``, that waits for what a sharded collection does not call."""
-    return ConversionError(
-        f"{what} would be told of no lookup: a sharded collection of recfx runs a graph of its own kernels, without "
-        "TorchRec's lookup modules and their hooks.",
-        reason="torchrec_hook_not_called",
-        module_path=path,
-        what_to_do="leave the collections that it is for unconverted, so that TorchRec shards them; or compare "
-        "state_dict() before and after, where fused tables move only the rows that batches use.",
-    )
-
-
 class ShardedCollection(
     ConvertedCollection, ShardedModule[KJTList, dict[str, Any], Any, BatchContext], FusedOptimizerModule
 ):
@@ -148,15 +136,6 @@ class ShardedCollection(
             if shard.name in self._store.optimizers:
                 self._store.optimizers[shard.name].prepare(self._store.weight(shard.name))
 
-    def register_post_lookup_tracker_fn(self, record_fn: Any) -> None:
-        """Raises a ``ConversionError``, ``torchrec_hook_not_called``, as assigning it does."""
-        if record_fn is not None:
-            raise hook_refused("a tracker", self.collection)
-
-    register_post_odist_tracker_fn = register_post_lookup_tracker_fn
-    post_lookup_tracker_fn = property(lambda self: None, register_post_lookup_tracker_fn)
-    post_odist_tracker_fn = property(lambda self: None, register_post_lookup_tracker_fn)
-
     # The steps of a batch, which TorchRec's and recfx's pipelines call one by one
 
     def _take_depth(self) -> None:
@@ -172,9 +151,8 @@ class ShardedCollection(
         return self._cut
 
     def forward(self, *arguments: Any, **keywords: Any) -> LazyAwaitable[Any]:
-        """Return an awaitable as TorchRec's sharded collections do; under torch.compile, the awaited output itself.
-
-        It then stays outside the compiled graphs: graphs with TorchRec's awaitables would keep the sizes of one batch.
+        """Return an awaitable as TorchRec's sharded collections do; under torch.compile, the awaited output itself. It
+        then stays outside the compiled graphs: graphs with TorchRec's awaitables would keep the sizes of one batch.
         """
         result: LazyAwaitable[Any] = self._enter(self._run, self._run_awaited, *arguments, **keywords)
         return result
@@ -245,10 +223,8 @@ class ShardedCollection(
         return self.input_dist(ctx, None)
 
     def _check_tables(self) -> Any:
-        """Refuse what some ranks may have done to their tables since the last batch, before ids are sent.
-
-        Returns:
-            What ``TableStore.look`` returned.
+        """Refuse what some ranks may have done to their tables since the last batch, before ids are sent. Returns what
+        ``TableStore.look`` returned.
         """
         tables = self._store.look()
         if tables != self._checked:
@@ -258,9 +234,8 @@ class ShardedCollection(
         return tables
 
     def refuse_moved(self) -> None:
-        """Refuse to run after the tables were moved between the host and another device.
-
-        Not in ``to()`` itself, because a model that stops halfway through it would be on two devices.
+        """Refuse to run after the tables were moved between the host and another device. Not in ``to()`` itself,
+        because a model that stops halfway through it would be on two devices.
         """
         device, host = self._store.device, torch.device("cpu")
         if crosses(device, host) == crosses(self._made_on, host):
@@ -322,7 +297,6 @@ class ShardedCollection(
 
     def prefetcher(self, ctx: BatchContext) -> Callable[[KJTList], None] | None:
         """A function that finds the rows of ids that have arrived; None if rows must be found in the batch's own step.
-
         Call this on the thread that owns the indexes; the function may run on any thread, once, before ``compute``.
         """
         assert ctx.stages is not None  # since its ids were sent

@@ -152,9 +152,8 @@ class BatchContext(Multistreamable):
 
 
 class Guarded(Awaitable[Any]):
-    """What was started for a call: sizes in flight, and then ids; other ranks wait if anything goes wrong here.
-
-    If ranks are at different calls while an earlier batch is in flight, this rank sends nothing more if they run that
+    """What was started for a call: sizes in flight, and then ids; other ranks wait if anything goes wrong here. If
+    ranks are at different calls while an earlier batch is in flight, this rank sends nothing more if they run that
     batch in different modes, or if sizes of other collections are on their way.
     """
 

@@ -39,10 +39,8 @@ _LONGEST = 200  # of what an error says about one table
 def read_plan(
     tables: tuple[TableSpec, ...], plan: Mapping[str, ParameterSharding], rank: int, world_size: int, path: str = ""
 ) -> CollectionSharding:
-    """The shards of a collection.
-
-    Rows of a table with an index are cut on bucket borders, into as many pieces as the plan has; all other cuts are the
-    plan's own, so that row-wise checkpoints line up with TorchRec's.
+    """The shards of a collection. Rows of a table with an index are cut on bucket borders, into as many pieces as the
+    plan has; all other cuts are the plan's own, so that row-wise checkpoints line up with TorchRec's.
     """
     if not isinstance(plan, Mapping):
         raise plan_error("invalid_argument", f"the plan of a collection is {type_of(plan)}.", path)
@@ -98,7 +96,6 @@ def agreed_sharding(
     path: str,
 ) -> CollectionSharding:
     """The shards of a collection as this rank reads the plan, if all ranks have one plan and one kind of settings.
-
     Collective.
     """
     settings_once, read_once, told = cache(settings), cache(read), _told(group, path)

@@ -26,15 +26,9 @@ _LARGEST = 2**62 - 1
 def on_all_ranks(
     group: dist.ProcessGroup | None, function: Callable[[], _Result], told: Callable[[BaseException], Exception | None]
 ) -> list[_Result]:
-    """Call ``function`` on all ranks, and return what each of them returned. Collective; ``function`` must not be.
-
-    Args:
-        group: the process group; None for this process alone.
-        told: what the other ranks are told about an error; None: it is raised at once, and they are not told.
-
-    Raises:
-        Exception: the error of ``function`` on this rank, otherwise the one that the first failing rank has told.
-        OutOfStepError: ``rank_lost``.
+    """Call ``function``, which must not be collective, on all ranks, and return what each of them returned. Collective.
+    An error on this rank is raised here; other ranks raise what ``told`` makes of the first one's. If that is None, the
+    error is raised at once, and they are not told.
     """
     if group is None:
         return [function()]
@@ -69,13 +63,9 @@ def any_rank(groups: Iterable[dist.ProcessGroup | None], flag: bool) -> bool:
 
 
 def tell_counts(group: dist.ProcessGroup, first: int, second: int, mark: int, name: str) -> list[tuple[int, int]]:
-    """Two numbers of every rank, in order of the ranks. Collective.
-
-    The message has as many numbers as the one that announces a batch's ids, so a rank that is at a different call can
-    read the mark.
-
-    Args:
-        mark: which call this is, as given by ``marks.identity``.
+    """Two numbers of every rank, in order of the ranks. Collective. The message has as many numbers as the one that
+    announces a batch's ids, so a rank that is at a different call can read ``mark``, which is one of
+    ``marks.identity``.
     """
     row = torch.tensor([first, second, _UNREAD, mark, _UNREAD], device=sent_on(group))
     numbers = [number.expand(group.size()) for number in row]
@@ -91,14 +81,9 @@ _CALLS = {name: marks.identity(name, [], []) for name in ("save_checkpoint", "lo
 
 
 def begin_on_all_ranks(sharded: Sequence[Any], call: str) -> None:
-    """Find out whether all ranks make this call, before any of them waits for another. Collective.
-
-    Nothing is asked after a step that failed on a rank alone, because messages in the group for ids may be those of the
-    step. A rank that is alone then waits until the timeout of the group.
-
-    Args:
-        sharded: the collections of the model, all in one process group.
-        call: one of recfx's functions.
+    """Find out whether all ranks make this call of recfx, before any of them waits for another. Collective. Nothing is
+    asked after a step that failed on a rank alone, because messages in the group for ids may be those of the step. A
+    rank that is alone then waits until the timeout of the group. ``sharded`` are the collections of one group.
     """
     if not sharded:
         return
@@ -120,12 +105,9 @@ def begin_on_all_ranks(sharded: Sequence[Any], call: str) -> None:
 def group_of_model(
     model: nn.Module, error: type[RecfxError], *, call: str, if_several: str, if_sharded_alone: str
 ) -> dist.ProcessGroup | None:
-    """The process group of a model's collections, once all ranks call the same; None if nothing is sharded. Collective.
-
-    Args:
-        call: the function of recfx that all ranks call.
-        if_several: what users can do if collections are in different groups.
-        if_sharded_alone: what they can do if TorchRec alone has sharded something.
+    """The process group of a model's collections, once all ranks make this call; None if nothing is sharded.
+    Collective. ``if_several`` and ``if_sharded_alone`` say what to do if there are several groups, or if TorchRec alone
+    has sharded something.
     """
     group: dist.ProcessGroup | None = None
     sharded: list[Any] = []

@@ -36,20 +36,14 @@ def optimizer_settings(
     *,
     dense_as_torchrec: bool,
 ) -> OptimizerSettings:
-    """The optimizer that trains each table.
+    """The optimizer that trains each table: new settings without the parameter, which would keep the whole table in
+    memory.
 
     On kernel ``fused`` it is the one that TorchRec would use: the table's optimizer in backward, with ``fused_params``
     and then FBGEMM's defaults for settings that were not given; without such an optimizer, that of ``fused_params``;
     and without either, FBGEMM's SGD. On kernel ``dense`` (data-parallel tables) an optimizer in backward is also
-    carried out, as for the unsharded table, and so are ``fused_params`` for data-parallel tables.
-
-    Args:
-        fused_params: TorchRec's dict.
-        dense_as_torchrec: leave tables on kernel ``dense`` to an ordinary optimizer, whatever is attached to them:
-            TorchRec does so, and scripts written for it list them there.
-
-    Returns:
-        New settings without the parameter, which would keep the whole table in memory.
+    carried out, as for the unsharded table, and so are ``fused_params`` for data-parallel tables. With
+    ``dense_as_torchrec``, tables on kernel ``dense`` are left to an ordinary optimizer, as scripts for TorchRec expect.
     """
     all_settings, attached = OptimizerSettings({}, {}), module.fused_optimizers()
     for sharded in sharding.tables:

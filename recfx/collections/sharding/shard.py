@@ -146,7 +146,6 @@ def cut_tables(
     fused: Mapping[str, FusedOptimizer],
 ) -> TableStore:
     """The weights, indexes and fused optimizers of this rank's shards, by name; replicas become those of rank 0.
-
     ``module`` stays as it is. Shards of a table share the ``group`` of its optimizer but not the state. Collective.
     """
     kind = kind_of(module)
