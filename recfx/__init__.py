@@ -72,7 +72,7 @@ def _extend() -> None:
     from recfx.collections.table_holder import guard_tables
     from recfx.conversion.convert import WHEN_READY
     from recfx.exporter.torch_entry import extend_torch
-    from recfx.inspect.conversion_warnings import warn
+    from recfx.inspect.describe import warn
     from recfx.planner.torchrec_entry import extend_torchrec
 
     extend_torchrec()  # DistributedModelParallel(recfx.convert(model)) shards what was converted, as it does without

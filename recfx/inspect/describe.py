@@ -1,13 +1,20 @@
-"""The report of one collection, and what is worth saying about it as a whole and about how its tables are sharded."""
+"""The report of one collection, what is worth saying about it and how its tables are sharded, and the warnings of
+``convert``.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import inspect
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torchrec.distributed.planner import Topology
 from torchrec.distributed.types import ShardingPlan
@@ -19,8 +26,10 @@ from recfx.collections.converted_collection import ConvertedCollection
 from recfx.collections.kinds import kind_of, shown_by
 from recfx.collections.sharding.collection import ShardedCollection
 from recfx.collections.sharding.plan import plan_of_collection, read_plan
+from recfx.collections.sharding.ranks_agree import on_all_ranks
 from recfx.collections.sharding.settings import check_optimizers, optimizer_settings
-from recfx.errors import Diagnostic, Severity, few
+from recfx.collections.wrappers import users_path
+from recfx.errors import Diagnostic, RecfxWarning, Severity, few
 from recfx.hashing import HashIndex
 from recfx.inspect.report_data import (
     CollectionReport,
@@ -37,6 +46,7 @@ from recfx.passes import Rewriting
 from recfx.planner.pricing.planned_collection import planned_with
 from recfx.planner.topology import device_of, device_of_tables
 from recfx.printing.grid import size
+from recfx.replacement.conversion_record import conversion_of
 from recfx.runtime.dedup_ids import DedupIds
 from recfx.runtime.find_rows import FindRows
 from recfx.runtime.transfers import crosses
@@ -45,6 +55,8 @@ from recfx.versions.differences import BaseForward
 LARGE_GRADIENTS = 64 * 2**20
 """Bytes of dense gradients per step from which on a report warns. With one table of 64 columns and 20,480 ids a batch,
 a step of SGD took one core 3.5 ms at 16 MiB, 37 ms at 64 MiB and 136 ms at 256 MiB; 1 ms at each, in backward."""
+
+_PACKAGE = str(Path(__file__).parents[1])
 
 
 @dataclass(frozen=True)
@@ -71,9 +83,6 @@ def describe(
 
     ``existed``: whether its tables were there before recfx. ``planned``: how it would be sharded: its graph is then
     that of one rank. ``for_warnings``: leave out what no warning needs and takes time: what indexes hold, and graphs.
-
-    Raises:
-        ConversionError: as ``shard_collection``, in its order; ``malformed_graph``: the user's passes left one.
     """
     if not isinstance(collection, ConvertedCollection):
         return _describe_other(base, collection)
@@ -290,3 +299,32 @@ def transfer_reasons(collection: ConvertedCollection, path: str) -> Iterator[Dia
     )
     advice = "nothing; recfx.TrainPipeline copies the next batch's ids ahead, and hashes them in the meantime."
     yield Diagnostic("hashed_on_host", path, message, advice)
+
+
+def warn(converted: nn.Module, collections: Mapping[str, ConvertedCollection]) -> None:
+    """Warn at the line that called recfx, on rank 0; if the filter makes errors of warnings, on all ranks alike."""
+    conversion = conversion_of(converted)
+    reasons = [*conversion.notes]
+    reasons += [never_called(one.paths[0]) for one in conversion.found if one.found == "never called"]
+    for path, collection in collections.items():
+        reasons += describe(CollectionReport((path,), "", ""), collection, existed=False, for_warnings=True).reasons
+    sharded = next((one for one in collections.values() if isinstance(one, ShardedCollection)), None)
+    reasons = [reason for reason in reasons if reason.severity == Severity.WARNING]
+    warned = [replace(reason, path=users_path(converted, reason.path)) for reason in reasons]
+    if sharded is not None:
+        of_ranks = on_all_ranks(sharded.process_group, lambda: warned, lambda error: None)
+        warned = [reason for of_rank in of_ranks for reason in of_rank or ()]
+    is_first = not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
+    for reason in warned:
+        if (reason.code, reason.path) not in conversion.warned:
+            conversion.warned.add((reason.code, reason.path))
+            with contextlib.nullcontext() if is_first else warnings.catch_warnings(record=True):
+                warnings.warn(RecfxWarning(reason), stacklevel=_frames_of_recfx())
+
+
+def _frames_of_recfx() -> int:
+    """The ``stacklevel`` of the first frame outside recfx, for a warning that the caller of this gives."""
+    frame, level = inspect.currentframe(), 0
+    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame, level = frame.f_back, level + 1
+    return level

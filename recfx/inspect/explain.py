@@ -303,8 +303,7 @@ class _Records:
 
     def of_collection(self, finding: Finding) -> Found | None:
         """What was recorded when ``finding`` was converted or kept."""
-        # The module may have been wrapped, or taken out of its wrapper, since then.
-        names = [*finding.paths, without_wrappers(finding.path)]
+        names = map(without_wrappers, finding.paths)  # it may have been wrapped, or unwrapped, since then
         return next((self._by_path[name] for name in names if name in self._by_path), None)
 
     def kept(self, finding: Finding) -> Diagnostic | None:
@@ -314,15 +313,13 @@ class _Records:
 
     @cached_property
     def _by_path(self) -> dict[str, Found]:
-        """The collections by path in the model, and by that path without wrappers, the outermost record first."""
-        exact: dict[str, Found] = {}
-        inside: dict[str, Found] = {}
+        """The collections by path in the model without wrappers, the outermost record first."""
+        by_path: dict[str, Found] = {}
         for prefix, record in self.conversions:
             for entry in record.found:
                 for path in (f"{prefix}.{path}" if prefix and path else prefix or path for path in entry.paths):
-                    exact.setdefault(path, entry)
-                    inside.setdefault(without_wrappers(path), entry)
-        return inside | exact
+                    by_path.setdefault(without_wrappers(path), entry)
+        return by_path
 
     def traced(self) -> bool:
         """Whether a conversion has traced where collections are called."""

@@ -239,11 +239,7 @@ class _IndexHealth:
         return buffers_named(name, (self.index,))[0]
 
     def end_interval(self) -> None:
-        """Begin the next interval. The one that ends began with the last call, or with a load since then.
-
-        Raises:
-            CheckpointError: the state that was last loaded is not complete, or not valid.
-        """
+        """Begin the next interval. The one that ends began with the last call, or with a load since then."""
         if not self.is_allocated:
             return
         index = self.index

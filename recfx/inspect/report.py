@@ -33,12 +33,12 @@ from recfx.planner.pricing.cost_text import expression, plain
 from recfx.printing.grid import Grid, groups_of, size
 from recfx.printing.shown import escape, fragment, heading, html_table, page, plain_text, pre, rich_table
 
-REPORT_VERSION = "3"
+REPORT_VERSION = "4"
 
 _WIDTH, _MOST_ROWS, _MOST_MESSAGES = 120, 20, 2
 _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.INFO: "cyan"}
 _FOLDED = ("Shards", "Nodes")
-FILLING = ("table_full", "index_nearly_full", "shared_answers", "eviction_churn", "candidates_dropped")
+FILLING = ("table_full", "index_nearly_full", "shared_answers", "eviction_churn")
 """The reasons of tables that are, or soon will be, too small."""
 
 _STATUS_ORDER = ("converted", "convertible", "kept", "refused")

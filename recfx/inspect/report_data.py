@@ -14,7 +14,6 @@ from recfx.hashing import HashIndex, ResolvedHashConfig
 from recfx.hashing.storage import EVAL_COUNTERS
 from recfx.ir.meta import NodeMeta
 from recfx.ir.shards import CollectionSharding, ShardedTable
-from recfx.kernels.index.buckets import bucket_begins
 from recfx.kernels.index.index_buffers import COUNTERS
 from recfx.planner.pricing.cost_text import expression
 from recfx.replacement.conversion_record import Conversion
@@ -106,7 +105,6 @@ class HashingReport:
     trained: Mapping[str, int] = field(default_factory=dict)  # the same in training alone
     evaluated: Mapping[str, int] = field(default_factory=dict)  # ids seen, and those without a row, in eval mode
     candidates: int | None = None  # ids that were seen but not admitted; None with admit_after=1
-    forgets_candidates: bool = False  # whether a bucket counts as many of them as it can
     longest_probe: int | None = None  # slot groups (cache lines) that the slowest lookup reads
     index_bytes: int | None = None  # size of the index, without the weight
     rows_here: int | None = None  # rows of the table that the index covers
@@ -125,27 +123,21 @@ class HashingReport:
 
     def _with(self, index: HashIndex) -> HashingReport:
         config, policy, buffers, occupancy = index.config, index.policy, index.index_buffers(), index.occupancy()
-        own = policy.own_buckets
-        borders = torch.arange(own.start, own.start + len(own) + 1, device=buffers.bucket_taken.device)
-        begins = bucket_begins(borders, config.rows, config.dense_rows, config.buckets) - policy.row_begin
         counters, trained = index.counters, dict(zip(COUNTERS, buffers.counts.tolist(), strict=True))
         full = index.full_at
         is_full = full is not None and full[:2] == (index.adopted.times, trained["batches"])
-        places = torch.nonzero(buffers.candidate_counts).squeeze(1) if config.admits else buffers.bucket_taken[:0]
-        waiting = torch.bincount(torch.searchsorted(begins, places, right=True) - 1, minlength=len(own))
         return replace(
             self,
             ids_held=occupancy.taken,
             index_rows=occupancy.rows,
             occupancy=occupancy.taken / max(occupancy.rows, 1),
-            worst_bucket=occupancy.worst_bucket if own else None,
+            worst_bucket=occupancy.worst_bucket if policy.own_buckets else None,
             worst_bucket_occupancy=occupancy.worst_bucket_taken / max(occupancy.worst_bucket_rows, 1),
             full_bucket=full[2] if full is not None and is_full else None,
             counters=counters,
             trained=trained,
             evaluated=dict(zip(EVAL_COUNTERS, index.fold_eval_counts().tolist(), strict=True)),
-            candidates=places.numel() if config.admits else None,
-            forgets_candidates=config.admits and bool((waiting == begins.diff()).any()),
+            candidates=int(torch.count_nonzero(buffers.candidate_counts)) if config.admits else None,
             longest_probe=index.longest_probe(),
             index_bytes=sum(tensor.numel() * tensor.element_size() for tensor in buffers),
             rows_here=policy.own_rows,

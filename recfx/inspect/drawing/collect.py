@@ -66,13 +66,7 @@ def collect(
     world_size: int | None = None,
     known: KnownBatch = NOTHING_KNOWN,
 ) -> dict[str, Any]:
-    """What the page of a model or a graph shows, as the page's script reads it; ``known`` is where numbers start.
-
-    Arguments as for ``recfx.draw``.
-
-    Raises:
-        DrawingError: ``no_collection``, ``already_sharded``; and what ``recfx.cost`` raises.
-    """
+    """What the page of a model or a graph shows, as the page's script reads it; ``known`` is where numbers start."""
     model = unwrap(subject)
     graph_module = model.graph_module if isinstance(model, WholeGraph) else model
     hardware = topology if isinstance(topology, Hardware) else None
@@ -225,51 +219,44 @@ class _Nodes:
         """
         by_op = {node.op: node for node in record.graph.graph.nodes}
         inner = [node for node in record.graph.graph.nodes if node.op not in ("placeholder", "output")]
+
+        def place(node: fx.Node) -> int:
+            meta, line = record.metas.get(node.name), format_call(node) + attributes_text(record.graph, node)
+            inputs = tuple(source.name for source in node.all_input_nodes)
+            if meta is None:
+                return self.place(node.name, ITEM, line, inputs=inputs)
+            report = NodeReport.of(node.name, meta)
+            kernel = report.kernel if costs.is_of(report.device) else ""
+            return self.place(
+                node.name,
+                meta.kind,
+                line,
+                meta.source,
+                inputs=inputs,
+                shape=_shape(report.shape),
+                bytes=_expression(report.bytes),
+                dtype=report.dtype,
+                device=report.device,
+                kernel=kernel,
+                why=_why(kernels[node.name]) if kernel and node.name in kernels else (),
+                # A shard is called after its table.
+                tables=tuple(positions.get(name, positions.get(name.rpartition("@")[0], -1)) for name in meta.tables),
+                passes=meta.passes,
+                collectives=tuple(
+                    f"{call.operation} of {_expression(call.bytes)} bytes{', in the backward' if call.backward else ''}"
+                    for call in meta.collectives
+                ),
+                cost=costs.place(meta.collection, node.name) if is_last else -1,
+            )
+
         return {
             "name": record.name,
             "modified": record.modified,
-            "nodes": [self._of_graph(record, node, positions, kernels, costs, is_last) for node in inner],
+            "nodes": [place(node) for node in inner],
             "giver": next((node.name for node in by_op["output"].all_input_nodes), ""),
             "input": by_op["placeholder"].name,
             "declined": [f"{refusal.code}: {refusal.message}" for refusal in record.declined],
         }
-
-    def _of_graph(
-        self,
-        record: PassRecord,
-        node: fx.Node,
-        positions: Mapping[str, int],
-        kernels: Mapping[str, Kernel],
-        costs: DrawnCosts,
-        is_last: bool,
-    ) -> int:
-        meta, line = record.metas.get(node.name), format_call(node) + attributes_text(record.graph, node)
-        inputs = tuple(source.name for source in node.all_input_nodes)
-        if meta is None:
-            return self.place(node.name, ITEM, line, inputs=inputs)
-        report = NodeReport.of(node.name, meta)
-        kernel = report.kernel if costs.is_of(report.device) else ""
-        return self.place(
-            node.name,
-            meta.kind,
-            line,
-            meta.source,
-            inputs=inputs,
-            shape=_shape(report.shape),
-            bytes=_expression(report.bytes),
-            dtype=report.dtype,
-            device=report.device,
-            kernel=kernel,
-            why=_why(kernels[node.name]) if kernel and node.name in kernels else (),
-            # A shard is called after its table.
-            tables=tuple(positions.get(name, positions.get(name.rpartition("@")[0], -1)) for name in meta.tables),
-            passes=meta.passes,
-            collectives=tuple(
-                f"{call.operation} of {_expression(call.bytes)} bytes{', in the backward' if call.backward else ''}"
-                for call in meta.collectives
-            ),
-            cost=costs.place(meta.collection, node.name) if is_last else -1,
-        )
 
 
 def _why(kernel: Kernel) -> tuple[str, ...]:

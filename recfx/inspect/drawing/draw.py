@@ -11,7 +11,7 @@ import re
 from html import escape
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 from torch import nn
 from torchrec.distributed.planner import Topology
@@ -26,11 +26,7 @@ from recfx.planner.pricing.hardware import Hardware, HardwareName
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file, replacing one that exists in one step; a symbolic link stays.
-
-    Raises:
-        DrawingError: ``cannot_write``. A file that was there before is as it was.
-    """
+    """Write a file, replacing one that exists in one step; a symbolic link stays."""
     place, why = Path(os.path.realpath(path)), ""
     try:
         if not path.parent.is_dir():
@@ -64,30 +60,6 @@ class Picture:
         """What a notebook shows: a frame, so that the page and the notebook do not change each other."""
         style = "width: 100%; height: 45em; border: 1px solid"
         return f'<iframe title="Picture of the model" style="{style}" srcdoc="{escape(self.page)}"></iframe>'
-
-
-@overload
-def draw(
-    model_or_graph: nn.Module,
-    path: None = None,
-    topology: Topology | Hardware | HardwareName | None = None,
-    *,
-    plan: ShardingPlan | None = None,
-    world_size: int | None = None,
-    sample: Any = None,
-) -> Picture: ...
-
-
-@overload
-def draw(
-    model_or_graph: nn.Module,
-    path: str | os.PathLike[str],
-    topology: Topology | Hardware | HardwareName | None = None,
-    *,
-    plan: ShardingPlan | None = None,
-    world_size: int | None = None,
-    sample: Any = None,
-) -> Path: ...
 
 
 @typed(ConversionError)
@@ -161,10 +133,7 @@ def draw(
 
 
 def render_html(drawing: dict[str, Any]) -> str:
-    """The whole page of what ``collect`` returns.
-
-    Everything from the model is data, which the page's script shows as text.
-    """
+    """The whole page of what ``collect`` returns: data, which the page's script shows as text."""
     parts = {
         "TITLE": escape(printable(drawing["title"])),
         "SUBTITLE": escape(printable(drawing["subtitle"])),
