@@ -29,49 +29,34 @@ MEMORY_PER_WIRE = 8
 
 
 def why_not(dedup: Dedup, table: str, dim: int, *, is_pooled: bool, is_counted: bool) -> Diagnostic | None:
-    """Why a sharded table does not send each different id once; None if it does.
+    """Why a sharded table of ``dim`` columns does not send each different id once; None if it does.
 
-    Args:
-        dedup: what was asked for.
-        table: its name.
-        dim: the number of its columns.
-        is_pooled: whether its rows are pooled before they are sent back.
-        is_counted: whether its index counts every sight of an id.
+    ``is_counted``: whether its index counts every sight of an id.
     """
+    code, message = "", ""
     if dedup.asked is False:
-        return Diagnostic("dedup_off", "", f"table {table!r} is to send ids as they come: dedup=False.")
-    if is_pooled:
-        return Diagnostic("dedup_pooled", "", f"rows of table {table!r} are pooled before they are sent back.")
-    if is_counted:
-        return Diagnostic(
-            "dedup_counted",
-            "",
-            f"the index of table {table!r} evicts or admits ids by how often they are seen, so every sight is sent.",
-        )
-    if dedup.on_device:
-        return Diagnostic(
-            "dedup_on_device",
-            "",
+        code, message = "dedup_off", f"table {table!r} is to send ids as they come: dedup=False."
+    elif is_pooled:
+        code, message = "dedup_pooled", f"rows of table {table!r} are pooled before they are sent back."
+    elif is_counted:
+        code = "dedup_counted"
+        message = f"the index of table {table!r} evicts or admits ids by how often they are seen: every sight is sent."
+    elif dedup.on_device:
+        code = "dedup_on_device"
+        message = (
             f"ids of table {table!r} are exchanged on the device, which has no kernel that finds different "
-            "ones; let the host exchange them, as with recfx.sharders(host_env=...).",
+            "ones; let the host exchange them, as with recfx.sharders(host_env=...)."
         )
-    if dedup.asked:
-        return None
-    if dedup.share is None:
-        return Diagnostic(
-            "dedup_ratio_unknown",
-            "",
+    elif not dedup.asked and dedup.share is None:
+        code = "dedup_ratio_unknown"
+        message = (
             f"the share of different ids of table {table!r} is not known: give it to convert, as in "
-            f"dedup={{{table!r}: 0.3}}, or pass dedup=True and measure it.",
+            f"dedup={{{table!r}: 0.3}}, or pass dedup=True and measure it."
         )
-    if not pays(dedup.share, dim):
-        return Diagnostic(
-            "dedup_does_not_pay",
-            "",
-            f"{dedup.share:.0%} of the ids of table {table!r} are expected to be different: to send the others takes "
-            "less time than to leave them out.",
-        )
-    return None
+    elif not dedup.asked and dedup.share is not None and not pays(dedup.share, dim):
+        code = "dedup_does_not_pay"
+        message = f"{dedup.share:.0%} of the ids of table {table!r} are expected to be different: it would take longer."
+    return Diagnostic(code, "", message) if code else None
 
 
 def pays(share: float, dim: int) -> bool:

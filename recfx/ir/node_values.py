@@ -9,13 +9,12 @@ import sympy
 import torch
 from torch import fx
 
-from recfx.ir.context import CollectionContext
 from recfx.ir.dedup import different
 from recfx.ir.meta import BATCH, WORLD, Collective, NodeMeta, mean_length
 from recfx.ir.node_kinds import NODE_KINDS, NOT_COMBINED, Measure, Stage, ValueType
 from recfx.ir.operator_graph import OperatorGraph, hop_of, source_of
 from recfx.ir.shards import CollectionSharding
-from recfx.ir.tables import Shard, TableSpec, embedding_dims, output_dtype, total_dim
+from recfx.ir.tables import TableSpec, embedding_dims, output_dtype, total_dim
 
 _INT64, _FLOAT32 = 8, 4
 
@@ -31,27 +30,6 @@ def sent_ids(sharding: CollectionSharding) -> sympy.Expr:
     """The ids that a rank sends to all shards. Cutting a table's rows into pieces does not change their number."""
     tables = [(table.table.sent_lengths, table.times_sent) for table in sharding.tables]
     return BATCH * sympy.Add(*(times * mean_length(name) for names, times in tables for name in names))
-
-
-def arriving_ids(shards: list[Shard]) -> sympy.Expr:
-    """The ids that all ranks send to these shards of one rank, if all rows are equally likely."""
-    return WORLD * BATCH * sympy.Add(*(shard.expected_ids() for shard in shards))
-
-
-def of_splits(world_size: int) -> tuple[Collective, ...]:
-    """``input_dist_start`` sends the sizes of lengths, ids and weights that follow, a mark, and the batch size."""
-    if world_size == 1:
-        return ()
-    return (Collective("all_to_all", sympy.Integer(5 * world_size * _INT64)),)
-
-
-def of_ids(sharding: CollectionSharding, is_weighted: bool) -> tuple[Collective, ...]:
-    """``input_dist_wait`` sends lengths and ids in one message, and weights, if there are any, in another."""
-    if sharding.world_size == 1:
-        return ()
-    bags, ids = sum(len(table.filled) * len(table.table.feature_names) for table in sharding.tables), sent_ids(sharding)
-    sizes = [(BATCH * bags + ids) * _INT64] + ([ids * _FLOAT32] if is_weighted else [])
-    return tuple(Collective("all_to_all", size) for size in sizes)
 
 
 def size_of(graph: OperatorGraph, node: fx.Node) -> Size:
@@ -102,23 +80,24 @@ def _ids_of(graph: OperatorGraph, node: fx.Node) -> sympy.Expr:
     tables, sharding = graph.tables(node), graph.collection(node).sharding
     if sharding is None or not graph.works_on_shards(node):
         return BATCH * sympy.Add(*(mean_length(feature) for table in tables for feature in table.feature_names))
-    names = {table.name for table in tables}
-    return arriving_ids([shard for shard in sharding.local() if shard.name in names])
+    names = {table.name for table in tables}  # all rows are taken to be equally likely
+    return WORLD * BATCH * sympy.Add(*(shard.expected_ids() for shard in sharding.local() if shard.name in names))
 
 
 def collectives_of(graph: OperatorGraph, node: fx.Node) -> tuple[Collective, ...]:
     """The collective calls of a node, in order, with those of the backward last."""
     kind, collection = graph.kind(node), graph.collection(node)
-    sharding = collection.sharding
-    if sharding is None:
-        return ()
-    if kind == "input_dist_start":
-        return of_splits(sharding.world_size)
-    if kind == "input_dist_wait":
-        return of_ids(sharding, collection.is_weighted)
-    if kind == "output_dist_start":
+    sharding, sizes = collection.sharding, list[sympy.Expr]()
+    if sharding is not None and kind == "output_dist_start":
         return graph.hop(node).collectives
-    return ()
+    if sharding is None or sharding.world_size == 1:
+        return ()
+    if kind == "input_dist_start":  # the sizes of lengths, ids and weights that follow, a mark, and the batch size
+        sizes = [sympy.Integer(5 * sharding.world_size * _INT64)]
+    elif kind == "input_dist_wait":  # lengths and ids in one message, and weights, if there are any, in another
+        bags, ids = sum(len(one.filled) * len(one.table.feature_names) for one in sharding.tables), sent_ids(sharding)
+        sizes = [(BATCH * bags + ids) * _INT64] + ([ids * _FLOAT32] if collection.is_weighted else [])
+    return tuple(Collective("all_to_all", size) for size in sizes)
 
 
 def device_of(graph: OperatorGraph, node: fx.Node) -> str:
@@ -143,22 +122,15 @@ def runs_on_host(graph: OperatorGraph, node: fx.Node) -> bool:
     return graph.collection(node).copies_ids and not copies and device_of(graph, node) == "cpu"
 
 
-def _as_they_come(
-    collection: CollectionContext, shape: tuple[sympy.Expr, ...], collectives: tuple[Collective, ...]
-) -> tuple[tuple[sympy.Expr, ...], tuple[Collective, ...]]:
-    """The shape and the collectives of a value if all ids are sent, and not only the different ones."""
-    features = {feature for table in collection.tables for feature in table.feature_names}
-    lengths = {mean_length(different(feature)): mean_length(feature) for feature in features}
-    shape = tuple(size.xreplace(lengths) for size in shape)
-    return shape, tuple(replace(call, bytes=call.bytes.xreplace(lengths)) for call in collectives)
-
-
 def meta_of_value(graph: OperatorGraph, node: fx.Node) -> NodeMeta:
     """The metadata of a node, from all of the above."""
     (shape, dtype), collection = size_of(graph, node), graph.collection(node)
     collectives = collectives_of(graph, node)
-    if collection.sends_different and not graph.of_kind("dedup_ids"):
-        shape, collectives = _as_they_come(collection, shape, collectives)  # passes of the user's leave it out
+    if collection.sends_different and not graph.of_kind("dedup_ids"):  # a user's passes leave it out: all ids are sent
+        features = {feature for table in collection.tables for feature in table.feature_names}
+        lengths = {mean_length(different(feature)): mean_length(feature) for feature in features}
+        shape = tuple(size.xreplace(lengths) for size in shape)
+        collectives = tuple(replace(call, bytes=call.bytes.xreplace(lengths)) for call in collectives)
     return NodeMeta(
         kind=graph.kind(node),
         collection=collection.name,

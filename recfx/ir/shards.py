@@ -44,24 +44,15 @@ class ShardingType(ABC):
     Passes, state, checkpoints and reports derive everything else from this: the routing of ids from the shards that
     :meth:`cut` returns (see :class:`Shard`), and collectives and the averaging of gradients from their way back.
     Implementations are frozen and have no state, so all objects of one type are equal.
-
-    Attributes:
-        name: its name in plans: the value of TorchRec's ``ShardingType``.
-        is_replicated: whether every rank has the whole table. Replicas see the ids of all ranks and stay equal; their
-            state is saved once, from rank 0, as plain tensors.
-        cuts_rows: whether the rows of one column block are on several ranks.
-        kernels: the compute kernels that sharders offer for it.
-        unplanned_kernels: those kernels that TorchRec's planner refuses in its result; plans that were made in other
-            ways may have them.
-        is_planned: whether TorchRec's planner can enumerate the type; it only knows its own types.
     """
 
-    name: ClassVar[str]
+    name: ClassVar[str]  # in plans: the value of TorchRec's ``ShardingType``
+    # Whether every rank has the whole table: replicas see the ids of all ranks, and rank 0 saves plain tensors of them.
     is_replicated: ClassVar[bool] = False
-    cuts_rows: ClassVar[bool] = False
-    kernels: ClassVar[tuple[str, ...]] = ("fused", "dense")
-    unplanned_kernels: ClassVar[tuple[str, ...]] = ("dense",)
-    is_planned: ClassVar[bool] = True
+    cuts_rows: ClassVar[bool] = False  # whether the rows of one column block are on several ranks
+    kernels: ClassVar[tuple[str, ...]] = ("fused", "dense")  # the compute kernels that sharders offer for it
+    unplanned_kernels: ClassVar[tuple[str, ...]] = ("dense",)  # those that TorchRec's planner refuses in its result
+    is_planned: ClassVar[bool] = True  # whether TorchRec's planner can enumerate the type; it only knows its own types
 
     @abstractmethod
     def cut(self, plan: TablePlan) -> Cut:
@@ -69,9 +60,6 @@ class ShardingType(ABC):
 
         The rows of a table with an index are cut at bucket borders, into as many pieces as the plan has; all other cuts
         are those of the plan, so that checkpoints match TorchRec's.
-
-        Raises:
-            ConversionError: ``plan_invalid``, ``plan_rank``, ``plan_shape_mismatch``.
         """
 
 

@@ -54,50 +54,32 @@ class IdRange:
 
 @dataclass(frozen=True, repr=False)
 class TableSpec(Frozen):
-    """One table of a collection.
+    """One table of a collection."""
 
-    Args:
-        name: table name, unique in its collection.
-        feature_names: the keys of the batch that read this table.
-        embedding_names: their keys in the output; ``feature@table`` if a feature reads several tables.
-        num_embeddings: the number of physical rows.
-        embedding_dim: the number of columns.
-        pooling: what becomes of the rows of one sample: ``"SUM"``, ``"MEAN"``, or ``"NONE"`` if each stays as it is.
-        hashing: how raw ids become rows; ``None`` leaves the table static.
-        weight_init_min: the lower end of the uniform distribution of a new row's initial weights.
-        weight_init_max: its upper end.
-        dtype: the dtype of stored rows.
-        output_dtype: the dtype of its columns in the output and in collectives. In the standard collection it is
-            float32 whatever the dtype of the rows is.
-        custom_init_fn: whether the table has its own ``init_fn``; new rows keep the values that it filled in.
-        shard_of: the name of the table that this is a shard of; ``""`` for a whole table. In a shard, ``name`` tells
-            shards on one rank apart, ``num_embeddings`` and ``embedding_dim`` are the shard's, and ``hashing`` is the
-            table's.
-        shard_keys: the keys of a shard in the output; ``embedding_names`` are its keys among the keys of its rank.
-        first_row: the table's row at which a shard begins.
-        first_column: the table's column at which a shard begins.
-        id_range: the range that all of its ids are declared to be in.
-        dedup: what the user says about sending each of its different ids once, if it is sharded.
-    """
-
-    name: str
-    feature_names: tuple[str, ...]
-    embedding_names: tuple[str, ...]
-    num_embeddings: int
-    embedding_dim: int
-    pooling: str
-    hashing: ResolvedHashConfig | None
-    weight_init_min: float
-    weight_init_max: float
-    dtype: torch.dtype = torch.float32
+    name: str  # table name, unique in its collection
+    feature_names: tuple[str, ...]  # the keys of the batch that read this table
+    embedding_names: tuple[str, ...]  # their keys in the output; ``feature@table`` if a feature reads several tables
+    num_embeddings: int  # the number of physical rows
+    embedding_dim: int  # the number of columns
+    pooling: str  # what becomes of the rows of one sample: ``"SUM"``, ``"MEAN"``, or ``"NONE"`` if each stays as it is
+    hashing: ResolvedHashConfig | None  # how raw ids become rows; ``None`` leaves the table static
+    weight_init_min: float  # the lower end of the uniform distribution of a new row's initial weights
+    weight_init_max: float  # its upper end
+    dtype: torch.dtype = torch.float32  # the dtype of stored rows
+    # the dtype of its columns in the output and in collectives. In the standard collection it is float32 whatever
+    # the dtype of the rows is.
     output_dtype: torch.dtype = torch.float32
+    # whether the table has its own ``init_fn``; new rows keep the values that it filled in
     custom_init_fn: bool = False
+    # the name of the table that this is a shard of; ``""`` for a whole table. In a shard, ``name`` tells shards
+    # on one rank apart, ``num_embeddings`` and ``embedding_dim`` are the shard's, and ``hashing`` is the table's.
     shard_of: str = ""
+    # the keys of a shard in the output; ``embedding_names`` are its keys among the keys of its rank
     shard_keys: tuple[str, ...] = ()
-    first_row: int = 0
-    first_column: int = 0
-    id_range: IdRange | None = None
-    dedup: Dedup = WHERE_IT_PAYS
+    first_row: int = 0  # the table's row at which a shard begins
+    first_column: int = 0  # the table's column at which a shard begins
+    id_range: IdRange | None = None  # the range that all of its ids are declared to be in
+    dedup: Dedup = WHERE_IT_PAYS  # what the user says about sending each of its different ids once, if it is sharded
 
     def __repr__(self) -> str:
         """One line of what decides most; the fields have the rest."""

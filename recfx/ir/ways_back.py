@@ -210,14 +210,9 @@ _FLOAT32 = 4
 def _collectives(
     operation: str, sent: sympy.Expr | int, everything: sympy.Expr | int, ranks: int, senders: int
 ) -> tuple[Collective, ...]:
-    """What an operation calls in the forward and, with gradients, in the backward.
+    """What an operation of so many ranks and senders calls in the forward and, with gradients, in the backward.
 
-    Args:
-        operation: its name.
-        sent: the bytes that a rank sends for each of its samples.
-        everything: the bytes that it gets for each of its samples.
-        ranks: the number of all ranks.
-        senders: the number of senders.
+    For each of its samples, a rank sends so many bytes, ``sent``, and gets ``everything``.
     """
     across_hosts, of_host = operation == "cross_host", ranks // senders
     if operation in ("own_batch", "own_rows"):
