@@ -184,21 +184,6 @@ def test_demo_says_what_to_do_when_a_log_has_more_ids_than_rows(run_example: Run
     assert "--rows gives every table more" in finished.stderr
 
 
-def test_demo_says_which_line_or_file_it_cannot_read(run_example: Run, tmp_path: Path) -> None:
-    path = write_log(tmp_path / "day_0.tsv", 5)
-    path.write_text(path.read_text() + "1\t2\t3\n")
-    finished = run_example("train_dlrm", "--data", str(path))
-    assert finished.returncode == 1
-    assert "line 6 is not a label, 13 integers and 26 hexadecimal ids (3 columns)" in finished.stderr
-    for ratings in ("1\t2\t3\t4\n1\t2\tgood\t4\n", ""):
-        (tmp_path / "u.data").write_text(ratings)
-        finished = run_example("train_dlrm", "--data", str(tmp_path / "u.data"))
-        assert "u.data does not have four numbers in every line" in finished.stderr
-    finished = run_example("train_dlrm", "--data", str(tmp_path / "absent.tsv"))
-    assert finished.returncode == 1
-    assert "absent.tsv" in finished.stderr
-
-
 @pytest.mark.parametrize(("processes", "optimizer"), [(1, "adam"), (2, "adagrad")])
 def test_rec_sdk_quick_start(run_example: Run, processes: int, optimizer: str) -> None:
     arguments = ("--optimizer", optimizer, "--epochs", "2", "--batches", "10")
@@ -304,11 +289,3 @@ def test_inference() -> None:
         "it is left out"
     )  # beside FBGEMM 1.4 and older
     assert "Warning" not in finished.stderr
-
-
-@pytest.mark.parametrize("device", ["npu:0", "moon"])
-def test_a_device_that_is_not_there_is_named(run_example: Run, device: str) -> None:
-    finished = run_example("rec_sdk_quickstart", "--device", device)
-    assert finished.returncode == 1
-    assert f"--device {device}" in finished.stderr
-    assert ("needs torch_npu" in finished.stderr) == (device == "npu:0")

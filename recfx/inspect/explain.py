@@ -141,7 +141,7 @@ def explain(
             for finding in discovery.findings
         ]
     rollbacks += [why for _, record in records.conversions for why in record.rollbacks]
-    verification = records.verification(model, has_sample=sample is not None)
+    verification = records.verification(model)
     if conversion is not None and conversion.verification is not None:
         verification = Verification.of(conversion)
     reasons = [reason for collection in collections for reason in collection.reasons]
@@ -326,18 +326,13 @@ class _Records:
         records = [record for _, record in self.conversions]
         return any(record.rollbacks or any(one.found != "walked" for one in record.found) for record in records)
 
-    def verification(self, model: nn.Module, has_sample: bool = False) -> Verification:
-        """The verification of the outermost conversion; if there is none, it says why.
-
-        ``has_sample``: whether there is one now, which comes too late for a model that was converted without.
-        """
+    def verification(self, model: nn.Module) -> Verification:
+        """The verification of the outermost conversion; if there is none, it says why."""
         record = next((record for _, record in self.conversions if record.found), None)
         if record is None:
             built = bool(converted_collections(model))
             return Verification(None, "not run: built directly" if built else "not run: not converted yet")
         if record.verification is not None:
             return Verification.of(record)
-        if self.traced() or isinstance(unwrap(model), WholeGraph):
-            return Verification(None, "not run: verify=False")
-        before = "the model was converted before, without a sample (recfx.verify compares it with the original)"
-        return Verification(None, f"not run: {before if has_sample else 'no sample'}")
+        was_given = self.traced() or isinstance(unwrap(model), WholeGraph)
+        return Verification(None, f"not run: {'verify=False' if was_given else 'converted without a sample'}")

@@ -223,10 +223,8 @@ class _IndexHealth:
 
     def __init__(self, index: HashIndex) -> None:
         self.index = index
-        self._bucket_rows = [len(index.policy.rows_of(bucket)) for bucket in index.policy.own_buckets]
         self._before, self._adopted = (0,) * len(_COUNTS), index.adopted
         self._counted = self._before  # between the last two calls of end_interval, by _COUNTS
-        self._taken = [0] * len(self._bucket_rows)  # of each bucket, at the last of these calls
         self._longest_probe, self._next_group = 0, 0  # in the windows that were read; 0 before the first
         self.end_interval()
 
@@ -252,7 +250,7 @@ class _IndexHealth:
         now = (*self._buffer("counts").tolist(), *index.fold_eval_counts().tolist())
         counted = tuple(new - old for new, old in zip(now, self._before, strict=True))
         self._counted = counted if min(counted) >= 0 else (0,) * len(counted)  # someone has written to the counts
-        self._before, self._taken = now, self._buffer("bucket_taken").tolist()
+        self._before, self._occupancy = now, index.occupancy()
 
     def probe(self, everything: bool = False) -> bool:
         """Read all groups of slots, or the next window of them; returns whether it was the last one."""
@@ -269,11 +267,11 @@ class _IndexHealth:
         """What the interval that has ended shows; nothing on meta."""
         if not self.is_allocated:
             return {}
-        config, rows = self.index.config, self._bucket_rows
+        config, occupancy = self.index.config, self._occupancy
         return dict(zip(_COUNTS, self._counted, strict=True)) | {
-            "taken": sum(self._taken),
-            "rows": sum(rows),
-            "worst_bucket": max((taken / of for taken, of in zip(self._taken, rows, strict=True) if of), default=0.0),
+            "taken": occupancy.taken,
+            "rows": occupancy.rows,
+            "worst_bucket": occupancy.worst_bucket_taken / max(occupancy.worst_bucket_rows, 1),
             "longest_probe": self._longest_probe,
             "evicts": config.evicts,
             "admits": config.admits,

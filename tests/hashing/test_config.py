@@ -1,4 +1,3 @@
-import dataclasses
 import inspect
 from typing import Any
 
@@ -12,23 +11,6 @@ from recfx.hashing import HashConfig
 from recfx.hashing.slices import row_cuts
 from tests.hashing.strategies import configurations
 from tests.support.refusals import refused
-
-
-def test_defaults_are_those_of_the_design() -> None:
-    assert dataclasses.asdict(HashConfig()) == {
-        "rows": None,
-        "dense_rows": None,
-        "buckets": None,
-        "on_full": "error",
-        "evict": "lru",
-        "admit_after": 1,
-        "unseen": "zeros",
-        "seed": 0,
-        "ttl_batches": None,
-    }
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        HashConfig().rows = 3  # type: ignore[misc]
-    assert len({HashConfig(), HashConfig(), HashConfig(seed=1)}) == 2
 
 
 @pytest.mark.parametrize(
@@ -108,18 +90,13 @@ def test_default_buckets_hold_4096_rows(index_rows: int, buckets: int) -> None:
 
 
 def test_more_buckets_than_rows() -> None:
-    cases = [
-        (HashConfig.raw_ids(buckets=4), 3, r"4, .* only 3 rows, and each bucket needs one\..*buckets=3 .*rows=4 "),
-        (
-            HashConfig(buckets=4, dense_rows=2),
-            5,
-            r"4, .* only 3 rows \(rows=5 less dense_rows=2\).*buckets=3 .*rows=6 ",
-        ),
-        (HashConfig(buckets=2, dense_rows=2, unseen="row"), 5, r"2, .* needs two, because.*buckets=1 .*rows=6 or more"),
-        (HashConfig.raw_ids(unseen="row"), 1, r"1, .* only 1 row, .* pass rows=2 or more"),
-    ]
-    for config, rows, said in cases:
-        with pytest.raises(ConversionError, match=rf"^\[invalid_hash_config\] t1: HashConfig\.buckets is {said}"):
+    for config, rows in (
+        (HashConfig.raw_ids(buckets=4), 3),
+        (HashConfig(buckets=4, dense_rows=2), 5),
+        (HashConfig(buckets=2, dense_rows=2, unseen="row"), 5),
+        (HashConfig.raw_ids(unseen="row"), 1),
+    ):
+        with refused("invalid_hash_config", "t1", match=r"HashConfig\.buckets"):
             config.resolve(rows, adopt=True, name="t1")
 
 

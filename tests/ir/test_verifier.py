@@ -1,14 +1,21 @@
-"""The graph verifier: each rule broken alone, and the message names the pass and the node."""
+"""The graph: each rule of the verifier broken alone, the declarations of kinds, and the text of nodes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
+import torch
 from torch import fx
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 
-from recfx.ir import GraphVerificationError, verify_graph
+import recfx
+from recfx.ir import GraphVerificationError, format_graph, verify_graph
+from recfx.ir.node_kinds import ASSEMBLERS, CUTS, NODE_KINDS, UNPOOLED_FORMS, ValueType
 from recfx.ir.operator_graph import OperatorGraph
+from recfx.ir.tables import TableSpec, columns_of, output_dtype, total_bytes
+from tests.builders.optimizers import attach
 from tests.passes.small_collection import INDEXED, collection, rewritten
 
 Nodes = dict[str, fx.Node]
@@ -87,3 +94,49 @@ def test_a_fused_node_counts_as_both() -> None:
     again("ebc_hash_lookup", "ebc_keyed_tensor")(graph, {node.name: node for node in graph.graph.nodes})
     with pytest.raises(GraphVerificationError, match="table 'users' already has a hash_ids"):
         verify_graph(graph, after="broken")
+
+
+def test_the_cuts_are_in_the_order_of_the_stages() -> None:
+    assert CUTS == ("input_dist_start", "input_dist_wait", "hash_ids", "output_dist_wait")
+    stages = [NODE_KINDS[kind].stage.value for kind in CUTS]
+    assert stages == sorted(stages)
+
+
+def test_no_value_goes_back_to_an_earlier_stage() -> None:
+    for giver in NODE_KINDS.values():
+        for kind in NODE_KINDS.values():
+            taken = {type_ for declared in kind.inputs for type_ in declared.types}
+            if taken & set(giver.outputs):
+                assert giver.stage.value <= kind.stage.value, (giver.name, kind.name)
+
+
+def test_every_value_is_given_and_taken() -> None:
+    produced = {type_ for kind in NODE_KINDS.values() for type_ in kind.outputs}
+    taken = {type_ for kind in NODE_KINDS.values() for declared in kind.inputs for type_ in declared.types}
+    begins = {ValueType.BATCH, *UNPOOLED_FORMS.values()}  # the latter are given where rows are not combined
+    ends = {output for kind in ASSEMBLERS for output in NODE_KINDS[kind].outputs}
+    assert begins | produced == ends | taken == set(ValueType)
+
+
+def test_sizes_follow_the_dtype_of_the_output() -> None:
+    def spec(name: str, output_dtype: torch.dtype) -> TableSpec:
+        return TableSpec(name, (name,), (name,), 10, 4, "SUM", None, 0.0, 0.0, output_dtype=output_dtype)
+
+    half, single = spec("half", torch.float16), spec("single", torch.float32)
+    assert output_dtype((half,)) == torch.float16
+    assert output_dtype((half, single)) == torch.float32
+    assert output_dtype(()) == torch.float32
+    assert total_bytes(columns_of((half, single))) == 4 * 2 + 4 * 4
+
+
+def test_what_changes_what_runs_is_printed_as_it_is_now() -> None:
+    plain = EmbeddingBagCollection(
+        [EmbeddingBagConfig(name="t", num_embeddings=4, embedding_dim=4, feature_names=["f"])], is_weighted=True
+    )
+    attach(plain, torch.optim.Adagrad)
+    converted: Any = recfx.convert(plain)
+    line = "ebc_lookup = lookup(ebc_select_features) {tables=[t], combine=SUM, is_weighted, "
+    assert f"{line}dtype=float32, optimizer=adagrad, kernel=cpu}}" in format_graph(converted.graph_module)
+    assert "select_features(features) {is_weighted}" in format_graph(converted.graph_module)
+    converted.to(torch.float64)
+    assert f"{line}dtype=float64, optimizer=adagrad, kernel=reference}}" in format_graph(converted.graph_module)

@@ -83,14 +83,6 @@ def test_a_file_that_is_none_of_ours(text: str, caplog: pytest.LogCaptureFixture
     assert "is not used" in caplog.text
 
 
-def test_a_file_that_others_may_write(caplog: pytest.LogCaptureFixture) -> None:
-    keep(CHIP, programs(4)).chmod(0o666)
-    tuned._kept.cache_clear()
-    with caplog.at_level(logging.WARNING, "recfx"):
-        assert programs_per_core(CHIP) is None
-    assert "can be written to by others" in caplog.text
-
-
 def test_launches_use_it(monkeypatch: pytest.MonkeyPatch) -> None:
     device: Any = SimpleNamespace(type="npu")
     monkeypatch.setattr(launch, "chip_of", lambda device: ASCEND_910B)

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import pytest
 
 from tests.ascend import tools
 from tests.ascend.cases import BY_NAME, CASES
 from tests.ascend.hivm import compile_to_hivm
-from tests.ascend.kernel_case import KernelCase
-from tests.ascend.lower import Lowered, lower
 from tests.ascend.lowered import compiled, lowered
 from tests.tools.ascend.chip_model import ASSUMPTIONS, parts_of
-from tests.tools.ascend.hivm_program import UnknownOperation, program_of
+from tests.tools.ascend.hivm_program import program_of
 from tests.tools.ascend.model import COMMAND, README, table, with_table
-from tests.tools.ascend.per_row import RowWork, row_work
+from tests.tools.ascend.per_row import row_work
 from tests.tools.ascend.row_work import IDS_PER_BAG, count, follow, form_of, misfit
 
 each_version = pytest.mark.parametrize("version", tools.ASCENDNPU_IR)
@@ -28,7 +24,6 @@ FOLLOWED = [
 ]  # fmt: skip
 _TRIES = 16
 """The older compiler does not place waits in the same way every time."""
-SIGNATURE = {"rows_ptr": "*i64", "table_ptr": "*fp32", "sums_ptr": "*fp32", "num_rows": "i32", "dim": "i32"}
 
 
 def test_every_kernel_with_rows_was_counted() -> None:
@@ -84,40 +79,3 @@ def test_the_model_says_what_a_followed_core_says(name: str, version: str) -> No
             by_core = (seconds[1] - seconds[0]) / (bags * per_bag)
             by_formula = max(parts_of(per_row, per_row.bytes, block, assumed).values())
             assert by_formula == pytest.approx(by_core, rel=0.35), (batch, assumed.name)
-
-
-@cache
-def of_kernel(name: str, version: str) -> tuple[KernelCase, str]:
-    case = KernelCase(name, f"tests.tools.ascend.wrong_kernels:{name}", SIGNATURE, {"BLOCK_D": 64}, {}, programs=1)
-    answer = lower([case], tools.triton_ascend_folder())[name]
-    assert isinstance(answer, Lowered), answer
-    return case, compile_to_hivm(answer.linalg, tools.bishengir_compile(version)).hivm
-
-
-@each_version
-def test_two_rows_in_flight_do_not_pass_as_eight(version: str) -> None:
-    """The newer compiler asks for the next two, or eight, before these are added."""
-    tools.triton_ascend().require()
-    tools.ascendnpu_ir(version).require()
-    names = ("recfx_wrong_asks_for_two_rows", "recfx_asks_for_eight_rows")
-    two, eight = (count(hivm, case, version) for case, hivm in (of_kernel(name, version) for name in names))
-    ahead = {"1.0.0": 1, "1.2.0": 2}[version]
-    assert two.row.rows_in_flight == pytest.approx(2 * ahead)
-    assert eight.row.rows_in_flight == pytest.approx(8 * ahead)
-    assert two.row.copies == eight.row.copies == two.row.loads == eight.row.loads == 1
-    assert "series per row" in misfit(two, eight)
-
-
-def test_what_cannot_be_followed_is_refused() -> None:
-    with pytest.raises(UnknownOperation, match="no kernel"):
-        program_of("module {}")
-    head = (
-        "  func.func @kernel(%arg0: i64 x, %arg1: i64, %arg2: i64, %arg3: i32, %arg4: i32, %arg5: i32, %arg6: i32) {\n"
-    )
-    with pytest.raises(UnknownOperation, match=r"arith\.unheard_of"):
-        program_of(head + "    %0 = arith.unheard_of %arg3 : i32\n    return\n  }\n")
-
-
-def test_no_figure_is_lost_in_the_file() -> None:
-    figures = [RowWork(*range(1, 15)), RowWork(*range(2, 16))]
-    assert RowWork().plus(figures[0], 2).plus(figures[1], -1) == RowWork(*range(14))

@@ -115,54 +115,6 @@ def recfx_wrong_computes_in_double(ids_ptr, hashes_ptr, num_ids, BLOCK: tl.const
 
 
 @triton.jit
-def recfx_wrong_asks_for_two_rows(rows_ptr, table_ptr, sums_ptr, num_rows, dim, BLOCK_D: tl.constexpr):
-    """Right, but slow: two rows are on their way at once, where eight could be."""
-    columns = tl.arange(0, BLOCK_D)
-    total = tl.zeros((BLOCK_D,), dtype=tl.float32)
-    for position in range(0, num_rows, 2):
-        first = tl.load(rows_ptr + position)
-        second = tl.load(rows_ptr + position + 1)
-        one = tl.load(table_ptr + first * dim + columns, mask=columns < dim, other=0.0)
-        other = tl.load(table_ptr + second * dim + columns, mask=columns < dim, other=0.0)
-        total += one
-        total += other
-    tl.store(sums_ptr + columns, total, mask=columns < dim)
-
-
-@triton.jit
-def recfx_asks_for_eight_rows(rows_ptr, table_ptr, sums_ptr, num_rows, dim, BLOCK_D: tl.constexpr):
-    """Not wrong: what the kernel above is compared with."""
-    columns = tl.arange(0, BLOCK_D)
-    total = tl.zeros((BLOCK_D,), dtype=tl.float32)
-    for position in range(0, num_rows, 8):
-        start0 = table_ptr + tl.load(rows_ptr + position) * dim
-        start1 = table_ptr + tl.load(rows_ptr + position + 1) * dim
-        start2 = table_ptr + tl.load(rows_ptr + position + 2) * dim
-        start3 = table_ptr + tl.load(rows_ptr + position + 3) * dim
-        start4 = table_ptr + tl.load(rows_ptr + position + 4) * dim
-        start5 = table_ptr + tl.load(rows_ptr + position + 5) * dim
-        start6 = table_ptr + tl.load(rows_ptr + position + 6) * dim
-        start7 = table_ptr + tl.load(rows_ptr + position + 7) * dim
-        row0 = tl.load(start0 + columns, mask=columns < dim, other=0.0)
-        row1 = tl.load(start1 + columns, mask=columns < dim, other=0.0)
-        row2 = tl.load(start2 + columns, mask=columns < dim, other=0.0)
-        row3 = tl.load(start3 + columns, mask=columns < dim, other=0.0)
-        row4 = tl.load(start4 + columns, mask=columns < dim, other=0.0)
-        row5 = tl.load(start5 + columns, mask=columns < dim, other=0.0)
-        row6 = tl.load(start6 + columns, mask=columns < dim, other=0.0)
-        row7 = tl.load(start7 + columns, mask=columns < dim, other=0.0)
-        total += row0
-        total += row1
-        total += row2
-        total += row3
-        total += row4
-        total += row5
-        total += row6
-        total += row7
-    tl.store(sums_ptr + columns, total, mask=columns < dim)
-
-
-@triton.jit
 def recfx_wrong_reads_what_it_wrote(rows_ptr, table_ptr, sums_ptr, num_rows, dim, BLOCK_D: tl.constexpr):
     """Right in the interpreter and on the CPU."""
     columns = tl.arange(0, BLOCK_D)
