@@ -38,11 +38,12 @@ The examples of all functions and classes begin with these lines:
 
 from typing import TYPE_CHECKING
 
-from recfx.doctor import at_start  # says what is missing where what is imported later cannot be
+from recfx.doctor.packages import check_at_start
 
-# isort: split
-from recfx.collections.first_use import FIRST_USE
-from recfx.versions import __version__ as __version__
+check_at_start()  # says what is missing where what is imported later cannot be
+
+from recfx.collections.first_use import FIRST_USE  # noqa: E402
+from recfx.versions import __version__ as __version__  # noqa: E402
 
 if TYPE_CHECKING:
     from recfx.api import *  # noqa: F403, they are those of its __all__
@@ -82,4 +83,4 @@ def _extend() -> None:
 
 
 FIRST_USE.append(_extend)
-del FIRST_USE, TYPE_CHECKING, _extend, at_start
+del FIRST_USE, TYPE_CHECKING, _extend, check_at_start

@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from recfx.doctor.report import Finding, missing, ok
+from recfx.doctor.report import Finding, Report, missing, ok
 from recfx.errors import Diagnostic, VersionError
 from recfx.versions.sets import DEFAULT, MODULES, PYTHONS, SETS, minor, nearest, set_of
 
@@ -114,6 +114,44 @@ def refused() -> VersionError | None:
         return VersionError.of(problem)
     warnings.warn(str(problem), stacklevel=2)
     return None
+
+
+def check_at_start() -> None:
+    """Raise what ``import recfx`` raises, before it imports other packages.
+
+    ``python -m recfx doctor`` instead prints what is missing, and ends with status 1. That is the first day of many:
+    torch is installed with torch_npu, CANN's environment script was not sourced, and ``import torch`` fails.
+    """
+    command = re.search(r"(?:-\w*m ?|[/\\])recfx(?: (.*))?$", " ".join(sys.orig_argv))  # of the command line of recfx
+    arguments, error = (command[1] or "").split() if command else [], refused()
+    if arguments[:1] == ["doctor"] and (error or not all(map(_is_importable, MODULES))):
+        import argparse  # here, because every program that imports recfx would wait for it
+
+        parser = argparse.ArgumentParser(add_help=False)
+        parser.add_argument("--device", default=device_of(look("torch")))
+        parser.add_argument("--json", action="store_true")
+        given, _ = parser.parse_known_args(arguments[1:])
+        kind = given.device.partition(":")[0]
+        report = Report(given.device, stopped="Nothing was run: recfx cannot be imported here.")
+        report.findings += packages(kind if kind in DEVICES else "cpu")
+        report.findings += cann() if kind == "npu" else ()
+        print(report.to_json() if given.json else report, flush=True)
+        os._exit(1)  # libraries that were loaded in part may crash in an orderly end
+    if error is not None and command is not None:
+        sys.exit(f"recfx: {error}")
+    if error is not None:
+        raise error
+
+
+def _is_importable(module: str) -> bool:
+    environment = dict(os.environ)
+    try:
+        importlib.import_module(module)
+    except (ImportError, OSError, RuntimeError, AttributeError, TypeError):  # what does not fit fails in many ways
+        os.environ.clear()
+        os.environ.update(environment)  # while it loads extensions, torch tells its children not to
+        return False
+    return True
 
 
 def _in_words(versions: Mapping[str, str]) -> str:

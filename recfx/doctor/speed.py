@@ -6,6 +6,7 @@ import contextlib
 import gc
 import statistics
 import time
+import timeit
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -41,39 +42,30 @@ def workload(device: torch.device, quick: bool) -> LookupCase:
 
 
 def measure(report: Report, device: torch.device) -> None:
-    """Measure one call after the other into the report, until one fails; then choose the settings of launches."""
+    """Measure one call after the other into the report, then choose the settings of launches, until something fails."""
     case = workload(device, report.quick)
     report.workload = str(case)
+    message, trace = attempt(lambda: _measure_all(report, device, case))
+    if message:
+        what = f"measuring after {report.speeds[-1].name}" if report.speeds else "measuring a copy"
+        report.answers.append(Answer(what, "device", 1, 1, report.workload, message, trace))
+
+
+def _measure_all(report: Report, device: torch.device, case: LookupCase) -> None:
     source = torch.zeros((16 if report.quick else 64 if device.type == "cpu" else 512) << 20, dtype=torch.uint8)
-    copy = Call("copy", _copy, _copy, (source, source), bytes=2 * source.numel())
+    copy = Call("copy", torch.Tensor.copy_, torch.Tensor.copy_, (source, source), bytes=2 * source.numel())
     calls = chain.from_iterable(calls_of(case, kind) for kind, place in kernels_here(device) if place == device)
     tunable: dict[str, Call] = {}
     for call in tqdm(chain([copy], calls), unit="measured", leave=False, disable=None):
         if call.bytes:
-            if not _succeeds(report, call.name, partial(_measure, report, device, call)):
-                return
+            milliseconds = median_ms(call, device, report.quick)
+            copied = report.speeds[0] if report.speeds else Speed("copy", milliseconds, call.bytes, 1.0)
+            share = call.bytes / milliseconds * copied.milliseconds / copied.bytes
+            report.speeds.append(Speed(call.name, milliseconds, call.bytes, share))
             if any(call.kernel in kernels for kernels in tuned.ALLOWED.values()):
                 tunable.setdefault(call.kernel, call)
     if device.type != "cpu":
-        _succeeds(report, "launch settings", partial(_tune, report, device, list(tunable.values())))
-
-
-def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
-    target.copy_(source)
-
-
-def _succeeds(report: Report, name: str, measure: Callable[[], None]) -> bool:
-    message, trace = attempt(measure)
-    if message:
-        report.answers.append(Answer(f"measuring: {name}", "device", 1, 1, report.workload, message, trace))
-    return not message
-
-
-def _measure(report: Report, device: torch.device, call: Call) -> None:
-    milliseconds = median_ms(call, device, report.quick)
-    copy = report.speeds[0] if report.speeds else Speed("copy", milliseconds, call.bytes, 1.0)
-    share = call.bytes / milliseconds * copy.milliseconds / copy.bytes
-    report.speeds.append(Speed(call.name, milliseconds, call.bytes, share))
+        _tune(report, device, list(tunable.values()))
 
 
 def _tune(report: Report, device: torch.device, measured: Sequence[Call]) -> None:
@@ -109,20 +101,14 @@ def median_ms(call: Call, device: torch.device, quick: bool) -> float:
     """
     repeats, warm_up = (3, 1) if quick else (15, 3)
     run = partial(call.operator, *moved(call.arguments, device))
-    timed = partial(_on_host, run) if device.type == "cpu" else _on_device(run, device)
+    timed = partial(timeit.timeit, run, number=1) if device.type == "cpu" else _on_device(run, device)
     gc.collect()
     for _ in range(warm_up):
         timed()
-    end, milliseconds = time.perf_counter() + MOST_SECONDS, [timed()]
-    while len(milliseconds) < repeats and time.perf_counter() < end:
-        milliseconds.append(timed())
-    return statistics.median(milliseconds)
-
-
-def _on_host(run: Callable[[], object]) -> float:
-    begin = time.perf_counter()
-    run()
-    return (time.perf_counter() - begin) * 1e3
+    end, seconds = time.perf_counter() + MOST_SECONDS, [timed()]
+    while len(seconds) < repeats and time.perf_counter() < end:
+        seconds.append(timed())
+    return 1e3 * statistics.median(seconds)
 
 
 def _on_device(run: Callable[[], object], device: torch.device) -> Callable[[], float]:
@@ -137,6 +123,6 @@ def _on_device(run: Callable[[], object], device: torch.device) -> Callable[[], 
         run()
         end.record()
         end.synchronize()
-        return float(begin.elapsed_time(end))
+        return float(begin.elapsed_time(end)) / 1e3
 
     return timed

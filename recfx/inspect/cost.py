@@ -29,10 +29,10 @@ from recfx.passes import Rewriting
 from recfx.planner.plan import plan_of_collections as make_plan
 from recfx.planner.priced_plan import topology_of, world_size_of
 from recfx.planner.pricing.cost import Cost, PlanComparison, PlanRow, features_of
-from recfx.planner.pricing.graph_prices import ModelPrices, price_graph
+from recfx.planner.pricing.graph_prices import GraphPrices, ModelPrices
 from recfx.planner.pricing.hardware import CPU_HOST, NAMED, TYPICAL, Hardware, HardwareName
 from recfx.planner.pricing.node_facts import KnownBatch, whole_number
-from recfx.planner.pricing.planned_collection import PlannedCollection, graph_on, planned_as_sharded, planned_by
+from recfx.planner.pricing.planned_collection import PlannedCollection, graph_on, planned_by, planned_with
 from recfx.planner.pricing.work import BATCH_SIZE, NodeCost
 from recfx.planner.topology import (
     device_of,
@@ -146,19 +146,22 @@ def priced_with_graphs(
     device = ("" if topology is None else device_of(topology)) or device_of_tables(model)
     if plan is None or world_size is None:
         nodes, device = _as_it_is(prices, model, collections, device)
-        planned = tuple(planned_as_sharded(collection, device) for collection in collections if collection.is_sharded)
+        sharded = (collection for collection in collections if collection.is_sharded)
+        planned = tuple(planned_with(one, one.collection, one.sharding, device) for one in sharded)
         rank, world_size = _ranks([model, *(collection.graph_module for collection in collections)])
         nodes += prices.dense_all_reduce(model, collections) if world_size > 1 else []
     else:
         planned = _as_planned(converted, plan, world_size, device)
         graphs = {part.name: part.rewriting(rank=0) for part in planned}
-        nodes = [node for part in planned for node in price_graph(graphs[part.name].graph, model.training, part.calls)]
+        nodes = []
+        for part in planned:
+            nodes += GraphPrices(graphs[part.name].graph, model.training).nodes(part.calls)
         for collection in collections:
             prices.dense("", collection)  # what it keeps is counted above
         nodes += prices.rest(model, collections, world_size)
     priced = Cost(
         nodes=tuple(nodes),
-        features=features_of(nodes, planned),
+        features=features_of(nodes),
         world_size=world_size,
         rank=rank,
         trains=model.training,
@@ -194,7 +197,7 @@ def _as_it_is(prices: ModelPrices, model: nn.Module, parts: Sequence[Any], targe
             calls = max(part.calls, 1)
             if is_elsewhere:
                 graph = graph_on(part, target).graph
-                nodes += price_graph(graph, model.training, calls, counted=prices.counted, store=part.store)
+                nodes += GraphPrices(graph, model.training, prices.counted, part.store).nodes(calls)
             else:
                 nodes += prices.nodes_of(part.graph_module, calls)
         nodes += prices.rest(model, parts, world_size=1)

@@ -1,7 +1,7 @@
 """``recfx.plan``: plans for converted and for standard models, on hosts, CUDA devices and NPU pods.
 
-The search space, the memory that is set aside and the places of shards are those of TorchRec's planner; the estimates
-and the choice are recfx's. Its class is not used: it hashes, copies and adds up all shards for each proposal.
+The search space, the estimates, the memory that is set aside and the places of shards are those of TorchRec's planner;
+the choice is recfx's. Its class is not used: it hashes, copies and adds up all shards for each proposal.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def plan(
 ) -> ShardingPlan:
     """How to shard the collections of ``model``; the same arguments give the same plan in every process.
 
-    TorchRec's proposals are tried, with shards placed by TorchRec's partitioner and recfx's estimates; the best few of
-    those that fit, each with other sharding types, are priced as ``recfx.cost`` prices them, with the constants of the
+    TorchRec's proposals are tried, with shards placed by TorchRec's partitioner and estimates; the best few of those
+    that fit, each with other sharding types, are priced as ``recfx.cost`` prices them, with the constants of the
     topology. The plan is the cheapest. It is a :class:`recfx.planner.priced_plan.PricedPlan`, whose ``pricing`` also
     names the runner-up; ``recfx.explain(model, plan=plan)`` shows both. For hundreds of tables, only some are tried.
 
@@ -130,9 +130,7 @@ def _plan(
     limits = dict(constraints or {})
     _check_constraints(limits, model, sharders, topology.compute_device)
     bound = {table for table, limit in limits.items() if len(limit.sharding_types or ()) == 1}
-    enumerator = ShardingOptions(
-        topology, batch_size, limits, collections, trains=model.training, empty_ranks=empty_ranks
-    )
+    enumerator = ShardingOptions(topology, batch_size, limits, empty_ranks=empty_ranks)
     try:
         options = enumerator.enumerate(model, sharders)
         capacity = _capacity(topology, batch_size, model, sharders, limits)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy
 from torchrec.distributed.planner.partitioners import GreedyPerfPartitioner
-from torchrec.distributed.planner.types import PartitionByType, PlannerError, ShardingOption, Storage, Topology
+from torchrec.distributed.planner.types import PartitionByType, PlannerError, ShardingOption, Topology
 
 MOST_SHARDS, FEWEST = 1_000_000, 8
 """How many tables times ranks the greedy proposals look at, and how many of these there are at least."""
@@ -172,32 +173,25 @@ def in_order(plan: Proposal, capacity: Topology) -> Placed | None:
     """
     if capacity.world_size == 1:
         return None
-    free = [device.storage for device in capacity.devices]
     seconds = [option.shards[0].perf.total for option in plan]
-    low = max(seconds)
-    high = limit = sum(seconds)
-    best: list[int] | None = None
-    while best is None or high > 1.01 * low:
-        ranks = _ranks_in_order(plan, free, limit)
-        if ranks is None and best is None:
-            return None
-        best, low, high = (best, limit, high) if ranks is None else (ranks, low, limit)
-        limit = (low + high) / 2
-    return Placed(plan, [[rank] for rank in best])
+    low, high = max(seconds), sum(seconds)
+    limits = [low + (high - low) * share / 100 for share in range(101)]
+    least = bisect_left(limits, True, key=lambda limit: _ranks_in_order(plan, capacity, limit) is not None)
+    ranks = _ranks_in_order(plan, capacity, limits[min(least, 100)])
+    return None if ranks is None else Placed(plan, [[rank] for rank in ranks])
 
 
-def _ranks_in_order(plan: Proposal, free: Sequence[Storage], most: float) -> list[int] | None:
-    """The rank of each table, if no rank works longer than ``most`` and no more tables share a rank than have to."""
-    ranks: list[int] = []
-    rank, left, time = 0, free[0], 0.0
-    for place, option in enumerate(plan):
+def _ranks_in_order(plan: Proposal, capacity: Topology, most: float) -> list[int] | None:
+    """The rank of each table, if no rank works longer than ``most``; None if there are not enough ranks for that."""
+    ranks = list[int]()
+    rank, left, time = 0, capacity.devices[0].storage, 0.0
+    for option in plan:
         storage, seconds = option.shards[0].storage, option.shards[0].perf.total
-        spare = len(free) - rank > len(plan) - place and rank in ranks[-1:]
-        while spare or time + seconds > most or not storage.fits_in(left):
-            rank, spare, time = rank + 1, False, 0.0
-            if rank == len(free):
+        while time + seconds > most or not storage.fits_in(left):
+            rank, time = rank + 1, 0.0
+            if rank == capacity.world_size:
                 return None
-            left = free[rank]
+            left = capacity.devices[rank].storage
         left, time = left - storage, time + seconds
         ranks.append(rank)
     return ranks

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -22,7 +21,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed import model_parallel, sharding_plan
 from torchrec.distributed import shard as shard_module
-from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel, DMPCollection
 from torchrec.distributed.planner import planners
 from torchrec.distributed.types import ModuleSharder, ShardingPlan
@@ -37,7 +35,7 @@ from recfx.collections.load_state import STRICT
 from recfx.collections.sharding.plan import on_all_ranks_with_plan
 from recfx.collections.sharding.shard import leave_to_collections
 from recfx.collections.whole_graph import refuse_graph
-from recfx.errors import CheckpointError, ConversionError, RecfxError
+from recfx.errors import ConversionError
 from recfx.planner.priced_plan import price_of, world_size_said
 from recfx.planner.sharder import HashEmbeddingBagCollectionSharder, Sharders, stock_defaults
 from recfx.replacement.conversion_record import add_notes
@@ -48,12 +46,8 @@ from recfx.versions.differences import ModelDeltaTrackerTrec, RawIdTracker
 def extend_torchrec() -> None:
     """Let TorchRec's entry points shard converted collections; called once by ``first_use``, and idempotent.
 
-    This extends ``DistributedModelParallel``, ``EmbeddingShardingPlanner.plan`` (which ``collective_plan`` calls),
-    ``get_default_sharders`` where TorchRec looks it up, ``shard`` of each kind's sharder, and the function with
-    which TorchRec itself shards models (``_shard_modules``). torch's ``DistributedDataParallel`` is made to leave
-    sharded collections alone, wherever they are in its model: it would give all ranks the rows of rank 0. A plain model
-    that is to load the state of a hashed one says what to call. TorchRec's trackers, which would pass over converted
-    collections, refuse them.
+    The table in ``recfx/README.md`` says what each function is replaced for. ``DistributedDataParallel`` would give all
+    ranks the rows of rank 0.
     """
     order = ("module", "env", "device", "plan", "sharders")
     _wrap(DistributedDataParallel, "__new__", _new_data_parallel)
@@ -67,7 +61,6 @@ def extend_torchrec() -> None:
         _wrap(kind.sharder, "shard", _shard)
         _wrap(kind.sharded, "__init__", partial(_before, _refuse_converted))
     _wrap(nn.Module, "load_state_dict", _load_state_dict)
-    _wrap(FeatureProcessedEmbeddingBagCollectionSharder, "shard", partial(_before, _refuse_feature_processed))
     for tracker in (ModelDeltaTrackerTrec, RawIdTracker):
         signature = inspect.signature(tracker.__init__)
         _wrap(tracker, "__init__", partial(_before, partial(_refuse_tracked, signature)))
@@ -99,7 +92,8 @@ def sharders_for(model: nn.Module, listed: Sequence[ModuleSharder[nn.Module]]) -
         return listed
     sharders = _without_feature_processed(model, listed)
     sharder_types = {sharder.module_type for sharder in sharders}
-    ours = next((sharder for sharder in _ours(sharders) if sharder.stock is None), None)
+    own = [sharder for sharder in sharders if isinstance(sharder, HashEmbeddingBagCollectionSharder)]
+    ours = next((sharder for sharder in own if sharder.stock is None), None)
     for module_type, kind in sorted(classes.items(), key=lambda item: item[0].__qualname__):
         stock = next((sharder for sharder in reversed(sharders) if isinstance(sharder, kind.sharder)), None)
         if module_type in sharder_types:
@@ -112,15 +106,12 @@ def sharders_for(model: nn.Module, listed: Sequence[ModuleSharder[nn.Module]]) -
     return sharders
 
 
-def _ours(sharders: Sharders) -> list[HashEmbeddingBagCollectionSharder]:
-    return [sharder for sharder in sharders if isinstance(sharder, HashEmbeddingBagCollectionSharder)]
-
-
 def _refuse_other_codecs(listed: Sequence[ModuleSharder[nn.Module]], sharders: Sharders) -> None:
     """Refuse codecs for collections inside other modules, whose sharder shards these no more once they are converted:
     rows would be sent in another precision than the script asks for.
     """
-    quantizes = any(own.qcomm_codecs_registry for own in _ours(sharders))
+    ours = [sharder for sharder in sharders if isinstance(sharder, HashEmbeddingBagCollectionSharder)]
+    quantizes = any(own.qcomm_codecs_registry for own in ours)
     for sharder in listed:
         inside = getattr(sharder, "_ebc_sharder", getattr(sharder, "_e_sharder", None))
         if inside is not None and inside.qcomm_codecs_registry and not quantizes:
@@ -216,8 +207,6 @@ def _around_model_parallel(named: Mapping[str, Any]) -> Iterator[None]:
     def check() -> None:
         if plan is not None:
             world_size_said(plan, world_size)
-        if world_size > 1:
-            _refuse_trained_processors(named["module"])
         _refuse_left_out(named["module"], plan, named["sharders"], world_size)
 
     on_all_ranks_with_plan(group if env is None else env.process_group, plan, check)
@@ -257,23 +246,6 @@ def _refuse_left_out(
         )
 
 
-def _refuse_trained_processors(model: nn.Module) -> None:
-    for path, module in model.named_modules():
-        if (
-            isinstance(module, FeatureProcessedEmbeddingBagCollection)
-            and isinstance(module._embedding_bag_collection, UnshardedCollection)
-            and any(parameter.requires_grad for parameter in module._feature_processors.parameters())
-        ):
-            raise ConversionError(
-                "its feature processors are trained through the batch's weights, whose gradients do not come back "
-                "from other ranks.",
-                reason="weights_require_grad",
-                module_path=path,
-                what_to_do="convert only the other parts of the model, so that TorchRec shards this one; or freeze "
-                "the processors with requires_grad_(False).",
-            )
-
-
 def _before(check: Callable[..., None], original: Callable[..., Any], /, *arguments: Any, **keywords: Any) -> Any:
     """Call a method after ``check`` has looked at its arguments."""
     check(*arguments, **keywords)
@@ -287,18 +259,6 @@ def _refuse_converted(_: object, module: nn.Module, *__: object, **___: object) 
             reason="wrong_sharded_class",
             module_path=module.collection,
             what_to_do=f"shard it with recfx.sharders(), or {kind_of(module).sharder.__name__}().shard.",
-        )
-
-
-def _refuse_feature_processed(
-    _: object, module: FeatureProcessedEmbeddingBagCollection, *__: object, **___: object
-) -> None:
-    if isinstance(module._embedding_bag_collection, UnshardedCollection):
-        raise ConversionError(
-            "a converted collection is sharded by itself, after the features were processed.",
-            reason="feature_processed",
-            module_path=module._embedding_bag_collection.collection,
-            what_to_do="shard the collection inside: DistributedModelParallel(model) does so, recfx.plan plans it.",
         )
 
 
@@ -348,24 +308,10 @@ def _check_indexes(model: nn.Module, state: object) -> None:
 
 
 def _load_state_dict(original: Callable[..., Any], model: nn.Module, /, *arguments: Any, **keywords: Any) -> Any:
-    """Tell converted collections whether the load is strict, and a plain model what unexpected keys are those of a
-    hashed one.
-    """
+    """Tell converted collections whether the load is strict."""
     before = STRICT.set(bool(arguments[1] if len(arguments) > 1 else keywords.get("strict", True)))
     try:
         _check_indexes(model, arguments[0] if arguments else keywords.get("state_dict"))
         return original(model, *arguments, **keywords)
-    except RuntimeError as error:
-        key = re.search(r'Unexpected key\(s\) in state_dict: [^\n]*?"([^"\n]*?)\.?hash_indexes\.', str(error))
-        if key is None or isinstance(error, RecfxError):
-            raise
-        raise CheckpointError(
-            "the state is that of a hashed model, whose rows belong to ids that only its indexes know.",
-            reason="state_of_hashed_tables",
-            module_path=key[1],
-            what_to_do="load it into a model that was converted as that one was, and pass that to "
-            "recfx.unconvert(model, with_mapping=True), which returns a plain model and the row of each id. "
-            f"torch says: {error}",
-        ) from error
     finally:
         STRICT.reset(before)

@@ -50,7 +50,7 @@ def test_what_fails_while_it_is_measured_is_in_the_report(
     monkeypatch.setattr("recfx.doctor.speed.median_ms", fail)
     assert main(["doctor", "--device", "cpu", "--quick", "--json"]) == 1
     (answer,) = json.loads(capsys.readouterr().out)["answers"]
-    assert (answer["name"], answer["message"]) == ("measuring: copy", "RuntimeError: no code for this kernel")
+    assert (answer["name"], answer["message"]) == ("measuring a copy", "RuntimeError: no code for this kernel")
 
 
 def test_ctrl_c_leaves_what_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

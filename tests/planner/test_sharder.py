@@ -99,10 +99,6 @@ def test_an_index_inside_a_feature_processed_collection_is_not_dropped() -> None
     inner = {"fp._embedding_bag_collection": ["t0", "t1", "t2"]}
     planner = EmbeddingShardingPlanner(topology=Topology(world_size=4, compute_device="cpu"))
     assert tables_of(planner.plan(model, recfx.sharders())) == inner
-    for sharders in stock_defaults(), recfx.sharders():
-        (theirs,) = [sharder for sharder in sharders if sharder.module_type is FeatureProcessedEmbeddingBagCollection]
-        with refused("feature_processed", "fp._embedding_bag_collection"):
-            theirs.shard(model["fp"], {}, ShardingEnv.from_local(1, 0))
     half = nn.ModuleDict({"converted": model, "standard": plain})
     with refused("feature_processed"):
         planner.plan(half, stock_defaults())

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import sympy
-from torch import nn
 from torchrec import EmbeddingBagCollection
 from torchrec.distributed.planner import Topology
 from torchrec.distributed.sharding_plan import table_wise
@@ -181,19 +180,3 @@ def test_ranks_that_do_not_fill_their_last_host(operation: str, inside: float, o
     seconds = [seconds_of_collective(operation, 450 * GB, 12, hardware) - latency for hardware in (own_host, network)]
     link = H100.link_bandwidth[operation].value / (450 * GB)
     assert seconds == [pytest.approx(inside / link), pytest.approx(outside * 450 / 50)]
-
-
-def test_ranks_of_one_host_share_its_links_and_those_of_two_do_not() -> None:
-    """All tables are on rank 0: on one host its memory does all the work; over hosts, all wait for its own network."""
-    shared, own = replace(CPU_HOST, links_are_shared=True), replace(CPU_HOST, links_are_shared=False)
-    model = nn.ModuleDict({"ebc": collection(64)})
-    table = table_wise(rank=0)
-    wire = {}
-    for world_size in (2, 4):
-        plan = plan_of_kinds("ebc", model["ebc"], {"t1": table, "t2": table}, world_size, local_size=2)
-        for name, hardware in {"shared": shared, "own": own}.items():
-            on_hosts_of_two = replace(hardware, ranks_per_host=2)
-            cost = recfx.cost(model, on_hosts_of_two, plan=plan, world_size=world_size)
-            wire[name, world_size] = cost.at(100_000, L=10).step.parts["wire"]
-    assert wire["shared", 2] < 0.9 * wire["own", 2]
-    assert wire["shared", 4] == wire["own", 4]

@@ -205,16 +205,11 @@ class Cost:
         return f"{_rank(self.rank, self.world_size)}{'training' if self.trains else 'eval'} step"
 
 
-def features_of(nodes: Sequence[NodeCost], planned: Sequence[PlannedCollection] = ()) -> tuple[str, ...]:
+def features_of(nodes: Sequence[NodeCost]) -> tuple[str, ...]:
     """The features whose lengths the cost depends on, in alphabetical order."""
-    symbols: set[sympy.Basic] = set()
-    for node in nodes:
-        for amount in (node.read_bytes, *(call.bytes for call in node.collectives)):
-            symbols |= amount.free_symbols
-    features = {str(symbol)[2:] for symbol in symbols if str(symbol).startswith("L_")}
-    features |= {name for collection in planned for table in collection.tables for name in table.feature_names}
-    features |= {name for collection in planned for table in collection.tables for name in table.sent_lengths}
-    return tuple(sorted(features))
+    amounts = (amount for node in nodes for amount in (node.read_bytes, node.wire_bytes))
+    symbols = {str(symbol) for amount in amounts for symbol in sympy.sympify(amount).free_symbols}
+    return tuple(sorted(symbol[2:] for symbol in symbols if symbol.startswith("L_")))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ import functools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import sympy
 import torch
@@ -26,9 +25,8 @@ from recfx.ir.node_values import meta_of_value
 from recfx.ir.operator_graph import OperatorGraph, lowered_from
 from recfx.ir.tables import TableSpec
 from recfx.optim.rules import rule_named
-from recfx.optim.rules.rule import Rule
 from recfx.planner.pricing.formulas import work_of
-from recfx.planner.pricing.node_facts import SYMBOLS, NodeFacts, Symbols, TableLoad
+from recfx.planner.pricing.node_facts import SYMBOLS, NodeFacts, Symbols, TableLoad, Values
 from recfx.planner.pricing.work import NO_RESIDENT, NOTHING, NodeCost, Resident, Work, total
 from recfx.runtime.assemble import keyed_order
 from recfx.runtime.lookup import Lookup
@@ -39,9 +37,6 @@ DENSE = "dense"
 
 DENSE_ALL_REDUCE = "dense_all_reduce"
 """The name of the line that averages its gradients over ranks."""
-
-_SENT = (ValueType.ROUTED_IDS, ValueType.IDS_IN_FLIGHT)
-_STEP_BYTES = 4  # the number of steps is one float32
 
 
 class Counted(set[int]):
@@ -57,11 +52,6 @@ class Counted(set[int]):
         return sum(tensor.nbytes for tensor in tensors if self.is_new(tensor))
 
 
-def rule_of(facts: TableFacts) -> Rule | None:
-    """The rule of a table's fused optimizer, if it has one."""
-    return None if facts.optimizer is None else rule_named(facts.optimizer.rule)
-
-
 def resident_of(table: TableSpec, facts: TableFacts) -> Resident:
     """What a table, or a shard of one, would keep."""
     return _table(table, facts) + Resident(index=_index(table))
@@ -69,18 +59,19 @@ def resident_of(table: TableSpec, facts: TableFacts) -> Resident:
 
 def _table(table: TableSpec, facts: TableFacts) -> Resident:
     """The optimizer's state is as it is after the first step."""
-    rows, columns, state, rule = table.num_embeddings, table.embedding_dim, 0, rule_of(facts)
+    rows, columns, state = table.num_embeddings, table.embedding_dim, 0
+    rule = None if facts.optimizer is None else rule_named(facts.optimizer.rule)
     if rule is not None:
-        tensors = sum(4 * math.prod(tensor.shape(rows, columns)) for tensor in rule.states)
-        state = tensors + (_STEP_BYTES if rule.counts_steps else 0)
+        state = sum(4 * math.prod(tensor.shape(rows, columns)) for tensor in rule.states)
+        state += 4 if rule.counts_steps else 0
     return Resident(weights=rows * columns * facts.dtype.itemsize, optimizer=state)
 
 
 def _index(table: TableSpec) -> int:
-    config, first = table.hashing, table.first_row
-    if config is None or not table.has_index:
+    first = table.first_row
+    if table.hashing is None or not table.has_index:
         return 0
-    return _index_bytes(config, first, first + table.num_embeddings)
+    return _index_bytes(table.hashing, first, first + table.num_embeddings)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -89,17 +80,9 @@ def _index_bytes(config: ResolvedHashConfig, first_row: int, end_row: int) -> in
     return sum(buffer.nbytes for buffer in index.buffers())
 
 
-def price_graph(graph: OperatorGraph, trains: bool, calls: int = 1, **settings: Any) -> list[NodeCost]:
-    """What each node of a graph costs, in order, as expressions, or in the numbers of one batch; nodes that only take
-    items of a value are left out. The settings are those of ``GraphPrices``.
-    """
-    prices = GraphPrices(graph, trains, **settings)
-    return [prices.cost(node, calls) for node in graph.operators]
-
-
 class GraphPrices:
-    """Prices nodes of one graph, each of whose tables is kept by one node; ``store`` has the tables that are here, of
-    which those that are ``counted`` are not counted again.
+    """Prices nodes of one graph, each of whose tables is kept by one node, as expressions or in the numbers of one
+    batch; ``store`` has the tables that are here, of which those that are ``counted`` are not counted again.
     """
 
     def __init__(
@@ -108,7 +91,7 @@ class GraphPrices:
         trains: bool,
         counted: Counted | None = None,
         store: TableStore | None = None,
-        symbols: Symbols = SYMBOLS,
+        symbols: Symbols | Values = SYMBOLS,
     ) -> None:
         self.graph, self.trains, self.store, self.symbols = graph, trains, store, symbols
         self.counted = Counted() if counted is None else counted
@@ -116,35 +99,29 @@ class GraphPrices:
         collections = graph.context.collections
         self._load = functools.cache(lambda name, table: load_of(collections[name], table, symbols))
 
+    def nodes(self, calls: int = 1) -> list[NodeCost]:
+        """What each node costs, in order; nodes that only take items of a value are left out."""
+        return [self.cost(node, calls) for node in self.metas]
+
     def cost(self, node: fx.Node, calls: int = 1) -> NodeCost:
         """What a node costs, if a step runs it so often."""
         meta, number = self.metas[node], self.symbols.number
-        forward, backward = work_of(self.facts(node), number)
-        return NodeCost(
-            name=node.name,
-            kind=meta.kind,
-            collection=meta.collection,
-            tables=meta.tables,
-            device=meta.device,
-            kernel=meta.kernel,
-            forward=forward,
-            backward=backward,
-            collectives=tuple(
-                replace(call, bytes=number(call.bytes)) for call in meta.collectives if self.trains or not call.backward
-            ),
-            resident=self._resident(node),
-            calls=calls,
-            on_host=meta.on_host,
+        forward, backward = work_of(self._facts(node), number)
+        sent = tuple(
+            replace(call, bytes=number(call.bytes)) for call in meta.collectives if self.trains or not call.backward
         )
+        named = (node.name, meta.kind, meta.collection, meta.tables, meta.device, meta.kernel)
+        return NodeCost(*named, forward, backward, sent, self._resident(node), calls, meta.on_host)
 
-    def facts(self, node: fx.Node) -> NodeFacts:
+    def _facts(self, node: fx.Node) -> NodeFacts:
         """What the formula of a node's kind is given. A value of two dimensions is rows; others are counted in ids."""
         meta, collection, number = self.metas[node], self.graph.collection(node), self.symbols.number
         kind, has_rows = NODE_KINDS[meta.kind], len(meta.shape) == 2
         loads = tuple(self._load(collection.name, table) for table in self.graph.tables(node))
         rows = [giver for giver in node.all_input_nodes if giver in self.metas and len(self.metas[giver].shape) == 2]
         orders_columns = ValueType.KEYED_TENSOR in kind.outputs and rows
-        sent = () if collection.sharding is None or kind.outputs[0] not in _SENT else collection.sharding.tables
+        is_sent = kind.outputs[0] in (ValueType.ROUTED_IDS, ValueType.IDS_IN_FLIGHT)
+        sent = collection.sharding.tables if is_sent and collection.sharding is not None else ()
         of_ids = kind.name == "output_dist_wait" and not collection.is_pooled  # of different ones, maybe
         return NodeFacts(
             kind=kind.name,
@@ -176,7 +153,7 @@ class GraphPrices:
         return resident
 
 
-def load_of(collection: CollectionContext, table: TableSpec, symbols: Symbols) -> TableLoad:
+def load_of(collection: CollectionContext, table: TableSpec, symbols: Symbols | Values) -> TableLoad:
     """What a batch does to a table of a collection, or to a shard of one, which gets the ids of all ranks; all rows of
     the whole table are equally likely.
     """
@@ -184,23 +161,20 @@ def load_of(collection: CollectionContext, table: TableSpec, symbols: Symbols) -
     samples = symbols.batch * symbols.world if table.shard_of else symbols.batch
     lengths = total(map(symbols.length, table.sent_lengths if table.shard_of else table.feature_names))
     ids = samples * lengths * symbols.number(sympy.Rational(table.num_embeddings, whole.num_embeddings))
-    row_bytes = table.embedding_dim * facts.dtype.itemsize
-    return TableLoad(table, ids, samples, row_bytes, rule_of(facts), facts.is_trained)
+    rule = None if facts.optimizer is None else rule_named(facts.optimizer.rule)
+    return TableLoad(table, ids, samples, table.embedding_dim * facts.dtype.itemsize, rule, facts.is_trained)
 
 
-def costs_of_shard(
-    collection: CollectionContext, shard: TableSpec, trains: bool, calls: int = 1, symbols: Symbols = SYMBOLS
-) -> list[NodeCost]:
+def costs_of_shard(collection: CollectionContext, shard: TableSpec, trains: bool, calls: int = 1) -> list[NodeCost]:
     """The part that one shard has in the nodes of its rank that look up and hash, without what it keeps."""
-    load, costs = load_of(collection, shard, symbols), []
+    load, costs = load_of(collection, shard, SYMBOLS), []
     for kind in ["lookup", *(["hash_ids"] if shard.has_index else [])]:
         facts = NodeFacts(
             kind, (load,), load.ids, load.bags, trains=trains,
             is_weighted=collection.is_weighted, is_pooled=collection.is_pooled,
         )  # fmt: skip
-        node = (kind, kind, collection.name, (shard.name,), collection.device, "", *work_of(facts, symbols.number))
-        on_host = collection.copies_ids and kind != "lookup"
-        costs.append(NodeCost(*node, (), NO_RESIDENT, calls, on_host))
+        node = (kind, kind, collection.name, (shard.name,), collection.device, "", *work_of(facts, sympy.sympify))
+        costs.append(NodeCost(*node, (), NO_RESIDENT, calls, collection.copies_ids and kind != "lookup"))
     return costs
 
 
@@ -213,19 +187,23 @@ class ModelPrices:
 
     def nodes_of(self, graph_module: fx.GraphModule, calls: int = 1) -> list[NodeCost]:
         """What each node of a graph costs, in order; nodes that only take items of a value are left out."""
-        stores, prices = _stores(graph_module), dict[int, GraphPrices]()
-        costs = []
-        for node in graph_module.graph.nodes:
-            operator, module = lowered_from(node), find_module(graph_module, node)
-            if module is None:
-                continue
-            if operator is None:
+        run = [(node, lowered_from(node), find_module(graph_module, node)) for node in graph_module.graph.nodes]
+        stores = {  # the tables that are here, by the graph whose lookups read them
+            id(operator.graph): part.store
+            for _, operator, module in run
+            if operator is not None and module is not None
+            for part in module.modules()
+            if isinstance(part, Lookup)
+        }
+        prices, costs = dict[int, GraphPrices](), []
+        for node, operator, module in run:
+            if operator is not None and module is not None:
+                graph = id(operator.graph)
+                if graph not in prices:
+                    prices[graph] = self._prices(operator.graph, stores.get(graph))
+                costs.append(replace(prices[graph].cost(operator.node, calls), name=node.name))
+            elif module is not None:
                 costs.append(self.dense(node.name, module, calls))
-                continue
-            graph = id(operator.graph)
-            if graph not in prices:
-                prices[graph] = self._prices(operator.graph, stores.get(graph))
-            costs.append(replace(prices[graph].cost(operator.node, calls), name=node.name))
         return costs
 
     def _prices(self, graph: OperatorGraph, store: TableStore | None) -> GraphPrices:
@@ -243,22 +221,19 @@ class ModelPrices:
 
     def dense(self, name: str, module: nn.Module, calls: int = 1) -> NodeCost:
         """What recfx did not make: only its linear layers count as work, each of them called once per sample."""
-        parts = []
+        work = NOTHING.mapped(sympy.sympify)
         for layer in module.modules():
             if isinstance(layer, nn.Linear) and isinstance(layer.weight, nn.Parameter):
                 size, element = layer.weight.numel(), layer.weight.element_size()
-                parts.append(
-                    Work(
-                        read_bytes=sympy.Integer(size * element) + BATCH * layer.in_features * element,
-                        written_bytes=BATCH * layer.out_features * element,
-                        flops=2 * BATCH * size + BATCH * layer.out_features,
-                    )
+                work += Work(
+                    read_bytes=size * element + BATCH * layer.in_features * element,
+                    written_bytes=BATCH * layer.out_features * element,
+                    flops=2 * BATCH * size + BATCH * layer.out_features,
                 )
-        forward = Work.total(parts).mapped(sympy.sympify)
-        backward = forward + forward if self._trains else NOTHING.mapped(sympy.sympify)
+        backward = work + work if self._trains else NOTHING.mapped(sympy.sympify)
         device = next((parameter.device.type for parameter in module.parameters()), "")
         resident = Resident(weights=self.counted.bytes_of([*module.parameters(), *module.buffers()]))
-        return NodeCost(name, DENSE, "", (), device, "", forward, backward, (), resident, calls)
+        return NodeCost(name, DENSE, "", (), device, "", work, backward, (), resident, calls)
 
     def dense_all_reduce(self, model: nn.Module, collections: Sequence[nn.Module]) -> list[NodeCost]:
         """The averaging over ranks of the gradients of all parameters outside ``collections``, if there are any."""
@@ -270,14 +245,3 @@ class ModelPrices:
         nothing, device = NOTHING.mapped(sympy.sympify), trained[0].device.type
         calls = (Collective("all_reduce", size, backward=True),)
         return [NodeCost(DENSE_ALL_REDUCE, DENSE, "", (), device, "", nothing, nothing, calls, NO_RESIDENT)]
-
-
-def _stores(graph_module: fx.GraphModule) -> dict[int, TableStore]:
-    """The tables that are here, by the ``id`` of the graph of operators whose lookups read them."""
-    stores: dict[int, TableStore] = {}
-    for node in graph_module.graph.nodes:
-        operator, module = lowered_from(node), find_module(graph_module, node)
-        if operator is not None and module is not None:
-            lookups = (part for part in module.modules() if isinstance(part, Lookup))
-            stores |= {id(operator.graph): lookup.store for lookup in lookups}
-    return stores

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
 GB = 10**9
@@ -47,33 +47,24 @@ class Hardware:
     range_overhead: Constant = ONE_COPY
     ranks_per_host: int = 8  # ranks that share a host, and its ``link_bandwidth``
     device: str = ""  # torch's type of the device; ``""`` for that of the model
-    # whether what all ranks of a host send goes through the same memory, so that it does not matter which of them sends
-    # it; otherwise each rank has a link of its own
-    links_are_shared: bool = False
 
     @property
     def label(self) -> str:
         """Its name, and where its constants are from."""
         return f"{self.name} (constants from tables, none measured here)"
 
-    def constants(self) -> dict[str, Constant]:
-        """Every constant, by name; those of one operation as ``link_bandwidth.all_to_all``."""
-        constants: dict[str, Constant] = {}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, Constant):
-                constants[field.name] = value
-            elif field.name in ("link_bandwidth", "collective_latency"):
-                constants |= {f"{field.name}.{operation}": constant for operation, constant in value.items()}
-        return constants
-
     def __repr__(self) -> str:
         return f"Hardware({self.name!r})"
 
     def __str__(self) -> str:
-        lines = [f"{self.label}, {self.ranks_per_host} ranks per host"]
-        lines += [f"  {name:<34} {value:10.3g}  {source}" for name, (value, source) in self.constants().items()]
-        return "\n".join(lines)
+        constants: dict[str, Constant] = {}
+        for name, value in vars(self).items():
+            if isinstance(value, Constant):
+                constants[name] = value
+            elif isinstance(value, Mapping):
+                constants |= {f"{name}.{operation}": constant for operation, constant in value.items()}
+        lines = [f"  {name:<34} {value:10.3g}  {source}" for name, (value, source) in constants.items()]
+        return "\n".join([f"{self.label}, {self.ranks_per_host} ranks per host", *lines])
 
 
 def same_for_all(value: float, source: str) -> dict[str, Constant]:
@@ -154,7 +145,6 @@ CPU_HOST = Hardware(
     network_bandwidth=Constant(1.25 * GB, "assumption: a network of 10 Gbit/s; not measured"),
     collective_latency=same_for_all(200e-6, "assumption: gloo over TCP; not measured"),
     device="cpu",
-    links_are_shared=True,
 )
 
 TYPICAL: Mapping[str, Hardware] = {"cpu": CPU_HOST, "cuda": H100, "npu": ASCEND_910B}

@@ -115,7 +115,10 @@ def shares_of(tables: Iterable[TableSpec]) -> dict[str, tuple[str, float]]:
 
 
 class Values:
-    """Evaluates expressions, each of them once. Raises ``invalid_argument`` and ``unknown_feature``."""
+    """The numbers of one batch for the symbols of expressions, and in their place in formulas, which is fast.
+
+    Raises ``invalid_argument`` and ``unknown_feature``.
+    """
 
     def __init__(
         self,
@@ -130,11 +133,9 @@ class Values:
         self.lengths = _lengths(lengths, features, shares, known)
         self._known: dict[sympy.Expr, int | float] = {}
 
-    @cached_property
-    def symbols(self) -> Symbols:
-        """These values as the symbols of formulas, which are fast with plain numbers."""
-        lengths = {name: float(length) for name, length in self.lengths.items()}
-        return Symbols(self.batch, self.world, lengths.__getitem__, self.number)
+    def length(self, feature: str) -> float:
+        """The mean number of ids per sample of a feature."""
+        return float(self.lengths[feature])
 
     def number(self, expression: Any) -> int | float:
         """The value of an expression: an ``int`` if it is whole."""

@@ -12,7 +12,6 @@ from typing import Any
 
 from recfx.collections.collection import UnshardedCollection
 from recfx.collections.compile_graph import FIND_ON_DEVICE, rewritten
-from recfx.collections.converted_collection import ConvertedCollection
 from recfx.collections.sharding.collection import ShardedCollection
 from recfx.collections.sharding.plan import read_plan
 from recfx.collections.sharding.settings import optimizer_settings
@@ -21,7 +20,6 @@ from recfx.ir.operator_graph import OperatorGraph
 from recfx.ir.shards import CollectionSharding
 from recfx.ir.tables import Shard, TableSpec
 from recfx.lowering.targets import PlannedTargets
-from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.passes import Pass, passes
 from recfx.passes.base import Rewriting
 from recfx.planner.pricing.graph_prices import resident_of
@@ -66,10 +64,9 @@ class PlannedCollection:
         return graph
 
     def _before(self, rank: int) -> OperatorGraph:
-        context = self.context
-        if context.sharding is not None:
-            context = replace(context, sharding=self.sharding.seen_from(rank))
-        return OperatorGraph.of(context, PlannedTargets(self.backend, CHIPS.get(context.device)))
+        sharding = None if self.context.sharding is None else self.context.sharding.seen_from(rank)
+        targets = PlannedTargets(self.backend, CHIPS.get(self.context.device))
+        return OperatorGraph.of(replace(self.context, sharding=sharding), targets)
 
     @cached_property
     def kinds_of_ranks(self) -> list[Hashable]:
@@ -118,19 +115,6 @@ def graph_on(collection: UnshardedCollection, device: str) -> Rewriting:
     return graph if collection.training else rewritten(graph, (FIND_ON_DEVICE,))
 
 
-def planned_as_sharded(collection: ShardedCollection, device: str) -> PlannedCollection:
-    """A collection that is sharded, with its tables on a device of this type; nothing is communicated."""
-    return _planned(collection, collection.collection, collection.sharding, collection.fused, device)
-
-
-def planned_with(
-    collection: UnshardedCollection, path: str, sharding: CollectionSharding, device: str
-) -> PlannedCollection:
-    """A collection, by its fully qualified name, with its shards on devices of this type; nothing is sharded."""
-    fused = optimizer_settings(collection, sharding, None, dense_as_torchrec=False).fused
-    return _planned(collection, path, sharding, fused, device)
-
-
 def planned_by(
     collection: UnshardedCollection, plan: Mapping[str, Any], world_size: int, device: str, path: str = ""
 ) -> PlannedCollection:
@@ -138,13 +122,16 @@ def planned_by(
     return planned_with(collection, path, read_plan(collection.tables, plan, 0, world_size, path), device)
 
 
-def _planned(
-    collection: ConvertedCollection,
-    path: str,
-    sharding: CollectionSharding,
-    fused: Mapping[str, FusedOptimizer],
-    device: str,
+def planned_with(
+    collection: UnshardedCollection | ShardedCollection, path: str, sharding: CollectionSharding, device: str
 ) -> PlannedCollection:
+    """A collection, by its fully qualified name, with its shards on devices of this type; it may be sharded so already.
+    Nothing is sharded or communicated.
+    """
+    if isinstance(collection, ShardedCollection):
+        fused = collection.fused
+    else:
+        fused = optimizer_settings(collection, sharding, None, dense_as_torchrec=False).fused
     (context,) = collection.unexpanded_graph().context.collections.values()
     facts, groups, kernel_groups = dict[str, TableFacts](), dict[Hashable, int](), dict[str, int]()
     tables = tuple(sharded.table for sharded in sharding.tables)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from recfx.ir.meta import Collective
 from recfx.ir.node_kinds import NODE_KINDS, Stage
-from recfx.planner.pricing.graph_prices import price_graph
+from recfx.planner.pricing.graph_prices import GraphPrices
 from recfx.planner.pricing.hardware import Hardware
 from recfx.planner.pricing.node_facts import Values
 from recfx.planner.pricing.planned_collection import PlannedCollection
@@ -114,21 +114,17 @@ def price_step(
     planned: Sequence[PlannedCollection], trains: bool, values: Values, hardware: Hardware, rest: Totals
 ) -> StepPrice:
     """The price of one step on all ranks; ``rest`` is what each of them does beside the collections."""
-    shared = hardware.links_are_shared and values.world <= hardware.ranks_per_host
     alike = _ranks_alike(planned, values)
-    known = {rank: _price_rank(planned, rank, trains, values, hardware, shared) for rank in dict.fromkeys(alike)}
+    known = {rank: _price_rank(planned, rank, trains, values, hardware) for rank in dict.fromkeys(alike)}
     parts = dict.fromkeys((IDS, TABLES, OUTPUT, WIRE), 0.0) | {DENSE: rest.seconds}
     for key in dict.fromkeys(key for rank in known.values() for key in rank.between):
         parts[key[1]] += max(rank.between.get(key, 0.0) for rank in known.values())
-    calls = dict.fromkeys(call for rank in known.values() for call in rank.calls)
-    if shared:
-        parts[WIRE] = sum(known[rank].calls.get(call, 0.0) for rank in alike for call in calls) / len(alike)
-    else:
-        slowest: dict[Hashable, float] = {}  # what one rank sends in the forward it receives in the backward
-        for call in calls:
-            pair = call[:2] + call[3:]
-            slowest[pair] = max(slowest.get(pair, 0.0), *(rank.calls.get(call, 0.0) for rank in known.values()))
-        parts[WIRE] = sum(slowest[call[:2] + call[3:]] for call in calls)
+    slowest: dict[Hashable, float] = {}  # what one rank sends in the forward it receives in the backward
+    calls = [(call[:2] + call[3:], seconds) for rank in known.values() for call, seconds in rank.calls.items()]
+    for pair, seconds in calls:
+        slowest[pair] = max(slowest.get(pair, 0.0), seconds)
+    every = dict.fromkeys(call for rank in known.values() for call in rank.calls)
+    parts[WIRE] = sum(slowest[call[:2] + call[3:]] for call in every)
     totals = []
     for rank, like in enumerate(alike):
         resident = sum((collection.residents_of_ranks[rank] for collection in planned), start=rest.resident)
@@ -143,10 +139,10 @@ def _ranks_alike(planned: Sequence[PlannedCollection], values: Values) -> list[i
     alike = [firsts.setdefault(kind, rank) for rank, kind in enumerate(kinds)]
     if len(firsts) <= MOST_KINDS:
         return alike
-    length, work = values.symbols.length, [0.0] * len(kinds)
+    work = [0.0] * len(kinds)
     for collection in planned:
         for shard in collection.sharding.by_rank():
-            work[shard.rank] += float(shard.expected_ids(length)) * shard.num_columns
+            work[shard.rank] += float(shard.expected_ids(values.length)) * shard.num_columns
     ordered = sorted(firsts.values(), key=lambda rank: -work[rank])
     chosen = {}
     for place, rank in enumerate(ordered):
@@ -164,7 +160,7 @@ class _PricedRank(NamedTuple):
 
 
 def _price_rank(
-    planned: Sequence[PlannedCollection], rank: int, trains: bool, values: Values, hardware: Hardware, shared: bool
+    planned: Sequence[PlannedCollection], rank: int, trains: bool, values: Values, hardware: Hardware
 ) -> _PricedRank:
     """Price the graphs of one rank. An all-to-all of ids ends when the rank that receives most has received it.
 
@@ -172,14 +168,14 @@ def _price_rank(
     """
     nodes, between, calls = [], dict[tuple[int, str, int], float](), dict[tuple[int, str, int, Hashable], float]()
     for number, collection in enumerate(planned):
-        for unpriced in price_graph(collection.graph(rank), trains, collection.calls, symbols=values.symbols):
+        for unpriced in GraphPrices(collection.graph(rank), trains, symbols=values).nodes(collection.calls):
             node = price(unpriced, values, hardware)
             nodes.append(node)
             for phase, seconds in enumerate(seconds_of_phases(node, hardware)):
                 key = (number, _part(node.kind), phase)
                 between[key] = between.get(key, 0.0) + seconds
             passed, times = sum(call.bytes for call in node.collectives), 1.0
-            if node.kind == "input_dist_wait" and passed and not shared:
+            if node.kind == "input_dist_wait" and passed:
                 times = max(1.0, node.forward.read_bytes / passed)
             for place, call in enumerate(node.collectives):
                 pair = call.operation if node.kind == "output_dist_start" else place
