@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, repeat
 from typing import Any
 
@@ -35,12 +35,7 @@ from recfx.planner.pricing.step_price import price, price_step
 from recfx.planner.pricing.work import LENGTH, Totals
 from recfx.planner.search import Placed, busy, plans_to_price
 from recfx.planner.sharder import HashEmbeddingBagCollectionSharder, planned_types, torchrec_sharders
-from recfx.planner.topology import (
-    check_topology,
-    device_of,
-    hardware_of,
-    on_npus,
-)
+from recfx.planner.topology import check_topology, device_of, hardware_of, on_npus
 from recfx.replacement.replace_collections import as_converted
 
 RESERVED = 0.15
@@ -269,9 +264,10 @@ def _check_constraints(
             )
         if limits.min_partition is not None:
             whole_number(limits.min_partition, f"min_partition of table {table!r}")
-        for name, check in _NUMBERS.items():
+        for name in ("pooling_factors", "num_poolings", "batch_sizes"):
             for value in getattr(limits, name) or ():
-                check(value, f"one of {name} of table {table!r}")
+                what = f"one of {name} of table {table!r}"
+                whole_number(value, what) if name == "batch_sizes" else not_negative(value, what)
     tables = {name for name, _, _ in sharded}
     unknown = sorted(constraints.keys() - tables)
     if unknown:
@@ -300,14 +296,6 @@ def _check_constraints(
                 what_to_do=f"use kernel 'fused' and any of {', '.join(planned_types())} ('dense': data_parallel), and "
                 f"no other device_group than {device!r}.",
             )
-
-
-_NUMBERS: dict[str, Callable[[Any, str], object]] = {
-    "pooling_factors": not_negative,
-    "num_poolings": not_negative,
-    "batch_sizes": whole_number,
-}
-"""The lists of numbers in constraints, and what checks these."""
 
 
 def _refusal(error: PlannerError) -> ConversionError:

@@ -33,7 +33,8 @@ class Placed:
     def of(cls, proposal: Proposal, world_size: int) -> Placed:
         """A proposal whose shards have been placed."""
         on_all = range(world_size)
-        return cls(proposal, [on_all if _is_on_all_ranks(one) else _ranks(one) for one in proposal])
+        placed = ((one, [shard.rank for shard in one.shards]) for one in proposal)
+        return cls(proposal, [on_all if _is_on_all_ranks(one) else ranks for one, ranks in placed])
 
     def assigned(self) -> list[ShardingOption]:
         """The options, whose shards are now on these ranks."""
@@ -99,10 +100,6 @@ def busy(proposal: Proposal, ranks: int) -> numpy.ndarray:
         for shard in option.shards:
             times[shard.rank] += shard.perf.total
     return times
-
-
-def _ranks(option: ShardingOption) -> list[int]:
-    return [shard.rank for shard in option.shards]
 
 
 def _is_on_all_ranks(option: ShardingOption) -> bool:

@@ -59,16 +59,14 @@ def bucketize(facts: NodeFacts) -> Phases:
 
 def input_dist_start(facts: NodeFacts) -> Phases:
     """Puts bags into the order of ranks, if they are not in that order yet."""
-    if not facts.moves:
-        return Phases(Work())
-    size = _batch_bytes(facts, facts.sent_bags)
-    return Phases(Work(read_bytes=size, written_bytes=size))
+    size = _batch_bytes(facts, facts.sent_bags) if facts.moves else 0
+    return Phases(Work(size, size))
 
 
 def input_dist_wait(facts: NodeFacts) -> Phases:
     """Puts what has arrived into the order of features."""
     size = _batch_bytes(facts)
-    return Phases(Work(read_bytes=size, written_bytes=size))
+    return Phases(Work(size, size))
 
 
 def copy(facts: NodeFacts) -> Phases:
@@ -132,8 +130,7 @@ def keyed_tensor(facts: NodeFacts) -> Phases:
     """Puts ranges of columns into order, row by row; a single range is only renamed."""
     if facts.ranges < 2:
         return Phases(Work())
-    copied = facts.rows * facts.ranges
-    return Phases.same(Work(facts.value_bytes, facts.value_bytes, copied_ranges=copied))
+    return Phases.same(Work(facts.value_bytes, facts.value_bytes, copied_ranges=facts.rows * facts.ranges))
 
 
 def nothing(facts: NodeFacts) -> Phases:
@@ -181,16 +178,10 @@ def _find(table: TableLoad, counts: bool) -> Work:
     rows = ID_BYTES * table.ids
     if not table.spec.has_index:
         return Work(read_bytes=rows, written_bytes=rows)
-    read = rows + PROBE_BYTES * table.ids
-    work = Work(read_bytes=read, written_bytes=rows, index_accesses=table.ids, indexes=1)
-    return work + _count(table) if counts else work
-
-
-def _count(table: TableLoad) -> Work:
-    """The scores of rows, or the sightings of candidates."""
-    if not (table.spec.evicts or table.spec.admits):
-        return Work()
-    return Work(8 * table.ids, 8 * table.ids, index_accesses=table.ids)
+    found = Work(rows + PROBE_BYTES * table.ids, rows, index_accesses=table.ids, indexes=1)
+    if not (counts and (table.spec.evicts or table.spec.admits)):
+        return found
+    return found + Work(8 * table.ids, 8 * table.ids, index_accesses=table.ids)  # scores of rows, or sightings
 
 
 def _pool(table: TableLoad, is_weighted: bool) -> Work:
