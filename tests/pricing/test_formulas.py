@@ -13,7 +13,7 @@ from torchrec.distributed.sharding_plan import table_wise
 
 import recfx
 from recfx.ir import NODE_KINDS
-from recfx.ir.meta import BATCH
+from recfx.ir.meta import BATCH, Collective
 from recfx.planner.pricing.formulas import FORMULAS
 from recfx.planner.pricing.hardware import (
     CPU_HOST,
@@ -22,7 +22,7 @@ from recfx.planner.pricing.hardware import (
     Constant,
     same_for_all,
 )
-from recfx.planner.pricing.step_price import seconds_of_collective, seconds_of_work
+from recfx.planner.pricing.step_price import seconds_of_call, seconds_of_work
 from recfx.planner.pricing.work import Work
 from recfx.planner.topology import hardware_of, npu_topology, of_ranks
 from tests.builders.collections import collection
@@ -177,6 +177,7 @@ def test_ranks_that_do_not_fill_their_last_host(operation: str, inside: float, o
     own_host = replace(H100, network_bandwidth=Constant(1e30, ""))
     network = replace(H100, link_bandwidth=same_for_all(1e30, ""))
     latency = H100.collective_latency[operation].value
-    seconds = [seconds_of_collective(operation, 450 * GB, 12, hardware) - latency for hardware in (own_host, network)]
+    call: Any = Collective(operation, sympy.Integer(450 * GB))
+    seconds = [seconds_of_call(call, 12, hardware) - latency for hardware in (own_host, network)]
     link = H100.link_bandwidth[operation].value / (450 * GB)
     assert seconds == [pytest.approx(inside / link), pytest.approx(outside * 450 / 50)]

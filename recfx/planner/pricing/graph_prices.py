@@ -198,20 +198,17 @@ class ModelPrices:
         prices, costs = dict[int, GraphPrices](), []
         for node, operator, module in run:
             if operator is not None and module is not None:
-                graph = id(operator.graph)
-                if graph not in prices:
-                    prices[graph] = self._prices(operator.graph, stores.get(graph))
-                costs.append(replace(prices[graph].cost(operator.node, calls), name=node.name))
+                graph, key = operator.graph, id(operator.graph)
+                if key not in prices:
+                    contexts, store = graph.context.collections, stores.get(key)
+                    if store is not None:  # the tables may have changed since the graph was made
+                        contexts = {name: context_now(context, store) for name, context in contexts.items()}
+                        graph = OperatorGraph(graph.graph, replace(graph.context, collections=contexts))
+                    prices[key] = GraphPrices(graph, self._trains, self.counted, store)
+                costs.append(replace(prices[key].cost(operator.node, calls), name=node.name))
             elif module is not None:
                 costs.append(self.dense(node.name, module, calls))
         return costs
-
-    def _prices(self, graph: OperatorGraph, store: TableStore | None) -> GraphPrices:
-        """The prices of a graph whose tables may have changed since it was made."""
-        if store is not None:
-            now = {name: context_now(context, store) for name, context in graph.context.collections.items()}
-            graph = OperatorGraph(graph.graph, replace(graph.context, collections=now))
-        return GraphPrices(graph, self._trains, self.counted, store)
 
     def rest(self, model: nn.Module, collections: Sequence[nn.Module], world_size: int) -> list[NodeCost]:
         """A model around its collections; nothing if it is one of them."""

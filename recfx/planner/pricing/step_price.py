@@ -33,12 +33,6 @@ def seconds_of_phases(node: NodeCost, hardware: Hardware) -> list[float]:
     return [node.calls * seconds_of_work(work, hardware, on_host) if work != NOTHING else 0.0 for work in phases]
 
 
-def seconds_of_call(call: Collective, world: int, hardware: Hardware, times: float = 1.0) -> float:
-    """How long one collective takes that moves so many times what is passed to it."""
-    ranks, across = call.ranks or world, call.across_hosts
-    return seconds_of_collective(call.operation, times * call.bytes, ranks, hardware, across_hosts=across)
-
-
 def runs_on_host(node: NodeCost, hardware: Hardware) -> bool:
     """Whether a node runs beside the device that has the tables, as indexes do wherever the graph was made."""
     return (node.on_host or node.kind == "hash_ids") and hardware.host_memory_bandwidth != hardware.memory_bandwidth
@@ -65,21 +59,20 @@ def seconds_of_work(work: Work, hardware: Hardware, on_host: bool = False) -> fl
     )
 
 
-def seconds_of_collective(
-    operation: str, passed_bytes: float, ranks: int, hardware: Hardware, *, across_hosts: bool = False
-) -> float:
-    """How long a collective takes after all ranks have come to it, where a rank passes ``passed_bytes`` to it.
+def seconds_of_call(call: Collective, world: int, hardware: Hardware, times: float = 1.0) -> float:
+    """How long a collective takes after all ranks have come to it, where a rank passes so many times its bytes to it.
 
     A rank keeps its own part. Of the rest, an all-to-all sends what other hosts need over the network. The other
     operations do so only once per host, because the ranks of a host first add up their parts, or share what arrived. An
-    all-reduce is a reduce-scatter and an all-gather. With ``across_hosts``, the ranks are on a host each.
+    all-reduce is a reduce-scatter and an all-gather. A call across hosts has each of its ranks on another host.
     """
+    ranks, operation, passed = call.ranks or world, call.operation, times * call.bytes
     if ranks <= 1:
         return 0.0
-    local = 1 if across_hosts else min(ranks, hardware.ranks_per_host)
+    local = 1 if call.across_hosts else min(ranks, hardware.ranks_per_host)
     hosts = math.ceil(ranks / local)
     link, network = hardware.link_bandwidth[operation].value, hardware.network_bandwidth.value
-    whole = passed_bytes * ranks if operation == "all_gather" else passed_bytes
+    whole = passed * ranks if operation == "all_gather" else passed
     inside, outside = whole * (local - 1) / ranks, whole * (ranks - local) / ranks
     if operation != "all_to_all":
         rounds = 2 if operation == "all_reduce" else 1
