@@ -240,17 +240,22 @@ def test_a_fused_optimizer_inside_ddp_is_refused_in_training() -> None:
     assert ranks(2).run(in_ddp) == ["unsharded_fused_optimizer sparse"] * 2
 
 
-def feature_processed(rank: int, world_size: int) -> str:
+def feature_processed(rank: int, world_size: int, trained: bool) -> str:
     standard, _ = build(Case((Table("a", 11, 8, ("f0",)),), is_weighted=True))
-    processors = PositionWeightedModuleCollection(max_feature_lengths={"f0": 9}).requires_grad_(False)
+    processors = PositionWeightedModuleCollection(max_feature_lengths={"f0": 9}).requires_grad_(trained)
     model = recfx.convert(nn.ModuleDict({"fp": FeatureProcessedEmbeddingBagCollection(standard, processors)}))
     model["over"] = nn.Linear(1, 1)
     parallel = DistributedModelParallel(model, device=CPU)
+    try:
+        parallel.module["fp"](KeyedJaggedTensor(["f0"], torch.arange(3), lengths=torch.tensor([1, 2]))).wait()
+    except recfx.InputError as error:
+        return error.reason
     return type(parallel.module["fp"]._embedding_bag_collection).__name__
 
 
 def test_a_collection_behind_feature_processors() -> None:
-    assert ranks(2).run(feature_processed) == ["ShardedHashEmbeddingBagCollection"] * 2
+    assert ranks(2).run(feature_processed, False) == ["ShardedHashEmbeddingBagCollection"] * 2
+    assert ranks(2).run(feature_processed, True) == ["weights_require_grad"] * 2
 
 
 def test_torchrecs_sharded_class_does_not_take_a_converted_collection() -> None:
