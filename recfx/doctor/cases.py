@@ -76,9 +76,7 @@ def cases(quick: bool) -> Iterator[LookupCase]:
 
 
 def step_(rule: Rule, group: Mapping[str, Any], mean: bool, *arguments: Any) -> None:
-    """One step of the rule's own ``update``, in place, with the settings in ``group``; ``mean``: sums were divided by
-    the lengths of bags. ``arguments`` are the first eight of ``fused_step_``; more are left out.
-    """
+    """A rule's step, in place, with the ``arguments`` of ``fused_step_``; ``mean``: sums were divided by lengths."""
     rows, offsets, gradients, weights, first, second, table_of_feature, is_stepped, *_ = arguments
     (gradients,) = gradients if isinstance(gradients, list) else (gradients,)
     lengths, batch_size, column = offsets.diff(), gradients.shape[0], 0
@@ -100,9 +98,7 @@ def step_(rule: Rule, group: Mapping[str, Any], mean: bool, *arguments: Any) -> 
 
 
 def index_read(count: int) -> tuple[Any, ...]:
-    """The arguments of ``recfx::find_rows_triton``, with ``count`` ids for each table: full indexes with dense and with
-    shared rows, and a table without one; the extremes among the ids, and absent ids.
-    """
+    """The arguments of ``recfx::find_rows_triton``: full indexes, and a table without one; extremes and absent ids."""
     draw, rows, extremes = torch.Generator().manual_seed(count), 400, torch.tensor(_EXTREMES)
     slots: list[Tensor] = []
     side_rows, facts, ids = [], [], []

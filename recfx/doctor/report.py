@@ -64,9 +64,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Speed:
-    """The median time of a kernel, and how the ``bytes`` that it has to read and write compare with those that a copy
-    moves in the same time.
-    """
+    """The median time of a kernel, and its share of the ``bytes`` that a copy moves in the same time."""
 
     name: str
     milliseconds: float
@@ -81,9 +79,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class Choice:
-    """A setting of a kernel: the milliseconds with each number, the default first; which is in use from now on; and the
-    file that says so, ``""`` if it is not kept.
-    """
+    """A setting of a kernel: milliseconds by number, the default first; the one in use; the file that says so."""
 
     name: str
     milliseconds: dict[int, float]

@@ -108,9 +108,7 @@ def _is_on_all_ranks(option: ShardingOption) -> bool:
 
 
 def proposals(options: Proposal, capacity: Topology, most: int) -> Iterator[Proposal]:
-    """What TorchRec's planner proposes, the tables in the order of the model: a greedy series of at most so many; and
-    one sharding type for all tables that have a choice.
-    """
+    """A greedy series of at most so many proposals; then one sharding type for all tables that have a choice."""
     ways: dict[str, list[ShardingOption]] = {}
     for option in options:
         ways.setdefault(option.fqn, []).append(option)
@@ -165,9 +163,7 @@ def _sizes(option: ShardingOption) -> tuple[int, int, int, int]:
 
 
 def in_order(plan: Proposal, capacity: Topology) -> Placed | None:
-    """Whole tables in this order rank by rank, so that the busiest rank has as little to do as the order allows; None
-    if they do not fit.
-    """
+    """Whole tables in this order, rank by rank, with the least work for the busiest; None if they do not fit."""
     if capacity.world_size == 1:
         return None
     seconds = [option.shards[0].perf.total for option in plan]

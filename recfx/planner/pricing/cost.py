@@ -85,9 +85,7 @@ class CostAt(Shown):
 
 @dataclass(frozen=True, repr=False)
 class Cost:
-    """What each node of a model costs per step on one rank, in ``B``, ``W`` and ``L_<feature>``; ``str()`` lists
-    them.
-    """
+    """What each node costs per step on one rank, in ``B``, ``W`` and ``L_<feature>``; ``str()`` lists them."""
 
     nodes: tuple[NodeCost, ...]  # every node, in order
     features: tuple[str, ...]  # the features of all collections

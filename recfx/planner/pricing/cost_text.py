@@ -20,9 +20,7 @@ def in_time(seconds: float) -> str:
 
 
 def step_text(trains: bool, hardware: str, batch: int, lengths: Mapping[str, float], world_size: int) -> str:
-    """The step that a time is predicted for, with its lengths, ``2.5`` or ``user=1, watched=50``; every time is shown
-    beside it.
-    """
+    """The step that a time is predicted for, which is shown beside it; lengths as ``2.5`` or ``user=1, watched=50``."""
     kind, per_rank = "training step" if trains else "step in eval mode", " per rank" if world_size > 1 else ""
     shown = [
         f"{name}={round(length, 3):g}" for name, length in sorted(lengths.items(), key=lambda named: named[1] == 1)

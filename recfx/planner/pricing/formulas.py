@@ -85,9 +85,7 @@ def find_rows(facts: NodeFacts) -> Phases:
 
 
 def lookup(facts: NodeFacts) -> Phases:
-    """Reads a row per id, and writes a sum per bag, or the rows as they are; the backward reads the gradients and steps
-    the rows.
-    """
+    """Reads a row per id, and writes a sum per bag, or the rows; the backward reads gradients and steps rows."""
     forward = Work.total([_pool(table, facts.is_weighted) for table in facts.tables])
     return Phases(forward, Work.total([_backward(table) for table in facts.tables if table.is_trained]))
 
@@ -100,9 +98,7 @@ def hash_lookup(facts: NodeFacts) -> Phases:
 
 
 def output_dist_start(facts: NodeFacts) -> Phases:
-    """Joins the parts, and puts them into the order in which they are sent, which is one copy if they are not pooled;
-    the backward averages over ranks.
-    """
+    """Joins pooled parts, and puts rows into the order in which they are sent; the backward averages over ranks."""
     copies = (1 if facts.parts > 1 and facts.is_pooled else 0) + 1
     size = facts.value_bytes
     moved = copies * size
@@ -161,9 +157,7 @@ FORMULAS: dict[str, Formula] = {
 
 
 def work_of(facts: NodeFacts, number: Callable[[Any], Any]) -> tuple[Work, Work]:
-    """The work of a node in the forward and, if the step trains, in the backward; ``number`` gives the value of each
-    amount. Without a formula of its kind, ``kind_without_cost``.
-    """
+    """The work of a node, forward and backward, as ``number`` gives it; without a formula, ``kind_without_cost``."""
     if facts.kind not in FORMULAS:
         raise ConversionError(
             f"nodes of kind {facts.kind!r} have no formula for their cost.",

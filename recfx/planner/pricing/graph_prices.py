@@ -154,9 +154,7 @@ class GraphPrices:
 
 
 def load_of(collection: CollectionContext, table: TableSpec, symbols: Symbols | Values) -> TableLoad:
-    """What a batch does to a table of a collection, or to a shard of one, which gets the ids of all ranks; all rows of
-    the whole table are equally likely.
-    """
+    """What a batch does to a table, or to a shard, which gets the ids of all ranks; all rows are equally likely."""
     facts, whole = collection.facts_of(table), collection.by_name(local=False)[table.table_name]
     samples = symbols.batch * symbols.world if table.shard_of else symbols.batch
     lengths = total(map(symbols.length, table.sent_lengths if table.shard_of else table.feature_names))

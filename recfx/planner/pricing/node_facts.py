@@ -103,9 +103,7 @@ NOTHING_KNOWN = KnownBatch()
 
 
 def shares_of(tables: Iterable[TableSpec]) -> dict[str, tuple[str, float]]:
-    """For the names of the lengths that count different ids alone: the feature, and the expected share of different
-    ones among its ids, which is 1 if it is not known.
-    """
+    """The feature of each length that counts different ids alone, and their expected share, 1 if it is not known."""
     shares: dict[str, tuple[str, float]] = {}
     for table in tables:
         for name, feature in zip(table.sent_lengths, table.feature_names, strict=True):

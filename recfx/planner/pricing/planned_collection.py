@@ -70,9 +70,7 @@ class PlannedCollection:
 
     @cached_property
     def kinds_of_ranks(self) -> list[Hashable]:
-        """Something for each rank that is equal for ranks whose graphs cost the same: the sizes of their shards, and
-        what hosts send on that first add up their rows.
-        """
+        """A key per rank, equal where graphs cost the same: sizes of shards, and what hosts first add up."""
         sharding, hosts = self.sharding, dict[int, set[Hashable]]()
         on_ranks: list[list[Hashable]] = [[] for _ in range(sharding.world_size)]
         for table in sharding.tables:
@@ -106,9 +104,7 @@ class PlannedCollection:
 
 
 def graph_on(collection: UnshardedCollection, device: str) -> Rewriting:
-    """What the passes make of a collection on one rank, in the mode that it is in, with its tables on a device of this
-    type, wherever they are now.
-    """
+    """What the passes make of a collection in its mode on one rank, with its tables on a device of this type."""
     (context,) = collection.unexpanded_graph().context.collections.values()
     context = replace(context, facts={name: replace(facts, device=device) for name, facts in context.facts.items()})
     graph = PlannedCollection(context, 1, collection.backend, collection.passes).rewriting(rank=0)

@@ -26,9 +26,7 @@ def price(node: NodeCost, values: Values, hardware: Hardware) -> NodeCost:
 
 
 def seconds_of_phases(node: NodeCost, hardware: Hardware) -> list[float]:
-    """How long the work of the forward takes per step, and that of the backward, without collectives; amounts are
-    numbers.
-    """
+    """The seconds of the forward and of the backward per step, without collectives; amounts are numbers."""
     on_host, phases = runs_on_host(node, hardware), (node.forward, node.backward)
     return [node.calls * seconds_of_work(work, hardware, on_host) if work != NOTHING else 0.0 for work in phases]
 
