@@ -16,6 +16,7 @@
 #include <string>
 #include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "bench.h"
@@ -235,7 +236,7 @@ std::string answer(const ServedModel& model, Request& request) {
     return format_error(request, "-", request.error);
   }
   try {
-    return format_answer(request, model.version(), model.serve(request.inputs));
+    return format_answer(request, model.version(), model.serve(std::move(request.inputs)));
   } catch (const RequestError& error) {
     return format_error(request, model.version(), error.what());
   } catch (const std::bad_alloc&) {

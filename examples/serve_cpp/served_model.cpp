@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <new>
 #include <tuple>
 #include <utility>
@@ -174,7 +175,7 @@ Array array_of(const std::string& name, at::Tensor tensor) {
     throw RequestError("output " + name + " is of type " + c10::toString(tensor.scalar_type()) +
                        ", which this server does not print [unknown_output]");
   }
-  tensor = tensor.to(at::kCPU).contiguous();
+  tensor = tensor.to(at::kCPU).resolve_neg().contiguous();  // one number may be negated and contiguous
   found.shape = tensor.sizes().vec();
   found.data.resize(tensor.nbytes());
   if (!found.data.empty()) {
@@ -238,13 +239,16 @@ ServedModel::ServedModel(const std::string& path) try {
 
 ServedModel::~ServedModel() = default;
 
-std::vector<Array> ServedModel::serve(const std::vector<Array>& inputs) const {
+std::vector<Array> ServedModel::serve(std::vector<Array> given) const {
+  const auto held = std::make_shared<std::vector<Array>>(std::move(given));  // a model may keep its inputs in buffers
+  const std::vector<Array>& inputs = *held;
   const c10::InferenceMode no_gradients;
   try {
     c10::Dict<std::string, at::Tensor> by_name;
     for (const Array& input : inputs) {
       void* data = const_cast<std::byte*>(input.data.data());  // only read
-      if (!by_name.insert(input.name, at::from_blob(data, input.shape, scalar_type(input.dtype))).second) {
+      const auto release = [held](void*) {};
+      if (!by_name.insert(input.name, at::from_blob(data, input.shape, release, scalar_type(input.dtype))).second) {
         throw RequestError("input " + input.name + " is there twice [duplicate_input]");
       }
     }

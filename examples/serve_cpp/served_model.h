@@ -31,7 +31,7 @@ class ServedModel {
   ~ServedModel();
 
   // The outputs by name. Any number of threads may call it at once. Throws a RequestError.
-  std::vector<Array> serve(const std::vector<Array>& inputs) const;
+  std::vector<Array> serve(std::vector<Array> given) const;
 
   // Let TorchScript optimize the model now, which would otherwise delay the first answer. Call it once, before `serve`.
   void warm_up() const;

@@ -33,6 +33,7 @@ from recfx.errors import Diagnostic, few
 from recfx.hashing.identity import IDENTITY
 from recfx.hashing.row_move import RowMove
 from recfx.hashing.state import EVERY_NAME
+from recfx.runtime.base import load_hooks
 
 _EXTRA_STATE = "_extra_state"  # torch's name for what modules save by themselves; it may have any shape
 _OPTIONAL = tuple(name for name in EVERY_NAME if name not in ("row_ids", "row_state", IDENTITY))
@@ -75,7 +76,10 @@ def plan_model(model: nn.Module, folder: SavedFolder, extra_state: Mapping[str, 
         check_loadable(name, value)
         check_saved_as(name, saved[name], value.dtype, tuple(value.shape), tuple(value.shape))
     own = {tensor.data_ptr() for tensor in [*model.parameters(), *model.buffers()]}
-    in_place = {start + name: value for name, value in plain.items() if value.data_ptr() in own}
+    foreign = tuple(f"{path}." * bool(path) for path, module in model.named_modules() if _loads_its_own_way(module))
+    in_place = {
+        start + name: value for name, value in plain.items() if value.data_ptr() in own and not name.startswith(foreign)
+    }
     aside = folder.read([start + name for name in tensors if start + name not in in_place])
     state.update(with_prefix(aside, start))
     state.update(extra_state)
@@ -93,6 +97,14 @@ def plan_model(model: nn.Module, folder: SavedFolder, extra_state: Mapping[str, 
     plan.refusable.append(functools.partial(_load_extra_states, model, state))
     plan.rest.append(load)
     return plan
+
+
+def _loads_its_own_way(module: nn.Module) -> bool:
+    """Whether code that is not torch's may write to the module while it loads, and then read what was saved."""
+    kind: Any = type(module)
+    methods = (kind.load_state_dict, kind._load_from_state_dict)
+    is_plain = all(str(method.__module__).startswith(("torch.", "recfx.")) for method in methods)
+    return not is_plain or bool(load_hooks(module))
 
 
 def _load_extra_states(model: nn.Module, state: Mapping[str, Any], undo: list[Callable[[], None]]) -> None:

@@ -21,7 +21,6 @@ import torch
 from torch import nn
 from torch._dynamo.eval_frame import OptimizedModule
 from torch.distributed.fsdp import FSDPModule
-from torch.nn.modules.module import _WrappedHook
 from torch.nn.parameter import UninitializedBuffer
 from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
@@ -32,7 +31,7 @@ from recfx.collections.kinds import kind_of
 from recfx.collections.replaced import CatchingCall
 from recfx.collections.table_holder import release
 from recfx.errors import ConversionError
-from recfx.runtime.base import MODULE_HOOKS, holds_hooks
+from recfx.runtime.base import MODULE_HOOKS, gets_its_module, holds_hooks
 
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque)
@@ -43,7 +42,6 @@ _NOT_SEARCHED = _PACKAGES | {"numpy", "pandas", "pyarrow", "tensordict"} | sys.s
 _ATOMIC = (bool, int, float, str, type(None))  # deepcopy takes these as they are, but more slowly
 _MOST_ATTEMPTS = 256
 _PLAIN = (torch.Tensor, nn.Parameter)
-_OF_HOOKS = (RemovableHandle, _WrappedHook)
 
 
 def copy_modules(
@@ -187,9 +185,9 @@ def _known_inside(item: Any, memo: _Memo) -> dict[int, Any]:
 
 def _stands_for_itself(value: Any) -> bool:
     kind: Any = type(value)
-    if issubclass(kind, (*_CONTAINERS, nn.Module, torch.Tensor, torch.Generator, torch.device, *_OF_HOOKS)):
+    if issubclass(kind, (*_CONTAINERS, nn.Module, torch.Tensor, torch.Generator, torch.device, RemovableHandle)):
         return False
-    if kind.__module__ == "torch.storage":
+    if kind.__module__ == "torch.storage" or gets_its_module(value):
         return False
     return issubclass(kind, torch.optim.Optimizer) or _package(kind) in _PACKAGES
 
@@ -319,8 +317,7 @@ def carry_hooks(source: nn.Module, replacement: nn.Module, *, for_good: bool = F
             kept = {OWN_HOOK: own[OWN_HOOK]} if isinstance(own, dict) and OWN_HOOK in own else {}
             for key, hook in hooks.items():
                 if key != OWN_HOOK:
-                    is_bound = isinstance(hook, _WrappedHook) and hook.with_module
-                    kept[key] = _WrappedHook(hook.hook, replacement) if is_bound else hook
+                    kept[key] = type(hook)(hook.hook, replacement) if gets_its_module(hook) else hook
             hooks = hooks if for_good else hooks.copy()
             hooks.clear()
             hooks.update(kept)

@@ -192,6 +192,9 @@ def _patch(
             _hand_over_hooks(finding.module, replacement)
     replace_in_place(model, replacements)
     attach_conversion(model, conversion_of(converted))
+    leave_to_collections(model)
+    if sharded_collections(model):
+        attach_fused_optimizer(model)
     return model
 
 

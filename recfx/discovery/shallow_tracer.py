@@ -145,6 +145,7 @@ class ShallowTracer(fx.Tracer):
         self._holds: dict[int, bool] = {}
         self._parameter_proxies: dict[str, Any] = {}
         self._items: list[fx.Node] = []
+        self._buffers: list[tuple[str, dict[str, Any], str, Any]] = []
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """True for collections, and for modules that hold none."""
@@ -255,14 +256,27 @@ class ShallowTracer(fx.Tracer):
                 self.graph.erase_node(node)
 
     def check_reads(self) -> None:
-        """Refuse to make a constant of an attribute that the traced code changes, and a graph of code that has handled
-        an error of a proxy.
+        """Refuse to make a constant of an attribute that the traced code changes, to forget that it has put something
+        else into the place of a buffer, and a graph of code that has handled an error of a proxy.
         """
         if self.raised is not None:
             raise self.raised
         changed = None if self._reads is None else self._reads.changed()
         if changed is not None:
             raise LostByTracing(f"attribute {changed}, which the code changes, would be a constant of the graph")
+        for path, buffers, name, buffer in self._buffers:
+            if (assigned := buffers.get(name)) is not buffer:
+                buffers[name] = buffer
+                if not isinstance(assigned, fx.Proxy) or _changed_in_place(assigned.node) != path:
+                    raise LostByTracing(f"buffer {path}, which the code assigns, would stay as it is")
+
+    def watch_buffers(self, root: nn.Module) -> None:
+        """Let ``check_reads`` know what the buffers are before the trace."""
+        self._buffers = [
+            (f"{path}.{name}" if path else name, module._buffers, name, buffer)
+            for path, module in root.named_modules()
+            for name, buffer in module._buffers.items()
+        ]
 
     def _erase_after(self, last: fx.Node | None) -> None:
         for node in reversed(list(self.graph.nodes)):
@@ -272,6 +286,13 @@ class ShallowTracer(fx.Tracer):
             for name, proxy in list(self._parameter_proxies.items()):
                 if proxy.node is node:
                     del self._parameter_proxies[name]
+
+
+def _changed_in_place(node: fx.Node) -> str:
+    """The path of the buffer that a node, such as that of ``self.steps += 1``, changes; "" if it makes a value."""
+    while node.op == "call_function" and getattr(node.target, "__name__", "") in fx.graph.inplace_methods:
+        node = node.args[0]  # type: ignore[assignment]
+    return str(node.target) if node.op == "get_attr" else ""
 
 
 def _reads_values(node: fx.Node) -> bool:
@@ -317,6 +338,7 @@ def trace_graph(
     calls = [call.clone() for call in observe]
     runs = [Observed(target, dict(zip(names, call.args, strict=False)) | call.kwargs, tracer.leaves) for call in calls]
     tracer.observed, tracer.other_calls = (runs[0], runs[1:]) if runs else (None, [])
+    tracer.watch_buffers(target)
     buffers = list(target.named_buffers())
     target.__dict__["named_buffers"] = lambda: buffers  # `self.steps += 1` puts proxies there, which have no hash
     try:

@@ -48,7 +48,8 @@ def fresh_copy(
     shared = {id(part) for module in _collections(copy) for part in module.modules()}
     shared |= {id(part) for module in replacements.values() for part in module.modules()}
     sharing: dict[int | None, set[int]] = {}
-    for _, tensor in tensors_of_modules(copy):
+    tables = [tensor for module in _collections(copy) for tensor in module.parameters()]
+    for tensor in [*(tensor for _, tensor in tensors_of_modules(copy)), *tables]:
         sharing.setdefault(storage_of(tensor), set()).add(id(tensor))
     cloned: dict[int, torch.Tensor] = {}
     for module in own_modules(copy):

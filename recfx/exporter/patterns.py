@@ -135,11 +135,24 @@ def _leaf(value: Any, is_argument: bool) -> Pattern | None:
         return Pattern("kjt", keys=tuple(value.keys()), is_weighted=value.weights_or_none() is not None)
     if isinstance(value, TensorDict) and is_argument:
         return Pattern("kjt", keys=tuple(value.keys()))
+    if not is_argument and not _is_usual(value):
+        return None
     if isinstance(value, JaggedTensor) and not is_argument:
         return Pattern("jagged", is_weighted=value.weights_or_none() is not None)
     if isinstance(value, KeyedTensor) and not is_argument:
         return Pattern("keyed_tensor", keys=tuple(value.keys()), value=list(value.length_per_key()))
     return Pattern("constant", value=value) if is_plain(value) else None
+
+
+def _is_usual(value: Any) -> bool:
+    """Whether values and lengths, or values and keys, are all there is to a jagged or keyed tensor."""
+    if isinstance(value, KeyedTensor):
+        return bool(value.key_dim() == 1)
+    if not isinstance(value, JaggedTensor):
+        return True
+    offsets, lengths = value.offsets(), value.lengths()
+    known = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
+    return offsets.is_meta or (torch.equal(offsets, known.to(offsets)) and int(offsets[-1]) == len(value.values()))
 
 
 def dtype_of(tensor: torch.Tensor) -> str:

@@ -14,7 +14,10 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, Keyed
 from recfx.errors import ExportError, type_of
 from recfx.exporter.patterns import Pattern, is_constant, pattern_of, rebuild
 
-_WHAT_TO_DO = "return tensors, KeyedTensors, or dicts, lists, tuples and dataclasses of these."
+_WHAT_TO_DO = (
+    "return tensors, KeyedTensors, or dicts, lists, tuples and dataclasses of these. Offsets have to start at 0 and \
+end with the number of values, and the columns of a KeyedTensor have to be its second dimension."
+)
 
 
 def return_pattern(value: Any) -> Pattern:
@@ -84,6 +87,23 @@ def expressions(pattern: Pattern, expression: str = "output") -> dict[str, str]:
     for key, item in zip(pattern.keys, pattern.items, strict=True):
         taken |= expressions(item, f"{expression}[{key!r}]" if pattern.kind == "dict" else f"{expression}[{key}]")
     return taken
+
+
+def is_as_exported(pattern: Pattern, expression: str = "output") -> list[str]:
+    """TorchScript expressions that are true if the value has the keys, the lengths and the constants of ``pattern``."""
+    if pattern.kind == "constant":
+        is_number = isinstance(pattern.value, (bool, int, str))
+        return [f"{expression} == {pattern.value!r}"] if is_number else []
+    keys = [f"{expression}.keys() == {list(pattern.keys)!r}"] if pattern.kind in ("kjt", "keyed_tensor") else []
+    if pattern.kind == "keyed_tensor":
+        keys.append(f"{expression}.length_per_key() == {list(pattern.value)!r}")
+    conditions = keys + [f"len({expression}) == {len(pattern.keys)}"] * (pattern.kind in ("list", "dict"))
+    if not pattern.name:
+        for key, item in zip(pattern.keys, pattern.items, strict=True):
+            conditions += is_as_exported(
+                item, f"{expression}[{key!r}]" if pattern.kind == "dict" else f"{expression}[{key}]"
+            )
+    return conditions
 
 
 def take_apart(pattern: Pattern, value: Any) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from recfx.exporter.model_call import ModelCall
 from recfx.exporter.model_copies import detach_parameters, fold_parametrizations, fresh_copy, strip_hooks
 from recfx.exporter.model_file import Program
 from recfx.exporter.patterns import Pattern, as_in_file
-from recfx.exporter.returns import expressions, is_typed, tensor_names
+from recfx.exporter.returns import expressions, is_as_exported, is_typed, tensor_names
 from recfx.exporter.serving.select_bags import ServedNode
 from recfx.exporter.trace_model import WayFailed, trace_model, warmed
 from recfx.ir.printer import format_graph
@@ -241,7 +241,7 @@ def _served_model(
     names = tensor_names(call.returns)
     outputs = expressions(call.returns) if is_typed else {name: f"output[{name!r}]" for name in names}
     leaves = call.signature.leaves()
-    source = _source(leaves, outputs, passed)
+    source = _source(leaves, outputs, passed, is_as_exported(call.returns) if is_typed else [])
     file = f"<recfx served model {next(_numbers)}>"
     linecache.cache[file] = (len(source), None, source.splitlines(True), file)  # where TorchScript looks for it
     scope: dict[str, Any] = {
@@ -259,11 +259,17 @@ def _served_model(
     return _compile(served.eval())
 
 
-def _source(leaves: list[Pattern], outputs: dict[str, str], passed: str) -> str:
+def _source(leaves: list[Pattern], outputs: dict[str, str], passed: str, conditions: list[str]) -> str:
     arguments = "".join(f", {leaf.name}: {_TYPES[leaf.kind]}" for leaf in leaves)
     passed = passed or ", ".join(leaf.name for leaf in leaves)
     named = ", ".join(f"self.take_{leaf.name}(inputs)" for leaf in leaves)
     returned = ", ".join(f"{name!r}: {expression}" for name, expression in outputs.items())
+    checks = "".join(
+        f"""
+        if not ({condition}):
+            raise RuntimeError("the model returns something else than for the sample [unsupported_output]")"""
+        for condition in conditions
+    )
     return f"""class ServedModel(nn.Module):
     input_names: dict[str, bool]
 
@@ -272,7 +278,7 @@ def _source(leaves: list[Pattern], outputs: dict[str, str], passed: str) -> str:
 
     @torch.jit.export
     def named(self{arguments}) -> dict[str, torch.Tensor]:
-        output = self.program({passed})
+        output = self.program({passed}){checks}
         return {{{returned}}}
 
     @torch.jit.export

@@ -20,7 +20,7 @@ from recfx.collections.converted_collection import ConvertedCollection
 from recfx.conversion.whole_graph import inline_graph
 from recfx.discovery.proxies import Assigned
 from recfx.discovery.sample import Sample
-from recfx.discovery.shallow_tracer import LostByTracing, ShallowTracer, rollback_of, trace_graph, with_forward
+from recfx.discovery.shallow_tracer import ShallowTracer, rollback_of, trace_graph, with_forward
 from recfx.errors import Diagnostic, ExportError
 from recfx.exporter.batch_proxies import BatchProxy, check_dtypes, check_read_features, has_known_features
 from recfx.exporter.compare_outputs import run_model
@@ -66,16 +66,11 @@ class TracedModel(NamedTuple):
 class _Tracer(ShallowTracer):
     """A tracer that enters all modules but collections and torch's own, and records forward hooks."""
 
-    def __init__(self, root: nn.Module, collections: set[int]) -> None:
+    def __init__(self, collections: set[int]) -> None:
         super().__init__(collections)
         self.reads: set[fx.Node] = set()
         self.described: dict[fx.Node, Any] = {}
         """The arguments, as the sample has them, on whose dtypes or ranks constants of the graph depend."""
-        self._buffers = [
-            (f"{path}.{name}" if path else name, module._buffers, name, buffer)
-            for path, module in root.named_modules()
-            for name, buffer in module._buffers.items()
-        ]
 
     def call_module(self, m: nn.Module, *call: Any) -> Any:
         """Nobody may read what a module that stays a call has assigned: it would be that of the sample."""
@@ -84,19 +79,6 @@ class _Tracer(ShallowTracer):
             module.__dict__[name] = Assigned(name)
         self.observed.assigned.clear()
         return output
-
-    def check_reads(self) -> None:
-        """Refuse to forget that the traced code has put something else into the place of a buffer.
-
-        Raises:
-            LostByTracing: it has.
-        """
-        super().check_reads()
-        for path, buffers, name, buffer in self._buffers:
-            if (assigned := buffers.get(name)) is not buffer:
-                buffers[name] = buffer
-                if not isinstance(assigned, fx.Proxy) or _changed_in_place(assigned.node) != path:
-                    raise LostByTracing(f"buffer {path}, which the code assigns, would stay as it is")
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         """A proxy that knows its features, if it is a batch and they are known."""
@@ -133,13 +115,6 @@ class _Tracer(ShallowTracer):
         return isinstance(m, ConvertedCollection) or super(ShallowTracer, self).is_leaf_module(m, module_qualified_name)
 
 
-def _changed_in_place(node: fx.Node) -> str:
-    """The path of the buffer that a node, such as that of ``self.steps += 1``, changes; "" if it makes a value."""
-    while node.op == "call_function" and getattr(node.target, "__name__", "") in fx.graph.inplace_methods:
-        node = node.args[0]  # type: ignore[assignment]
-    return str(node.target) if node.op == "get_attr" else ""
-
-
 def trace_model(call: ModelCall) -> TracedModel:
     """The trace of a warmed model around exported graphs.
 
@@ -149,7 +124,7 @@ def trace_model(call: ModelCall) -> TracedModel:
         WayFailed: it cannot be traced.
     """
     live, copies = fresh_copy(call.model)
-    tracer = _Tracer(live, {id(copies[collection]) for collection in call.served})
+    tracer = _Tracer({id(copies[collection]) for collection in call.served})
     entry = _with_leaves(live, call)
     try:
         sample = Sample(*call.leaves(call.sample))

@@ -28,7 +28,7 @@ from torch.export import Dim, ExportedProgram
 from recfx.collections.copy_modules import own_modules
 from recfx.discovery.sample import Sample
 from recfx.discovery.shallow_tracer import with_forward
-from recfx.errors import Diagnostic
+from recfx.errors import Diagnostic, ExportError
 from recfx.exporter.arguments import Signature
 from recfx.exporter.compare_outputs import run_copy
 from recfx.exporter.loaded_program import LoadedProgram, flat_names, flat_tensors, join_tensors
@@ -146,7 +146,14 @@ def _program(exported: ExportedProgram, signature: Signature) -> Program:
 def _save(exported: ExportedProgram, path: Path) -> None:
     """This takes memory for two copies of the biggest buffer, which torch makes of it."""
     with path.open("w+b") as file:  # of a path, torch would want to end with .pt2
-        torch.export.save(exported, file)
+        try:
+            torch.export.save(exported, file)
+        except RuntimeError as error:  # SerializeError, of a package that is not public
+            raise ExportError(
+                f"torch cannot save the program: {error}.",
+                reason="not_exportable",
+                what_to_do="compute what it names with tensors, or export TorchScript.",
+            ) from error
 
 
 @contextlib.contextmanager

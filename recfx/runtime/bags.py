@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from itertools import accumulate
 
 import torch
@@ -131,6 +132,14 @@ def with_values(
         stride=features.stride(),
         length_per_key=features.length_per_key_or_none(),
     )
+
+
+def with_own_lengths(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    """The same KJT, whose lengths and offsets the caller cannot change."""
+    own, offsets = copy.copy(features), features.offsets_or_none()
+    own._lengths = features.lengths().clone()
+    own._offsets = None if offsets is None else offsets.clone()
+    return own
 
 
 def as_stored(tensor: torch.Tensor) -> torch.Tensor:

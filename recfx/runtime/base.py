@@ -62,6 +62,11 @@ def load_hooks(module: nn.Module) -> dict[Any, Callable[..., Any]]:
     return module._load_state_dict_pre_hooks
 
 
+def gets_its_module(hook: Any) -> bool:
+    """Whether a hook is torch's object that refers weakly to the module, because it passes it on."""
+    return type(hook).__module__ == "torch.nn.modules.module" and getattr(hook, "with_module", False) is True
+
+
 @contextlib.contextmanager
 def without_load_hooks(module: nn.Module) -> Iterator[None]:
     """A context in which the module loads without its hooks: they have run already."""

@@ -53,6 +53,24 @@ class Model(nn.Module):
         self.after = nn.Linear(4, 2)
 
 
+class StartsAnew(nn.Linear):
+    """Writes to its parameters before it takes what was saved."""
+
+    def _load_from_state_dict(self, *of_state: Any) -> None:
+        self.reset_parameters()
+        super()._load_from_state_dict(*of_state)
+
+
+@pytest.mark.parametrize("way", ["module", "hook"])
+def test_modules_may_write_to_their_parameters_before_they_load(way: str, tmp_path: Path) -> None:
+    models = [nn.Sequential(StartsAnew(2, 2) if way == "module" else nn.Linear(2, 2), nn.Linear(2, 2)) for _ in "ab"]
+    if way == "hook":
+        models[1][0].register_load_state_dict_pre_hook(lambda module, *_: nn.init.zeros_(module.weight))
+    recfx.save_checkpoint(models[0], tmp_path)
+    recfx.load_checkpoint(models[1], tmp_path)
+    assert_same(models[1].state_dict(), models[0].state_dict())
+
+
 def weights(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: value.detach().clone() for name, value in model.named_parameters()}
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 import recfx
 from tests.support.refusals import refused
@@ -57,6 +57,8 @@ def export(make: Callable[..., Any], path: Path, format: str, is_weighted: bool 
             "True for the sample, and False for a batch",
         ),
         (lambda values, batch: (values, (batch.values() > 99).sum().item()), "reads from a tensor"),
+        (lambda values, _: JaggedTensor(values, offsets=torch.tensor([1, 2, 3])), "a JaggedTensor"),
+        (lambda values, _: KeyedTensor(["x"], [len(values)], values, key_dim=0), "a KeyedTensor"),
         (lambda values, _: {"n": 3}, "no tensor"),
         (lambda values, _: None, "no tensor"),
         (lambda values, _: values.shape, "no tensor"),
@@ -124,3 +126,34 @@ def test_lists_and_tuples_stay_what_they_are(format: str, tmp_path: Path) -> Non
 
     returned = export(make, tmp_path, format)(batch())
     assert kinds(returned) == kinds(make(torch.zeros(1), batch()))
+
+
+class Branches(Returns):
+    """Is compiled from its own code, and answers great ids with other keys, one tensor more, and another word."""
+
+    def __init__(self, part: str) -> None:
+        super().__init__(lambda values, _: values)
+        self.make = None
+        self.part = part
+
+    def forward(self, features: KeyedJaggedTensor) -> tuple[KeyedTensor, list[torch.Tensor], str]:
+        values = self.ebc(features).values()
+        is_great = int(features.values().sum()) > 30
+        keys = ["y", "x"] if is_great and self.part == "keys" else ["x", "y"]
+        tensors = [values, values] if is_great and self.part == "list" else [values]
+        word = "great" if is_great and self.part == "word" else "small"
+        return KeyedTensor(keys, [1, 1], values), tensors, word
+
+
+@pytest.mark.parametrize("part", ["keys", "list", "word", ""])
+def test_a_file_of_the_models_own_code_returns_what_the_sample_has_or_an_error(part: str, tmp_path: Path) -> None:
+    converted = recfx.convert(Branches(part), batch(), verify=False)
+    recfx.export(converted, tmp_path / "model", batch())
+    great = KeyedJaggedTensor(["f"], torch.full((9,), 9), lengths=torch.tensor([9]))
+    loaded = recfx.load(tmp_path / "model")
+    assert loaded(batch())[2] == "small"
+    if part:
+        with refused("unsupported_output", error=recfx.InputError):
+            loaded(great)
+    else:
+        assert torch.equal(loaded(great)[1][0], converted(great)[1][0])

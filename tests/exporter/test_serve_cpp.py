@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torchrec import KeyedJaggedTensor
 
 import recfx
 from examples.serve_cpp.client import parse_answers, request_text
@@ -104,6 +105,35 @@ def test_a_file_that_is_not_portable(
     assert kind == "error"
     assert "those of recfx" in message
     assert message.endswith("only Python has them [no_library]")
+
+
+class Negated(HashedModel):
+    """Returns a view that torch negates when it is read."""
+
+    def forward(self, dense: torch.Tensor, features: KeyedJaggedTensor) -> torch.Tensor:
+        return torch.view_as_complex(self.linear(self.ebc(features).values()) + dense).conj().imag
+
+
+class KeepsInput(HashedModel):
+    """Keeps its last input in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("last", torch.zeros(6, 1))
+
+    def forward(self, dense: torch.Tensor, features: KeyedJaggedTensor) -> torch.Tensor:
+        output = self.linear(self.ebc(features).values()) + dense + self.last.sum()
+        self.last = dense
+        return output
+
+
+@pytest.mark.parametrize("of", [Negated, KeepsInput])
+def test_memory_that_is_not_as_it_looks(program: Path, tmp_path: Path, of: type[HashedModel]) -> None:
+    requests = [by_name(call(size, seed=size)) for size in (1, 4, 4, 300, 1, 5, 4)]
+    recfx.export(recfx.convert(of(), hashing=HASHING).eval(), tmp_path / "model.pt", call(6))
+    loaded = recfx.load(tmp_path / "model.pt")
+    for request, answer in zip(requests, answers(program, tmp_path / "model.pt", requests), strict=True):
+        torch.testing.assert_close(answer.outputs["output"], loaded.serve(request)["output"], rtol=1e-6, atol=1e-6)
 
 
 def test_no_python_is_loaded(program: Path, file: Path) -> None:

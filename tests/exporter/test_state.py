@@ -232,11 +232,30 @@ class _Assigns(_Model):
         return self.ebc(features).values() * (1 + self.great)
 
 
+class _OfTable(_Model):
+    """A buffer that is some rows of a table, and changes."""
+
+    def prepare(self) -> None:
+        self.register_buffer("rows", next(self.ebc.parameters()).detach()[1:3])
+
+    def forward(self, features: KeyedJaggedTensor) -> Tensor:
+        self.rows.mul_(1.25)
+        return self.ebc(features).values()
+
+
+def test_a_buffer_that_is_rows_of_a_table_must_not_change(tmp_path: Path) -> None:
+    features = KeyedJaggedTensor(["f1", "f2", "f3"], torch.ones(3).long(), lengths=torch.ones(3).long())
+    with refused("changes_state", error=recfx.ExportError):
+        recfx.export(recfx.convert(_OfTable()).eval(), tmp_path / "model", (features,))
+
+
 def test_a_buffer_that_is_assigned_is_not_forgotten(tmp_path: Path) -> None:
     features = [
         KeyedJaggedTensor(["f1", "f2", "f3"], torch.full((3,), id), lengths=torch.ones(3).long()) for id in (1, 3)
     ]
     model = _Assigns().eval()
+    with refused("untraceable_root"):
+        recfx.convert(model, (features[0],), whole_graph=True)
     with refused("not_exportable", error=recfx.ExportError):
         recfx.export(model, tmp_path / "model", (features[0],), format="pt2")
     recfx.export(model, tmp_path / "model", (features[0],))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -27,6 +28,7 @@ from tests.sharding.cases import (
     plain_model,
     shard,
     train_sharded,
+    values_of,
     variable_batch,
 )
 from tests.sharding.ranks import ranks
@@ -80,6 +82,23 @@ class Compiled(Model):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.compile(backend="eager")
+
+
+def outputs_after_refill(rank: int, world_size: int, case: Case) -> tuple[torch.Tensor, torch.Tensor]:
+    """What one process answers, and what ranks do if the lengths change before the output is read."""
+    standard, _ = build(case)
+    sharded = shard(case, standard, world_size)
+    batch = batches(case, world_size, 1)[0][rank]
+    lengths = batch.lengths().clone()
+    output = sharded(KeyedJaggedTensor(batch.keys(), batch.values(), batch.weights_or_none(), lengths=lengths))
+    lengths.zero_()
+    return values_of(standard(batch)).detach(), values_of(output).detach()
+
+
+def test_means_are_those_of_the_lengths_of_the_call() -> None:
+    case = Case(tuple(replace(table, pooling="MEAN") for table in MIXED))
+    for expected, found in ranks(2).run(outputs_after_refill, case):
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)  # sums of float32 in another order
 
 
 def train_compiled(rank: int, world_size: int, case: Case) -> dict[str, Any]:

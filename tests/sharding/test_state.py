@@ -64,7 +64,8 @@ def layouts_by_place(rank: int, world_size: int, case: Case) -> list[dict[str, t
     states = []
     for inplace in (False, True):
         model, plan = model_and_plan(case, world_size, is_converted=False)
-        states.append(recfx.convert(model, hashing=case.hashing, plan=plan, inplace=inplace).state_dict())
+        sharded: Any = recfx.convert(model, hashing=case.hashing, plan=plan, inplace=inplace)
+        states.append(sharded.state_dict() | dict.fromkeys(sharded.fused_optimizer.params, 0))
     return [{key: type(value) for key, value in state.items()} for state in states]
 
 

@@ -31,6 +31,7 @@ from recfx.errors import CheckpointError, ConversionError, OutOfStepError
 from recfx.ir.shards import CollectionSharding
 from recfx.passes.base import PASSES_KEY
 from recfx.runtime import marks
+from recfx.runtime.bags import with_own_lengths
 from recfx.runtime.dist_groups import DistGroups
 from recfx.runtime.in_flight import BATCHES_IN_FLIGHT
 from recfx.runtime.input_dist import DistContext, Exchange, InputDistStart, Outgoing
@@ -200,6 +201,8 @@ class ShardedCollection(
             stages.send.run(sent)
         if sent.pop(name, None) is None:
             values.pop(name, None)  # nothing needs it any more
+        elif name in values:  # rows that come back are divided, or cut, by lengths that the caller may have refilled
+            values[name] = with_own_lengths(values[name])
         ctx.sharding_contexts = [value for value in sent.values() if isinstance(value, DistContext)]
         ctx.started = [name for name, value in sent.items() if isinstance(value, Awaitable)]
         started = [Guarded(sent.pop(name), ctx, self.in_step) for name in ctx.started]
