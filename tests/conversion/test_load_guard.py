@@ -148,10 +148,10 @@ def test_an_index_without_its_weight(change: Callable[[State], object], reason: 
     assert_same(state_of(model), before)
 
 
-@pytest.mark.parametrize("place", ["root", "collection", "index"])
+@pytest.mark.parametrize("place", ["root", "collection"])
 def test_a_users_hook_may_still_rename_keys(place: str) -> None:
     model, source = trained(7), trained(0)
-    owner = {"root": model, "collection": model.first, "index": model.first.index("a")}[place]
+    owner = {"root": model, "collection": model.first}[place]
     key = "first.hash_indexes.a.row_ids"
 
     def rename(module: nn.Module, state: State, prefix: str, *rest: Any) -> None:
