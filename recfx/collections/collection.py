@@ -47,7 +47,6 @@ class UnshardedCollection(ConvertedCollection):
     _replacement: ClassVar[type[UnshardedCollection]]  # of the classes that stand for subclasses of the user's
 
     def _build(self, configs: list[Any], is_weighted: bool, device: torch.device | str | None, backend: str) -> None:
-        """Become a new collection, with tables of its own."""
         kind = kind_of(self)
         if not configs:
             raise ConversionError(
@@ -247,11 +246,9 @@ class UnshardedCollection(ConvertedCollection):
 
     @property
     def device(self) -> torch.device | str:
-        """The device that the collection was built for, as in the standard collection."""
         return self._device
 
     def fused_optimizers(self) -> dict[str, FusedOptimizer]:
-        """The optimizer of every table that is updated in the lookup's backward, by table name."""
         self.follow_optimizers()
         return self._store.optimizers
 

@@ -303,7 +303,7 @@ def refuse_fully_sharded(root: nn.Module, what_to_do: str) -> None:
             )
 
 
-OWN_HOOK = "recfx"
+OWN_HOOK: Any = "recfx"
 """The key of a hook of recfx's own, which stays on its module; the keys of torch are numbers."""
 
 

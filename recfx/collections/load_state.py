@@ -175,7 +175,6 @@ class LocalState:
                 self.local[self._prefix + self._kind.weight_name("", shard.name)] = part
 
     def _weights(self, table: ShardedTable, weight: Any, key: str) -> dict[Shard, Tensor]:
-        """The parts of a saved weight that this rank's shards load."""
         spec, move = table.table, self.moves.get(table.table.name)
         if isinstance(weight, ShardedTensor):
             if table.is_replicated:
@@ -252,7 +251,6 @@ class LocalState:
         return forgets
 
     def _indexes(self, table: ShardedTable, saved: Mapping[str, Any], weight: Any) -> dict[Shard, dict[str, Any]]:
-        """The parts of a saved index that this rank's shards load, by buffer name."""
         spec, path = table.table, f"{self._prefix}hash_indexes.{table.table.name}"
         values = [weight, *(value for name, value in saved.items() if name not in state.NOT_BY_ROW)]
         if self._group is None or not any(isinstance(value, ShardedTensor) for value in values):

@@ -77,19 +77,13 @@ class SavedState:
         shape = whole_size(self._pieces)
         if tuple(saved.shape) == shape:
             return saved
-        rows = self._table.table.num_embeddings
-        if len(shape) == 1 and saved.dim() == 1 and shape[0] > rows:
-            raise self._error(
-                "shape_mismatch",
-                f"the saved state has {saved.numel()} numbers, but here are {shape[0]}: one per row and column block.",
-                f"{self._fused.rule.label} cannot change the number of column blocks; load without the optimizer.",
-            )
         move = self._module._row_moves.get(self._table.table.name)  # if the weight was loaded from fewer rows
         if move is None or (move.saved_rows, *shape[1:]) != tuple(saved.shape):
             raise self._error(
                 "rows_mismatch",
                 f"the saved optimizer state is {tuple(saved.shape)}, but the table needs {shape}.",
-                "load the model's state of the same moment first, and the optimizer's before any training step.",
+                "load the model's state of the same moment first, and the optimizer's before any training step; the "
+                "number of column blocks must be the same.",
             )
         start = self._fused.starts()[self._state]
         return move.apply(saved, torch.full(shape, start, dtype=saved.dtype, device=saved.device))

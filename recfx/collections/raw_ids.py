@@ -14,10 +14,7 @@ class RawIdCollection(nn.Module):
     """Calls a collection of raw ids as users call TorchRec's managed-collision collections.
 
     Names of parameters and private attributes are those of TorchRec's ``ManagedCollisionEmbeddingCollection``, except
-    for what remapped the ids.
-
-    Args:
-        collection: the converted collection; a standard one until it is replaced.
+    for what remapped the ids. ``collection`` is the converted one; a standard one until it is replaced.
     """
 
     _embedding_module: Any

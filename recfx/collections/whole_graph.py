@@ -42,10 +42,7 @@ class WholeGraph(nn.Module):
 
     Parameters, buffers and submodules keep their names, and the graphs read them from here, so that others may take
     their places. Other attributes and methods are those of ``model``. ``train_graph`` and ``eval_graph`` are the
-    graphs.
-
-    Args:
-        traced: the graphs of training (True) and of eval mode (False), over the modules of ``model``.
+    graphs, ``traced`` by mode.
     """
 
     def __init__(self, model: nn.Module, traced: dict[bool, Traced]) -> None:

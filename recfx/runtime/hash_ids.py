@@ -99,7 +99,7 @@ class HashIds(NodeModule):
         lose their rows, and on meta.
         """
         indexes = self.indexes
-        if indexes.counts_every_id or not self.training or indexes.on_meta:
+        if indexes.counts_every_id or not self.training or indexes.device.type == "meta":
             return None
         own = indexes.store.indexes_of(indexes.hashed_in_order)
         buffers, stamps = [index.index_buffers() for index in own], list(map(_stamp, own))

@@ -167,7 +167,6 @@ class BatchesInFlight:
         return BatchesInFlight, (self.depth,)
 
     def add(self, batch: BatchInFlight) -> None:
-        """From now on, later batches do not take this batch's rows."""
         self._batches.append(batch)
 
     def begin(self) -> None:

@@ -189,7 +189,6 @@ class Exchange:
     def _taken_apart(
         self, numbers: tuple[torch.Tensor, ...], weights: list[tuple[torch.Tensor, ...]]
     ) -> list[KeyedJaggedTensor]:
-        """``numbers`` and, if any, ``weights`` from each rank."""
         calls, rank = len(self._calls), self._group.rank()
         begins = [sum(call.splits[:rank]) for call in self._calls]
         keys = [

@@ -29,16 +29,11 @@ from recfx.runtime.lowered import Lowered
 
 
 class Lookup(NodeModule):
-    """Pool the rows of a group of tables.
+    """Pool the rows of a group of ``tables``, in column order.
 
     Attributes:
-        collection: fully qualified name of the collection, for messages.
-        tables: the group, in column order.
         combine: ``"SUM"`` or ``"MEAN"``, as the kernel pools (SUM if ``mean_divide`` follows); ``"NONE"``: not at all.
         features: the output keys of the whole collection, in the order of the KJT's keys.
-        is_weighted: whether the KJT's weights multiply the rows.
-        store: the store that holds the weights.
-        backend: ``"auto"``, or the name of the backend to use.
     """
 
     def __init__(self, of: Lowered) -> None:

@@ -35,7 +35,6 @@ class Runtime:
         return self._made[name][1] if name in self._made else None
 
     def of(self, kind: str) -> list[Any]:
-        """What runs for the nodes of this kind, in the order of the nodes."""
         return [module for own, module in self._made.values() if own == kind]
 
 

@@ -46,10 +46,7 @@ class Backwards:
 
     A rank whose loss leaves a collection out takes no part in its backward. Collectives are matched only by their
     order, so the other ranks wait for it, or exchange their gradients for its gradients of another call.
-
-    Args:
-        collection: its fully qualified name.
-        group: in which it is sharded; the backwards of all its collections are counted in their order.
+    Backwards of all collections of a ``group`` are counted in their order.
     """
 
     def __init__(self, collection: str, group: dist.ProcessGroup | None = None) -> None:
@@ -143,11 +140,6 @@ def any_of(marks: Iterable[int], bit: int) -> bool:
     return any(mark & bit for mark in marks)
 
 
-def ranks_with(marks: Iterable[int], bit: int) -> list[int]:
-    """The ranks of the group that have set ``bit``."""
-    return [rank for rank, mark in enumerate(marks) if mark & bit]
-
-
 def other_calls(marks: list[int], collection: str, group: dist.ProcessGroup | None = None) -> OutOfStepError | None:
     """The error if ranks of ``group`` make different calls, or have run different backwards: the same on all of them.
     They then begin anew.
@@ -207,9 +199,10 @@ def verdict(marks: list[int], collection: str, group: dist.ProcessGroup | None =
     different = other_calls(marks, collection, group)
     if different is not None:
         return different
-    if any_of(marks, REFUSED):
+    refused = [rank for rank, mark in enumerate(marks) if mark & REFUSED]
+    if refused:
         return InputError(
-            f"{_ranks(ranks_with(marks, REFUSED))} refused this step's batch, for the reason raised there; this rank's "
+            f"{_ranks(refused)} refused this step's batch, for the reason raised there; this rank's "
             "part of it was not looked up either.",
             reason="refused_on_another_rank",
             module_path=collection,
@@ -272,12 +265,8 @@ def _is_of_group(error: BaseException) -> bool:
 class LostRanks:
     """A context in which what a process group raises if another rank has ended, or does not answer, is ``rank_lost``.
 
-    After that, this rank sends nothing more in ``group``. It can be entered again, also from within.
-
-    Args:
-        group: the group in which this rank gives up; None if that is left to a context around this one.
-        collection: fully qualified name, for messages.
-        in_backward: while gradients of ``collection`` travel.
+    After that, this rank sends nothing more in ``group``; None leaves that to a context around this one. It can be
+    entered again, also from within. ``in_backward``: while gradients of ``collection`` travel.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None, collection: str = "", in_backward: bool = False) -> None:
@@ -299,7 +288,6 @@ class LostRanks:
             raise lost from error
 
     def give_up(self, error: BaseException) -> None:
-        """Send nothing more in the group from this rank."""
         if self.group is not None:
             give_up(self.group, self.collection, error)
 
@@ -332,7 +320,6 @@ class InStep(LostRanks):
             self.give_up(error)
 
     def refuse_if_failed(self) -> None:
-        """Check that this rank may still send."""
         failed = None if self.group is None else _failed.get(self.group)
         if failed is not None:
             raise OutOfStepError(

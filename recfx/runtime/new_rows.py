@@ -91,7 +91,9 @@ class NewRows:
             if optimizer is not None:
                 optimizer.reset_rows(new.rows)
             if not new.table.custom_init_fn:
-                self._write_initial(new.table, new.rows)
+                table, key, low, high, first_column, _ = self._described(new.table)
+                ids = self._store.index(new.table.name).row_ids[new.rows]
+                initialize_rows(table, new.rows, ids, key, low, high, first_column)
         for new in new_rows:  # user code comes last, because it may fail
             if new.table.custom_init_fn:
                 self._fill_again(new)
@@ -148,11 +150,6 @@ class NewRows:
         # An index that tables of one weight share has the name of one of them.
         name = table.table_name if table.shard_of else self._store.index(table.name).name
         return initialization_key(name, table.hashing.seed)
-
-    def _write_initial(self, table: TableSpec, rows: torch.Tensor) -> None:
-        ids = self._store.index(table.name).row_ids[rows]
-        weight, key, low, high, first_column, _ = self._described(table)
-        initialize_rows(weight, rows, ids, key, low, high, first_column)
 
     def _fill_again(self, new: GivenRows) -> None:
         """Refill used rows: the table's own ``init_fn`` filled every row once, when the table was built."""

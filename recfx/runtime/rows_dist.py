@@ -95,7 +95,6 @@ class _RowsStart(OutputDistStart):
         return _Messages.apply(self.keys, context.ids_arrived, *chain.from_iterable(parts))
 
     def sizes(self, context: DistContext) -> list[int]:
-        """How many numbers go to each rank."""
         counts = context.ids_arrived
         return [sum(counts[key][rank] * dim for key, dim in self.keys.own) for rank in range(self.group.size())]
 
@@ -233,13 +232,11 @@ class _PutInPlace(torch.autograd.Function):
 
 
 def _numbers(key: ArrivingKey, context: DistContext) -> int:
-    """How many numbers arrive of a key."""
     first, last = key.columns
     return context.ids_sent[key.sent] * (last - first)
 
 
 def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Ranges that follow each other become one."""
     joined = ranges[:1]
     for begin, end in ranges[1:]:
         if begin == joined[-1][1]:

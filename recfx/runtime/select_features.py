@@ -1,8 +1,8 @@
 """``select_features``: puts the batch's keys into the collection's order, by name, and checks the batch.
 
-Whatever the standard collection accepts is accepted, and whatever it fails on is one typed error, before anything is
-looked up, sent or inserted. Sizes, dtypes and devices are read from the tensors; lengths, offsets and ids are read
-once, by the operator ``bag_offsets``.
+What the standard collection accepts is accepted, except for offsets that are a matrix, and whatever it fails on is one
+typed error, before anything is looked up, sent or inserted. Sizes, dtypes and devices are read from the tensors;
+lengths, offsets and ids are read once, by the operator ``bag_offsets``.
 
 Later nodes rely on what leaves this node: keys in output order (``feature@table`` if a feature reads several tables),
 one batch size, offsets that ascend from 0 to the number of ids, 64-bit or 32-bit ids, weights only if the collection is
@@ -107,8 +107,8 @@ class SelectFeatures(NodeModule):
             MissingFeatureError: a key is absent.
             IdTypeError: ids are not integers, or are unsigned integers of more than 8 bits.
             IdRangeError: an id of a table without an index is not one of its rows.
-            InputError: as in ``checked``; also if weights require a gradient, which other ranks do not send back,
-                or if a batch on meta is to be sent; ``activation_checkpointing``.
+            InputError: its parts do not fit together, or the collection; weights require a gradient, which other ranks
+                do not send back; a batch on meta is to be sent; ``activation_checkpointing``.
         """
         if self._may_lose_rows and self.training and is_replay():  # their ids may have other rows by then
             self.refuse(
@@ -212,7 +212,6 @@ class SelectFeatures(NodeModule):
         raise error(message, reason=reason, module_path=self.collection, what_to_do=_WHAT_TO_DO[reason])
 
     def as_keyed_jagged(self, features: Any) -> KeyedJaggedTensor:
-        """The batch as a KJT."""
         problem = f"the batch is {type_of(features)}, not a KeyedJaggedTensor."
         if isinstance(features, TensorDict):
             try:
@@ -310,7 +309,6 @@ class SelectFeatures(NodeModule):
         return bags, True
 
     def _bags_per_key(self, features: KeyedJaggedTensor, keys: int, bags: int) -> list[int]:
-        """One number for all keys, or one number per key."""
         if not features.variable_stride_per_key():
             batch_size = features.stride()
             if isinstance(batch_size, int) and batch_size >= 0 and batch_size * keys == bags:

@@ -59,18 +59,10 @@ class TableIndexes:
                 what_to_do="let the operator take the ids of all tables; or leave it out.",
             )
 
-    def index(self, table: str) -> HashIndex:
-        return self.store.index(table)
-
     @property
     def device(self) -> torch.device:
         """The device of the indexes, on which ids must be to be found."""
         return self.store.index(self.hashed[0]).row_ids.device if self.hashed else torch.device("cpu")
-
-    @property
-    def on_meta(self) -> bool:
-        """Whether the indexes are on meta, and hold nothing."""
-        return self.device.type == "meta"
 
     def begin(self, features: KeyedJaggedTensor, training: bool) -> bool:
         """Call before hashing a batch: checks the mode, and initialises rows that an earlier batch left uninitialised.
@@ -143,7 +135,6 @@ class TableIndexes:
         self._count_found(resident, batches=0)  # find_or_insert has already counted the batch
 
     def count_resident(self, segments: list[Segment]) -> None:
-        """Count a training batch in which all ids already had rows."""
         self._count_found([segment.end - segment.begin for segment in segments], batches=1)
 
     def _count_found(self, resident: list[int], batches: int) -> None:

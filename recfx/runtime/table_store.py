@@ -31,12 +31,8 @@ _OF_PARAMETERS = ("_lock", "_owners", "_ordinary", "aside")  # what copies do no
 class TableStore:
     """Weights, indexes and fused optimizers of one collection, by table name.
 
-    Args:
-        bags: one module per table; its ``weight`` is the table's ``[rows, dim]`` parameter.
-        indexes: a :class:`HashIndex` for every table that has one.
-        optimizers: the fused optimizer of every table that has one.
-        init_fns: the function that fills a table's rows, by table; None if the table does not have its own.
-        device: the device to report if there are no tables, as on a rank without shards.
+    ``init_fns`` has None for tables without a function of their own; ``device`` is the one to report if there are no
+    tables, as on a rank without shards.
 
     Attributes:
         in_flight: the batches whose rows must keep their ids.

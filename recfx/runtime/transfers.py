@@ -115,7 +115,6 @@ class ToHost(NodeModule):
 
 
 def _ids_of(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-    """A batch on the host with only the ids, and how many each key has."""
     copied, stride = [features.values().long()], features.stride()
     length_per_key = features.length_per_key_or_none()
     if length_per_key is None and features.variable_stride_per_key():

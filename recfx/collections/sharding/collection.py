@@ -101,12 +101,8 @@ class ShardedCollection(
         self._output_dists = [module for module in modules if isinstance(module, OutputDistStart)]
         self._has_uninitialized_input_dist = False
         self._take_depth()
-        own_hooks: list[tuple[dict[Any, Any], Any]] = [
-            (self._state_dict_hooks, save_sharded_state),
-            (self._load_state_dict_post_hooks, drop_shard_names),
-        ]
-        for hooks, hook in own_hooks:
-            hooks[OWN_HOOK] = hook
+        self._state_dict_hooks[OWN_HOOK] = save_sharded_state
+        self._load_state_dict_post_hooks[OWN_HOOK] = drop_shard_names
         carry_hooks(unsharded, self)
         self.train(unsharded.training)
 
@@ -261,7 +257,6 @@ class ShardedCollection(
             ConversionError: ``gradient_hook``, also on all ranks.
             OutOfStepError: an earlier step failed here when others had begun it; this batch's ids were sent before.
         """
-        assert ctx.stages is not None  # since its ids were sent
         self.in_step.refuse_if_failed()
         wrong: Exception | None = marks.verdict(ctx.marks, self.collection, self.groups.ids)
         if ctx.refused is not None and not isinstance(wrong, OutOfStepError):
@@ -283,13 +278,11 @@ class ShardedCollection(
 
     def _arrive(self, ctx: BatchContext, dist_input: KJTList) -> None:
         """Run the stage that begins with the ids that have arrived."""
-        assert ctx.stages is not None
         ctx.values.update(zip(ctx.started, dist_input, strict=True))
         ctx.stages.arrive.run(ctx.values)
 
     def output_dist(self, ctx: BatchContext, output: dict[str, Any]) -> LazyAwaitable[Any]:
         """The rest of the graph, run when the result is needed."""
-        assert ctx.stages is not None  # since compute
         return Result(ctx.stages, output, self.in_step)
 
     def input_dists(self) -> list[InputDistStart]:
@@ -302,7 +295,6 @@ class ShardedCollection(
         """A function that finds the rows of ids that have arrived; None if rows must be found in the batch's own step.
         Call this on the thread that owns the indexes; the function may run on any thread, once, before ``compute``.
         """
-        assert ctx.stages is not None  # since its ids were sent
         finders, values = ctx.stages.finders(), ctx.values
         if not finders:
             return None

@@ -133,7 +133,7 @@ class BatchContext(Multistreamable):
     sharding_contexts: list[DistContext] = field(default_factory=list)
     says: int = 0
     refused: Exception | None = None
-    stages: Stages | None = None
+    stages: Any = None  # ``Stages``
     arrives_ahead: bool = False
     in_torchrecs_pipeline: bool = False
     at_once: bool = False

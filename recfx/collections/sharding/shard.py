@@ -88,11 +88,6 @@ def shard_collection(
         wires: in which precision rows and gradients are sent; None for that of the rows.
         host_group: the process group for ids, if it is not that of ``env``.
         path: fully qualified name of the collection in the model.
-
-    Raises:
-        ConversionError: the same as ``read_plan``; ``traced_graph``, ``tied_tables``, ``ranks_have_different_plans``,
-            ``ranks_have_different_settings``, ``unsupported_fused_param``, ``no_process_group``; an optimizer in
-            backward that has no fused form.
     """
     path = path or module.collection
     if module.graph_is_inlined:
