@@ -126,11 +126,6 @@ class WholeGraph(nn.Module):
         self.training = mode
         return self
 
-    def eval(self) -> WholeGraph:
-        self.python_model.eval()
-        self.training = False
-        return self
-
     def __reduce_ex__(self, protocol: Any) -> Any:
         return _without_state, (), self.__getstate__()
 

@@ -57,7 +57,9 @@ class DistGroups:
                 what_to_do="call torch.distributed.init_process_group, and pass ShardingEnv.from_process_group(...).",
             )
         intra, cross = _host_groups(group, local_size) if local_size > 1 else (group, group)
-        ids = host_group or _ids_group(group)
+        ids = host_group or group
+        if host_group is None and group.size() > 1 and sent_on(group).type == "cpu":
+            (ids,) = _once(group, "ids", lambda: [dist.get_process_group_ranks(group)])
         _sharded[ids] = _sharded.get(ids, 0) + 1
         return cls(ids, group, intra, cross, _sharded[ids])
 
@@ -92,13 +94,6 @@ def replicate(tensor: torch.Tensor, group: dist.ProcessGroup) -> None:
 _Made = tuple[dist.ProcessGroup, ...]
 _made: WeakKeyDictionary[dist.ProcessGroup, dict[str, _Made]] = WeakKeyDictionary()  # by purpose
 _sharded: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()  # how many collections, by group for ids
-
-
-def _ids_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
-    if group.size() == 1 or sent_on(group).type != "cpu":
-        return group
-    (ids,) = _once(group, "ids", lambda: [dist.get_process_group_ranks(group)])
-    return ids
 
 
 def _host_groups(group: dist.ProcessGroup, local_size: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:

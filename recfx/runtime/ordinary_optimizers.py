@@ -212,8 +212,8 @@ def _after_step(optimizer: torch.optim.Optimizer, *arguments: Any) -> None:
 
 def _tables_of(optimizer: torch.optim.Optimizer) -> Iterator[tuple[OrdinaryOptimizers, Mapping[str, Any], Tensor]]:
     """The tables that ``optimizer`` steps, each with its group and its weight."""
-    while _NEW:
-        table = _NEW.pop()
+    for table in list(_NEW):  # not `pop`: those that are left may be gone
+        _NEW.discard(table)
         if (weight := table.weight()) is not None:
             _TABLES.setdefault(weight, WeakSet()).add(table)
     if not _TABLES or isinstance(optimizer, KeyedOptimizer):  # those that it consists of step as well

@@ -166,7 +166,7 @@ def test_a_state_that_does_not_fit_changes_no_table(
 @pytest.mark.parametrize(
     ("table", "saved", "reason"),
     [
-        ("b", torch.ones(48), "shape_mismatch"),  # two column blocks
+        ("b", torch.ones(48), "rows_mismatch"),  # two column blocks
         ("b", torch.ones(48, 2), "rows_mismatch"),
         ("a", torch.ones(47), "rows_mismatch"),
         ("a", torch.ones(96), "rows_mismatch"),

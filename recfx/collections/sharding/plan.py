@@ -165,13 +165,11 @@ def _check_options(plan: TablePlan) -> None:
         "output_dtype": (sharding.output_dtype, (DataType.FP32,)),
         "key_value_params": (sharding.key_value_params, ()),
         "bounds_check_mode": (sharding.bounds_check_mode, NEUTRAL["bounds_check_mode"]),
-        "cache_params.algorithm": (cache.algorithm, NEUTRAL["cache_algorithm"]),
-        "cache_params.load_factor": (cache.load_factor, NEUTRAL["cache_load_factor"]),
-        "cache_params.reserved_memory": (cache.reserved_memory, NEUTRAL["cache_reserved_memory"]),
-        "cache_params.precision": (cache.precision, NEUTRAL["cache_precision"]),
         "cache_params.prefetch_pipeline": (cache.prefetch_pipeline, NEUTRAL["prefetch_pipeline"]),
         "cache_params.multipass_prefetch_config": (cache.multipass_prefetch_config, ()),
     }
+    for name in ("algorithm", "load_factor", "reserved_memory", "precision"):
+        options[f"cache_params.{name}"] = getattr(cache, name), NEUTRAL[f"cache_{name}"]
     for option, (value, neutral) in options.items():
         if value is not None and value not in neutral:
             raise table_error("unsupported_plan_option", table, f"sets {option}={value!r}.", plan.path)

@@ -25,7 +25,7 @@ from recfx.errors import ConversionError
 from recfx.hashing import HashIndex
 from recfx.hashing.slices import slice_state
 from recfx.ir.shards import CollectionSharding
-from recfx.ir.tables import Shard, TableSpec
+from recfx.ir.tables import Shard
 from recfx.ir.ways_back import Wires
 from recfx.optim.attached import set_attached
 from recfx.optim.fused_optimizer import FusedOptimizer
@@ -35,13 +35,6 @@ from recfx.runtime.table_store import TableStore
 
 INDEXES_BEFORE_SHARDING: WeakSet[nn.Module] = WeakSet()
 """The indexes of collections of which there is a sharded form, which has indexes of its own."""
-
-
-def _asked_by_sharder(table: TableSpec) -> TableSpec:
-    """The table of a sharder that lets tables send each different id once, unless the conversion was told otherwise."""
-    if table.dedup.asked is not None or table.is_pooled:
-        return table
-    return replace(table, dedup=replace(table.dedup, asked=True))
 
 
 def leave_to_collections(model: nn.Module) -> None:
@@ -107,7 +100,12 @@ def shard_collection(
         )
     tables = module.tables
     if dedup or get_ec_index_dedup():
-        tables = tuple(map(_asked_by_sharder, tables))
+        tables = tuple(
+            table
+            if table.is_pooled or table.dedup.asked is not None  # the conversion was told otherwise
+            else replace(table, dedup=replace(table.dedup, asked=True))
+            for table in tables
+        )
 
     def read() -> CollectionSharding:
         of_tables = read_plan(tables, plan, env.rank, env.world_size, path)
