@@ -159,10 +159,6 @@ class UnshardedCollection(ConvertedCollection):
         finally:
             self._store.graph_fits = False
 
-    def init_fn(self, table: str) -> Callable[[torch.Tensor], object] | None:
-        """The function that fills the rows of ``table``; None if it does not have its own."""
-        return self._store.init_fns[table]
-
     def answer_with(self, lookup: nn.Module) -> None:
         """Let ``lookup`` answer from now on, in the place of the collection's own graph; hooks stay."""
         self.__dict__["_run"] = lookup  # an attribute and no child, like the method

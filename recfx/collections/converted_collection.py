@@ -53,6 +53,7 @@ class ConvertedCollection(FxLeaf):
         pass_records: what each pass did to the graph.
         sharding: which shards are where; if it is not sharded, each table is one shard on the only rank.
         groups: of a sharded one, the process groups of ids and of pooled rows.
+        process_group: the ranks that have the collection's shards; None if it is not sharded.
         fused: of a sharded one, kind and settings of each table's fused optimizer, by table name.
         dtypes: of a sharded one, dtypes of the tables' weights, by table name.
     """
@@ -73,6 +74,7 @@ class ConvertedCollection(FxLeaf):
     pass_records: list[PassRecord]
     sharding: CollectionSharding
     groups: DistGroups
+    process_group: dist.ProcessGroup | None = None
     fused: dict[str, FusedOptimizer]
     dtypes: dict[str, torch.dtype]
 
@@ -203,13 +205,6 @@ class ConvertedCollection(FxLeaf):
         rule and settings.
         """
         return self.fused
-
-    # Ranks
-
-    @property
-    def process_group(self) -> dist.ProcessGroup | None:
-        """The ranks that have the collection's shards; None if it is not sharded."""
-        return None
 
     # Calls
 

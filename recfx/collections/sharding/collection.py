@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torchrec.distributed.embedding_sharding import KJTListSplitsAwaitable
 from torchrec.distributed.embedding_types import KJTList
@@ -84,7 +83,7 @@ class ShardedCollection(
         setattr(self, kind.tables, store.bags)
         self.hash_indexes = store.indexes
         self.tables = tuple(sharded.table for sharded in sharding.tables)
-        self.sharding, self.groups = sharding, groups
+        self.sharding, self.groups, self.process_group = sharding, groups, groups.pooled
         self.fused, self.taken = settings.fused, settings.taken
         self.dtypes = {table.name: unsharded.weight(table.name).dtype for table in unsharded.tables}
         self._row_moves = {}
@@ -105,10 +104,6 @@ class ShardedCollection(
         self._load_state_dict_post_hooks[OWN_HOOK] = drop_shard_names
         carry_hooks(unsharded, self)
         self.train(unsharded.training)
-
-    @property
-    def process_group(self) -> dist.ProcessGroup:
-        return self.groups.pooled
 
     @property
     def unsharded_module_type(self) -> type[nn.Module]:
