@@ -94,7 +94,10 @@ def hooks_that_run(rank: int, world_size: int, case: Case, way: str) -> list[lis
     else:
         recfx.convert(model, hashing=case.hashing, inplace=True)
     if way == "parallel":
+        before: Any = model.sparse
         sharded = model_parallel(model, plan)
+        assert before.state_dict().keys() == sharded_of(sharded.module).state_dict().keys()
+        ran.clear()
     elif sharded is model and way != "inplace":
         sharded = recfx.convert(model, plan=plan, inplace=way == "inplace later")
     noted = []

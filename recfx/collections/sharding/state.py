@@ -30,6 +30,8 @@ def save_sharded_state(
     knows the statistics of the others: if the rows are cut, those of all ranks are in ``slice_counts``, as they were
     when ``state_dict`` was called, and those in ``counts`` are 0.
     """
+    if not module.is_sharded:  # it has been sharded, and shares its hooks with what took its place
+        return
     shards = {shard.name for shard in module.sharding.local()}
     kind = kind_of(module)
     for start in (f"{prefix}{kind.tables}.", f"{prefix}hash_indexes."):
@@ -93,6 +95,8 @@ def _counted(module: ConvertedCollection, table: ShardedTable) -> dict[str, Slic
 
 def drop_shard_names(module: ConvertedCollection, incompatible_keys: Any) -> None:
     """A hook after loading that reports missing keys by table."""
+    if not module.is_sharded:
+        return
     others = [shard.name for shard in module.sharding.local() if shard.name != shard.table.name]
     tables = kind_of(module).tables
     names = tuple(f"{part}.{name}." for name in others for part in (tables, "hash_indexes"))
