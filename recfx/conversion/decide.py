@@ -72,7 +72,7 @@ def decide(
     ``raises``, the first refusal is raised, otherwise all are listed. ``kept_before`` says why an earlier conversion
     kept a collection that could be converted by default.
     """
-    taken_over = take_over(model) if asked.managed_collisions == "convert" else TakenOver(model)
+    taken_over = take_over(model, shards=asked.shards) if asked.managed_collisions == "convert" else TakenOver(model)
     discovery = discover(taken_over.model, asked.call)
     taken_over.mark(discovery)
     if kept_before is not None:

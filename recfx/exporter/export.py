@@ -19,6 +19,7 @@ from torchrec.modules.mc_embedding_modules import BaseManagedCollisionEmbeddingC
 from recfx.argument_types import typed
 from recfx.collections.collection import unsharded_collections
 from recfx.collections.copy_modules import refuse_fully_sharded
+from recfx.collections.raw_ids import RemappedRows
 from recfx.collections.sharding.collection import sharded_collections
 from recfx.collections.sharding.gather import gather_tables
 from recfx.collections.sharding.ranks_agree import group_of_model, on_all_ranks
@@ -235,6 +236,7 @@ class _File:
 
 def _export(file: _File, converted: nn.Module, sample: Sample) -> ExportReport:
     """Export a converted model, whose tables are on the host."""
+    _refuse_remapped_rows(converted)
     with uncounted(converted):
         with sample_failed():
             outputs = run_copy(converted, sample)
@@ -275,6 +277,17 @@ def _export(file: _File, converted: nn.Module, sample: Sample) -> ExportReport:
             if report is not None:
                 return report
     raise _not_exported(converted, call.failures, file.serving.format)
+
+
+def _refuse_remapped_rows(converted: nn.Module) -> None:
+    for path, module in converted.named_modules():
+        if isinstance(module, RemappedRows):
+            raise ExportError(
+                "return_remapped_features asks for the rows of ids, which files do not return.",
+                reason="rows_not_exported",
+                module_path=path.rpartition(".")[0],
+                what_to_do="build the managed-collision collection without return_remapped_features; convert again.",
+            )
 
 
 def _invalid(message: str, what_to_do: str) -> ExportError:

@@ -32,6 +32,7 @@ from recfx.collections.first_use import wrap_once
 from recfx.collections.hash_collections import all_converted_classes
 from recfx.collections.kinds import KINDS, kind_of
 from recfx.collections.load_state import STRICT
+from recfx.collections.raw_ids import refuse_returned_rows
 from recfx.collections.sharding.plan import on_all_ranks_with_plan
 from recfx.collections.sharding.shard import leave_to_collections
 from recfx.collections.whole_graph import refuse_graph
@@ -158,6 +159,7 @@ def _with_sharders(
     if not isinstance(model, nn.Module) or not unsharded_collections(model):
         return original(*arguments, **keywords)
     refuse_graph(model, ConversionError)
+    refuse_returned_rows(model)
     sharders = named["sharders"] = sharders_for(model, stock_defaults() if listed is None else listed)
     if place < len(arguments):
         arguments = (*arguments[:place], sharders, *arguments[place + 1 :])

@@ -17,7 +17,7 @@ from torchrec.modules.mc_modules import ManagedCollisionCollection, MCHManagedCo
 
 from recfx.collections.copy_modules import copy_modules
 from recfx.collections.kinds import standard_kind
-from recfx.collections.raw_ids import RawIdCollection
+from recfx.collections.raw_ids import RawIdCollection, rows_of_sharded
 from recfx.discovery.classify import CONVERTIBLE, REFUSED, Finding, classify
 from recfx.discovery.discover import Discovery
 from recfx.errors import ConversionError, Diagnostic, Severity, few
@@ -107,7 +107,7 @@ def _about_training(learned: LearnedMap, config: ResolvedHashConfig) -> tuple[st
     return message, what_to_do, Severity.WARNING if reads else Severity.INFO
 
 
-def take_over(model: nn.Module) -> TakenOver:
+def take_over(model: nn.Module, *, shards: bool) -> TakenOver:
     """Make a model in which the managed-collision collections of ``model`` are ``RawIdCollection``; changes nothing."""
     taken = TakenOver(model)
     replacements: dict[int, nn.Module] = {}
@@ -118,12 +118,12 @@ def take_over(model: nn.Module) -> TakenOver:
             continue
         replacements[id(module)] = module
         try:
-            learned = _learned(module, path)
+            learned = _learned(module, path, shards)
         except ConversionError as error:
             taken.refused[id(module)] = module, error.diagnostic
             continue
         inner: Any = module._embedding_module
-        replacements[id(module)] = RawIdCollection(inner).train(module.training)
+        replacements[id(module)] = RawIdCollection(inner, bool(module._return_remapped_features)).train(module.training)
         taken.learned[id(inner)] = learned
     for path, module in model.named_modules(remove_duplicate=False):
         if isinstance(replacements.get(id(module)), RawIdCollection):
@@ -133,7 +133,7 @@ def take_over(model: nn.Module) -> TakenOver:
     return taken
 
 
-def _learned(module: Any, path: str) -> dict[str, LearnedMap]:
+def _learned(module: Any, path: str, shards: bool) -> dict[str, LearnedMap]:
     """What the modules of a collection have learned, by table, or the error that says why that cannot be taken over."""
     if type(module) not in _COLLECTIONS or "forward" in module.__dict__:
         raise _own_code(module, path)
@@ -146,9 +146,8 @@ def _learned(module: Any, path: str) -> dict[str, LearnedMap]:
         raise ConversionError.of(why)
     if any(weight.is_meta for weight in inner.parameters()):
         raise ConversionError.of(_refusal("managed_collision_on_meta", *_ON_META, path))
-    if module._return_remapped_features:
-        message = "return_remapped_features asks for the rows of ids, which a converted collection does not return"
-        raise ConversionError.of(_refusal("managed_collision_layout", message, "leave it out", path))
+    if module._return_remapped_features and shards:
+        raise rows_of_sharded(path)
     configs, modules = list(remapping.embedding_configs()), remapping._managed_collision_modules
     if list(modules) != [config.name for config in configs] or len(set(map(id, modules.values()))) < len(modules):
         raise _misplaced("its modules are not one per table, in the order of the tables", path)

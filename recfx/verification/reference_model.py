@@ -145,7 +145,7 @@ def reference_of(original: nn.Module, converted: nn.Module) -> nn.Module:
     for path, module in converted.named_modules():
         managed: Any = duplicate.get_submodule(path) if isinstance(module, RawIdCollection) else None
         if isinstance(managed, BaseManagedCollisionEmbeddingCollection):
-            in_front = RawIdCollection(managed._embedding_module)
+            in_front = RawIdCollection(managed._embedding_module, bool(managed._return_remapped_features))
             replacements[id(managed)] = in_front.train(managed.training)
     for collection in unsharded_collections(duplicate).values():  # the original may have been converted in place
         if len(collection.hash_indexes):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import re
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from torchrec.modules.mc_modules import (
 from torchrec.quant.embedding_modules import QuantManagedCollisionEmbeddingCollection
 
 import recfx
-from tests.builders.managed_collisions import FEATURES, LEARNED, ROWS, Model, batch, hash_zch, learn, managed, mch
+from tests.builders.managed_collisions import DIM, FEATURES, LEARNED, ROWS, Model, batch, hash_zch, learn, managed, mch
 from tests.builders.optimizers import attach
 from tests.support.needs import needed
 from tests.support.refusals import refused
@@ -46,8 +47,9 @@ def inner(model: Any) -> Any:
 
 
 @pytest.mark.parametrize("is_pooled", [True, False])
-def test_eval_is_as_before(is_pooled: bool) -> None:
-    model = Model(learn(managed(is_pooled))).eval()
+@pytest.mark.parametrize("remapped", [True, False])
+def test_eval_is_as_before(is_pooled: bool, remapped: bool) -> None:
+    model = Model(learn(managed(is_pooled, return_remapped_features=remapped))).eval()
     state = copy.deepcopy(model.state_dict())
     expected = model(ASKED)
     ours = converted(model, sample=(ASKED,)).eval()
@@ -262,7 +264,6 @@ REFUSED = {
     "managed_collision_layout": [
         lambda: learn(managed(True, of_tables={"a": ["f", "h"], "b": ["f"]})),
         lambda: managed(False, iter([mch(), hash_zch()]).__next__, {"a": ["f"], "b": ["f"]}),
-        lambda: managed(False, return_remapped_features=True),
     ],
     "embedding_update": [with_update],
 }
@@ -289,6 +290,33 @@ def test_hashing_that_would_take_rows_from_learned_ids(asked: Any) -> None:
         converted(Model(learn(managed(True))), hashing={"a": asked})
     assert caught.value.reason == "learned_ids_lost"
     assert "a dict by table name that leaves the table out" in caught.value.what_to_do
+
+
+@pytest.mark.parametrize("is_pooled", [True, False])
+def test_unconverted_models_return_the_rows_that_they_are_given(is_pooled: bool) -> None:
+    ours = converted(Model(learn(managed(is_pooled, return_remapped_features=True)))).eval()
+    plain, mapping = recfx.unconvert(ours, with_mapping=True)
+    for left, right in zip(ours(ASKED), plain(mapping.to_rows(ASKED)), strict=True):
+        assert torch.equal(left, right)
+
+
+def test_returned_rows_are_those_that_training_read() -> None:
+    """Ids of a full table train the row that they share, but in eval mode they read zeros."""
+    shares = recfx.HashConfig(rows=ROWS, on_full="share", unseen="zeros", buckets=1)
+    ours = converted(managed(False, return_remapped_features=True), hashing={"a": shares})
+    torch.manual_seed(0)
+    shared = 0
+    for step in range(16):
+        ours.train(step % 4 < 3)
+        ids = torch.randint(0, 30, (6,)).tolist()
+        embeddings, rows = ours(batch(ids, [], []))
+        weight = torch.cat([ours.weight("a"), torch.zeros(1, DIM)])  # -1 reads zeros
+        torch.testing.assert_close(embeddings["f"].values(), weight[rows["f"].values()], rtol=0, atol=0)
+        shared += int((ours.index("a").find(torch.tensor(ids)) != rows["f"].values()).sum())
+    assert shared
+    late = dataclasses.replace(shares, admit_after=2)
+    with refused("id_without_row"):
+        converted(managed(False, return_remapped_features=True), hashing={"a": late})(batch([1], [], []))
 
 
 @pytest.mark.parametrize("make", [mch, hash_zch])
@@ -319,7 +347,37 @@ def test_an_inner_collection_that_is_also_called_with_rows() -> None:
     assert caught.value.reason == "managed_collision_layout"
 
 
+def test_rows_of_a_sharded_collection_are_not_returned() -> None:
+    from recfx.collections.raw_ids import rows_of_sharded
+    from recfx.replacement.managed_collisions import take_over
+
+    assert rows_of_sharded("mc").reason == "rows_of_sharded"
+    model = Model(managed(True, return_remapped_features=True))
+    (refused,) = take_over(model, shards=True).refused.values()
+    assert refused[1].code == "rows_of_sharded"
+
+
+class OneKey(nn.Module):
+    """A model that can be traced and scripted."""
+
+    def __init__(self, collection: Any, is_pooled: bool) -> None:
+        super().__init__()
+        self.mc, self.is_pooled = collection, is_pooled
+
+    def forward(self, features: Any) -> torch.Tensor:
+        embeddings, _ = self.mc(features)
+        value = embeddings["f"]
+        return value if self.is_pooled else value.values()
+
+
 def test_a_file_that_would_keep_managed_collisions(tmp_path: Path) -> None:
     with refused("managed_collision", "mc", error=recfx.ExportError) as caught:
         recfx.export(Model(learn(managed(True))).eval(), tmp_path / "model.pt", (ASKED,))
     assert len(str(caught.value)) < 300
+
+
+def test_rows_of_ids_are_not_exported(tmp_path: Path) -> None:
+    ours = converted(OneKey(learn(managed(False, return_remapped_features=True)), False)).eval()
+    with pytest.raises(recfx.ExportError, match="return_remapped_features") as caught:
+        recfx.export(ours, tmp_path / "model.pt", (ASKED,))
+    assert (caught.value.reason, caught.value.module_path) == ("rows_not_exported", "mc")

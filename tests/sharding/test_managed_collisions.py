@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.types import ShardingEnv
 
 import recfx
 from tests.builders.managed_collisions import (
@@ -24,6 +28,7 @@ from tests.builders.optimizers import attach
 from tests.sharding.cases import Case, Table, concatenate, shard_converted
 from tests.sharding.ranks import ranks
 from tests.support.pairwise import pairwise
+from tests.support.refusals import refused
 
 PLANS: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {
     "rows": (("row_wise",), ("row_wise",)),
@@ -62,6 +67,32 @@ def converted(is_pooled: bool, module: str) -> Any:
     model = recfx.convert(model, managed_collisions="convert", hashing=dict.fromkeys(FEATURES, hashing)).train()
     attach(model.mc._embedding_module, "adagrad")
     return model
+
+
+def returns_rows() -> Any:
+    collection = managed(False, return_remapped_features=True)
+    attach(collection._embedding_module, "sgd")
+    return recfx.convert(Model(collection), managed_collisions="convert")
+
+
+def sharded_anyway(rank: int, world_size: int) -> None:
+    """By TorchRec, and by hand, which nothing sees before the first call."""
+    env = ShardingEnv.from_process_group(dist.group.WORLD)
+    with refused("rows_of_sharded", "mc"):
+        DistributedModelParallel(returns_rows(), env, torch.device("cpu"), sharders=recfx.sharders())
+    tables = tuple(Table(name, ROWS, DIM, tuple(names), sharding=("row_wise",)) for name, names in FEATURES.items())
+    for copied in (False, True):
+        model = returns_rows()
+        model = copy.deepcopy(model) if copied else model
+        inner = model.mc._embedding_module
+        model.mc._embedding_module = shard_converted(Case(tables, is_pooled=False), inner, world_size)
+        with refused("rows_of_sharded", "mc._embedding_module"):
+            model(batch(LEARNED, [7], [3]))
+        assert not any(len(index) for index in model.mc._embedding_module.hash_indexes.values())
+
+
+def test_rows_are_not_returned_from_several_ranks() -> None:
+    ranks(2).run(sharded_anyway)
 
 
 def trained(model: Any, features: list[Any], parts: int) -> tuple[list[list[Tensor]], dict[str, Any]]:
