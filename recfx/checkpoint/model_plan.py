@@ -40,21 +40,14 @@ _OPTIONAL = tuple(name for name in EVERY_NAME if name not in ("row_ids", "row_st
 
 
 class Plan:
-    """What is to be done to load a checkpoint on this rank; everything has been checked.
-
-    Attributes:
-        refusable: what gives values to foreign code, which may refuse them. Each function first adds to the list that
-            it is given what undoes it.
-        rest: what loads everything else; what can still fail is the disk.
-        moves: where the rows of tables that have more rows than saved go, by weight name.
-        notes: what the user should know about optimizers.
-    """
+    """What is to be done to load a checkpoint on this rank; everything has been checked."""
 
     def __init__(self) -> None:
+        # What gives values to foreign code, which may refuse them: each adds to the list that it gets what undoes it.
         self.refusable: list[Callable[[list[Callable[[], None]]], None]] = []
-        self.rest: list[Callable[[], None]] = []
-        self.moves: dict[str, RowMove] = {}
-        self.notes: list[Diagnostic] = []
+        self.rest: list[Callable[[], None]] = []  # loads everything else; what can still fail is the disk
+        self.moves: dict[str, RowMove] = {}  # of tables that have more rows than saved, by weight name
+        self.notes: list[Diagnostic] = []  # what the user should know about optimizers
 
 
 def plan_model(model: nn.Module, folder: SavedFolder, extra_state: Mapping[str, Any], start: str = MODEL) -> Plan:

@@ -15,7 +15,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from recfx.checkpoint.directory import cause_of
 from recfx.collections.sharding.ranks_agree import group_of_model, on_all_ranks
 from recfx.collections.wrappers import unwrap
-from recfx.errors import CheckpointError, RecfxError, type_of
+from recfx.errors import CheckpointError, RecfxError
 
 _Result = TypeVar("_Result")
 
@@ -31,9 +31,8 @@ class Peers:
     def agree(self, function: Callable[[], _Result]) -> list[_Result]:
         """Call ``function`` on all ranks, and return what each of them returned. Collective; ``function`` must not be.
 
-        Raises:
-            Exception: the error of ``function`` on this rank, otherwise that of the first rank where it failed (as
-                ``CheckpointError`` ``other_rank_failed`` if it is neither an error of recfx nor of the disk).
+        Raised is its error on this rank, otherwise that of the first rank where it failed (as ``other_rank_failed`` if
+        it is neither an error of recfx nor of the disk).
         """
         return on_all_ranks(self.group, function, self._as_sent)
 
@@ -55,12 +54,7 @@ class Peers:
 
 
 def checked_arguments(model: nn.Module, directory: object, call: str) -> tuple[nn.Module, Path, Peers]:
-    """The model without wrappers, the directory, and the ranks that hold the model and make this call. Collective.
-
-    Raises:
-        CheckpointError: ``model_parallel_inside``, ``model_is_sharded`` (by TorchRec alone),
-            ``several_process_groups``, ``no_process_group``; ``invalid_argument`` for the directory.
-    """
+    """The model without wrappers, the directory, and the ranks that hold the model and make this call. Collective."""
     root = unwrap(model)
     for path, part in root.named_modules():
         if path and isinstance(part, DistributedModelParallel):
@@ -83,9 +77,8 @@ def checked_arguments(model: nn.Module, directory: object, call: str) -> tuple[n
         name = os.fspath(directory) if isinstance(directory, os.PathLike) else directory
         if isinstance(name, str) and name and "\0" not in name:
             return name
-        problem = f"{name!r}, which cannot be the name of a directory" if isinstance(name, str) else type_of(directory)
         raise CheckpointError(
-            f"directory is {problem}.",
+            f"directory is {name!r}, which cannot be the name of a directory.",
             reason="invalid_argument",
             what_to_do="pass the path of a directory, as a str or a pathlib.Path.",
         )

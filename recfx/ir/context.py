@@ -198,11 +198,7 @@ class Targets(Protocol):
     """The kernel targets, as far as passes ask them."""
 
     def serve(self, lookup: LookupFacts, collection: str) -> Served:
-        """Which backend serves a lookup of a collection, which is named for messages.
-
-        Raises:
-            ConversionError: ``unknown_backend``, ``backend_unusable``.
-        """
+        """Which backend serves a lookup of a collection, which is named for messages."""
         ...
 
     def may_name(self, backend: str) -> bool:

@@ -35,11 +35,7 @@ globals().update(OPERATORS)
 
 
 def operator_of(kind: str) -> Callable[..., Any]:
-    """The function of a kind of node, which may have been declared later.
-
-    Raises:
-        ConversionError: ``unknown_operator``.
-    """
+    """The function of a kind of node, which may have been declared later."""
     if kind not in NODE_KINDS:
         raise ConversionError(
             f"there is no operator {kind!r}.",

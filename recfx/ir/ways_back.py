@@ -25,10 +25,8 @@ from recfx.ir.tables import Columns, Shard, columns_of, total_bytes, total_dim
 class Travelling:
     """The shards on all ranks of the tables that travel back in one way, and what follows from them for every rank.
 
-    Attributes:
-        columns: the columns of each sender, which is a rank, a host or all ranks, as the way back says; those that
-            several of its ranks have are listed once.
-        once: the columns of all tables.
+    ``columns`` are those of each sender, which is a rank, a host or all ranks: what several of its ranks have is listed
+    once. ``once`` are the columns of all tables.
     """
 
     def __init__(self, way: WayBack, shards: Sequence[Shard], world_size: int) -> None:

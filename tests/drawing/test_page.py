@@ -205,26 +205,6 @@ def test_a_screen_reader_is_told_everything(page: Page, tmp_path: Path) -> None:
     assert page.run("document.documentElement.lang") == "en"
 
 
-def test_the_legend_has_what_the_picture_has(page: Page, tmp_path: Path) -> None:
-    def shown() -> list[str]:
-        return texts(page, "#legend li:not([hidden])")
-
-    opened(page, whole(), tmp_path)
-    stages = ["select", "lookup", "dense", "input and output"]
-    assert shown()[:-1] == stages  # the only node that the pass touched is marked as selected
-    page.click(AFTER.format("select_features"))
-    assert shown()[:-1] == [*stages, "touched by this pass"]
-    page.run("byId('colour').value = 'time', byId('colour').dispatchEvent(new Event('change'))")
-    assert [entry.split(" ")[0] for entry in shown()] == ["touched", "colour:", "bar:"]
-    page.run("goTo(0)")  # what has no costs is coloured by stage
-    assert shown() == ["lookup", "dense", "input and output"]
-    opened(page, Towers(), tmp_path)
-    assert page.run("byId('before-figure').contains(byId('legend'))")
-    assert shown() == ["lookup"]
-    assert "passes" not in page.run("byId('keys').innerText")
-    assert page.complaints == []
-
-
 def test_whole_graphs_are_seen_and_labels_are_inside_borders(page: Page, tmp_path: Path) -> None:
     three = nn.ModuleDict({f"tower_{number}": tables(50 * number, 10 * (number + 1)) for number in range(3)})
     opened(page, recfx.convert(three, hashing=RAW), tmp_path)

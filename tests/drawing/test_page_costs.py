@@ -77,14 +77,8 @@ def test_numbers_that_are_none(page: Page, tmp_path: Path) -> None:
     opened(page, whole(), tmp_path)
     page.click(AFTER.format("hash_lookup"))
     before = shown_costs(page)
-    for field, wrong, told in (
-        ("length", "2, absent=3", "there is no feature “absent”."),
-        ("length", "two", "“two” has no number that is at least 0."),
-        ("length", "-1", "“-1” has no number that is at least 0."),
-        ("batch", "0", "B is a whole number above 0."),
-    ):
+    for field, wrong in (("length", "2, absent=3"), ("length", "two"), ("length", "-1"), ("batch", "0")):
         type_into(page, field, wrong)
-        assert texts(page, "#cost-total") == [told]
         assert page.run(f"document.getElementById('{field}').getAttribute('aria-invalid')") == "true"
         assert shown_costs(page) == before
         type_into(page, field, "512" if field == "batch" else "1")

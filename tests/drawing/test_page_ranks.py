@@ -12,7 +12,7 @@ from torchrec.distributed.types import ShardingPlan
 import recfx
 from recfx.planner.pricing.hardware import CPU_HOST
 from tests.drawing import picture
-from tests.drawing.open_page import details, opened, shown_costs, tables, texts
+from tests.drawing.open_page import opened, shown_costs, tables, texts
 from tests.support.browser import Page
 from tests.support.fake_group import fake_group
 
@@ -65,29 +65,4 @@ def test_a_click_on_the_map_chooses_a_rank(page: Page, tmp_path: Path) -> None:
     assert page.run(cell) == "t0 is not on rank 2"
     page.click("#details-body .scroll .link")  # its table in the graph of rank 0
     assert texts(page, "#details-title") == ["ebc_lookup_1"]
-    assert page.complaints == []
-
-
-@pytest.mark.parametrize("width", [360, 1280])
-def test_a_table_that_was_asked_for(width: int, page: Page, tmp_path: Path) -> None:
-    model = nn.ModuleDict({"ebc": tables(0, 4)})
-    placed = {"t0": table_wise(rank=1), **{name: table_wise(rank=0) for name in ("t1", "t2", "t3")}}
-    plan = construct_module_sharding_plan(model["ebc"], placed, local_size=2, world_size=2, device_type="cpu")
-    recfx.draw(model, tmp_path / "model.html", plan=ShardingPlan({"ebc": plan}), world_size=2)
-    page.show(width=width, height=800)
-    page.open(tmp_path / "model.html")
-    page.run("reveal({ call: calls[0], table: 3 })")
-    whole = "(({ top, bottom }) => top >= 0 && bottom <= innerHeight)(document.querySelector('#details dl.found')"
-    whole += ".getBoundingClientRect())"
-    assert page.run(whole)
-    shown = details(page)
-    assert (shown["table"], shown["rows"], shown["on"], shown["kind"]) == ("t3", "4", "table_wise: rank 0", "lookup")
-    assert texts(page, "#after .selected text:first-of-type") == ["lookup"]
-    assert texts(page, "#details tr.found td:first-child") == ["t3"]
-    page.run("reveal({ call: calls[0], table: 0 })")  # which the graph of rank 0 does not have
-    assert page.run(whole)
-    assert details(page)["on"] == "table_wise: rank 1not in this graph, which is that of rank 0"
-    assert texts(page, "#details-title") == ["ebc"]
-    page.click("#after [aria-label*='select_features']")
-    assert page.run("[state.table, document.querySelector('#details dl.found')]") == [None, None]
     assert page.complaints == []
