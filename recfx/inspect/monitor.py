@@ -92,12 +92,9 @@ class Monitor:
     def __init__(self, tables: dict[str, list[_IndexHealth]]) -> None:
         self._tables = tables
         self._turn = 0
-        self._last: dict[str, float] = {}
 
     def __repr__(self) -> str:
-        occupancies = [value for name, value in self._last.items() if name.endswith("/occupancy")]
-        fullest = f"the fullest {max(occupancies):.1%} full" if occupancies else "nothing read yet"
-        return f"Monitor({plural(len(self.tables), 'table')}, {fullest})"
+        return f"Monitor({plural(len(self.tables), 'table')})"
 
     @property
     def tables(self) -> tuple[str, ...]:
@@ -165,12 +162,11 @@ class Monitor:
         else:  # an error of one rank is raised on all
             ranks = on_all_ranks(group, read, lambda error: error if isinstance(error, RecfxError) else None)
             tables = {name: _joined([of_rank[name] for of_rank in ranks]) for name in ranks[0]}
-        self._last = {
+        return {
             f"{name}/{scalar}": value
             for name, numbers in tables.items()
             for scalar, value in _scalars_of(numbers).items()
         }
-        return dict(self._last)
 
     def log(self, writer: Any, step: int, group: dist.ProcessGroup | None = None, *, probe_all: bool = False) -> None:
         """Write the scalars to TensorBoard, or to anything with ``add_scalar(tag, value, step)``.
