@@ -9,7 +9,6 @@ import difflib
 import json
 import logging
 import os
-import random
 import re
 import runpy
 import subprocess
@@ -92,17 +91,6 @@ def assert_ended_well(finished: subprocess.CompletedProcess[str]) -> None:
     assert "Traceback" not in finished.stderr
 
 
-def write_log(path: Path, rows: int) -> Path:
-    """A file as Criteo publishes it, with missing values."""
-    draw = random.Random(0)
-    with open(path, "w") as file:
-        for _ in range(rows):
-            dense = ["" if draw.random() < 0.2 else str(draw.randint(-2, 500)) for _ in range(13)]
-            ids = ["" if draw.random() < 0.2 else f"{draw.randrange(50) * 85899345:08x}" for _ in range(26)]
-            print(draw.randint(0, 1), *dense, *ids, sep="\t", file=file)
-    return path
-
-
 def test_a_script_for_torchrun_takes_one_line_and_an_import() -> None:
     """They are what README shows; both scripts end with the same losses."""
     before, after = ((EXAMPLES / f"torchrun_{name}.py").read_text().split('"""\n\n')[1] for name in ("before", "after"))
@@ -173,15 +161,6 @@ def test_whole_life(run_example: Run) -> None:
     assert days[3:6] == days[6:]
     assert int(days[5][2]) > int(days[2][2]) > 0  # evicted before the stop, and after it
     assert float(days[5][1]) < float(days[0][1])
-
-
-def test_demo_says_what_to_do_when_a_log_has_more_ids_than_rows(run_example: Run, tmp_path: Path) -> None:
-    log = write_log(tmp_path / "day_0.tsv", 300)
-    finished = run_example("train_dlrm", "--data", str(log), "--smoke", "--rows", "20")
-    assert finished.returncode == 1
-    assert "300 rows from day_0.tsv" in finished.stdout
-    assert "[table_full]" in finished.stderr
-    assert "--rows gives every table more" in finished.stderr
 
 
 @pytest.mark.parametrize(("processes", "optimizer"), [(1, "adam"), (2, "adagrad")])

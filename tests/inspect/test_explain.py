@@ -193,13 +193,6 @@ def test_built_directly() -> None:
     assert report.verification.text == "not run: built directly"
 
 
-def test_converted_apart_and_put_together() -> None:
-    model = Wrapped(convert(collection(), hashing=HashConfig(dense_rows=0)))
-    report = explain(model)
-    assert report.collections[0].kind == "EmbeddingBagCollection"
-    assert {reason.code for reason in report.reasons} == {"weights_not_used"}
-
-
 def test_wrappers_whole_graph_and_copies() -> None:
     model, sample = dlrm()
     converted = convert(model, sample, verify=False)

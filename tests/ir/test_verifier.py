@@ -8,13 +8,15 @@ from typing import Any
 import pytest
 import torch
 from torch import fx
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
 
 import recfx
 from recfx.ir import GraphVerificationError, format_graph, verify_graph
-from recfx.ir.node_kinds import ASSEMBLERS, CUTS, NODE_KINDS, UNPOOLED_FORMS, ValueType
+from recfx.ir.context import LookupFacts, TableFacts
+from recfx.ir.node_kinds import ASSEMBLERS, COMBINES, CUTS, NODE_KINDS, NOT_COMBINED, UNPOOLED_FORMS, ValueType
 from recfx.ir.operator_graph import OperatorGraph
 from recfx.ir.tables import TableSpec, columns_of, output_dtype, total_bytes
+from recfx.lowering.registry import BACKENDS, choose_backend
 from tests.builders.optimizers import attach
 from tests.passes.small_collection import INDEXED, collection, rewritten
 
@@ -140,3 +142,46 @@ def test_what_changes_what_runs_is_printed_as_it_is_now() -> None:
     assert "select_features(features) {is_weighted}" in format_graph(converted.graph_module)
     converted.to(torch.float64)
     assert f"{line}dtype=float64, optimizer=adagrad, kernel=reference}}" in format_graph(converted.graph_module)
+
+
+def test_only_what_takes_rows_takes_them() -> None:
+    graph = rewritten(collection(INDEXED, INDEXED), "expand_collection").graph
+    for lookup in graph.of_kind("lookup"):
+        graph.change(lookup, combine=NOT_COMBINED)
+    with pytest.raises(GraphVerificationError, match="a keyed_tensor cannot be fed by ebc_lookup, a row for each id"):
+        verify_graph(graph, after="edit")
+
+
+def test_its_tables_have_the_same_number_of_columns() -> None:
+    tables = [
+        recfx.HashEmbeddingBagConfig(num_embeddings=8, embedding_dim=dim, name=f"t{dim}", feature_names=[f"f{dim}"])
+        for dim in (4, 8)
+    ]
+    graph = rewritten(recfx.HashEmbeddingBagCollection(tables), "expand_collection").graph
+    graph.change(graph.of_kind("lookup")[0], tables=("t4", "t8"), combine=NOT_COMBINED)
+    with pytest.raises(GraphVerificationError, match=r"its tables have \[4, 8\] columns"):
+        verify_graph(graph, after="edit")
+
+
+def facts(combine: str) -> LookupFacts:
+    spec = collection(INDEXED, INDEXED).tables[0]
+    return LookupFacts((spec,), combine, False, (TableFacts(8, 4, torch.float32, "cpu"),))
+
+
+def test_a_backend_without_it_declines_with_a_reason() -> None:
+    for backend in BACKENDS:
+        declined = backend.serves(facts(NOT_COMBINED))
+        if NOT_COMBINED in backend.combines:
+            assert declined is None or declined.code != "unsupported_combine"
+            continue
+        assert declined is not None
+        assert (declined.code, declined.by) == ("unsupported_combine", backend.name)
+        assert declined.message == f"backend {backend.name!r} has no kernel with combine=NONE."
+    with pytest.raises(recfx.ConversionError, match="combine=NONE") as caught:
+        choose_backend(facts(NOT_COMBINED), "fbgemm", "ebc")
+    assert caught.value.reason == "backend_unusable"
+    assert choose_backend(facts("SUM"), "auto", "ebc")[0].name == "cpu"
+
+
+def test_the_names_are_those_of_torchrec() -> None:
+    assert tuple(pooling.name for pooling in PoolingType) == COMBINES
