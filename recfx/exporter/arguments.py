@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,8 +38,6 @@ class Signature:
         sizes: by name, the sizes of each tensor of the sample, of which those that change with the batch size are -1;
             of no tensor if the batch size is not known.
         exact: the names of the batches that must have the sample's features, in its order, and weights only as it had.
-        ordered: the paths of the dicts whose keys must come in the sample's order: all with more than one key, but for
-            files that earlier versions wrote.
         keywords: what the model takes as ``**kwargs``, in the sample's order, which matters then; () if that is less
             than two.
     """
@@ -51,7 +49,6 @@ class Signature:
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     sizes: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
     exact: tuple[str, ...] = ()
-    ordered: tuple[str, ...] = ()
     keywords: tuple[str, ...] = ()
 
     def leaves(self) -> list[Pattern]:
@@ -59,11 +56,7 @@ class Signature:
         return [leaf for pattern in self.patterns for leaf in pattern.leaves()]
 
     def flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        """The arguments of the exported program for one call of the model.
-
-        Raises:
-            InputError: ``wrong_argument``: the call does not look like the sample.
-        """
+        """The arguments of the exported program for one call of the model."""
         values: list[Any] = []
         arguments = self._by_name(args, kwargs)
         for name, pattern in zip(self.parameters, self.patterns, strict=True):
@@ -91,7 +84,7 @@ class Signature:
                 raise _wrong(f"{where} is {shown}, but it was exported with {pattern.value!r}, which is built in.")
         else:
             _check_nest(value, pattern, where)
-            if where in self.ordered:
+            if pattern.kind == "dict":  # the model may read it
                 _check_order(list(value), pattern.keys, where)
             for key, item, part in pattern.children(value):
                 self._flatten(part, item, f"{where}.{key}", values)
@@ -159,11 +152,7 @@ class Signature:
 
 
 def signature_of(model: nn.Module, sample: Sample) -> Signature:
-    """Take a sample call apart.
-
-    Raises:
-        ExportError: ``unsupported_argument``: an argument holds something that a file cannot take.
-    """
+    """Take a sample call apart."""
     names, defaults, keywords = _parameters(model, sample)
     parameters = (*names[: len(sample.args)], *sample.kwargs)
     taken: set[str] = set()
@@ -184,16 +173,7 @@ def signature_of(model: nn.Module, sample: Sample) -> Signature:
                 )
     patterns = tuple(pattern_of(value, name, _refusal, taken) for name, value in zip(parameters, values, strict=True))
     signature = Signature(parameters, patterns, len(sample.args), names, defaults, keywords=keywords)
-    ordered = [path for name, pattern in zip(parameters, patterns, strict=True) for path in _dicts(pattern, name)]
-    return dataclasses.replace(signature, sizes=_sizes(signature, sample), ordered=tuple(ordered))
-
-
-def _dicts(pattern: Pattern, path: str) -> Iterator[str]:
-    """The paths of the dicts of more than one item in an argument, whose order the model may read."""
-    if pattern.kind == "dict" and len(pattern.keys) > 1:
-        yield path
-    for key, item in zip(pattern.keys, pattern.items, strict=False):
-        yield from _dicts(item, f"{path}.{key}")
+    return dataclasses.replace(signature, sizes=_sizes(signature, sample))
 
 
 def _sizes(signature: Signature, sample: Sample) -> dict[str, list[int]]:

@@ -26,13 +26,7 @@ class _BatchType(type):
 
 
 class BatchProxy(InPlaceProxy, metaclass=_BatchType):
-    """A proxy of a KJT that has the features of its value, all with one batch size.
-
-    Args:
-        node: its node.
-        tracer: the tracer.
-        reads: collects the nodes whose features the traced code has read.
-    """
+    """A proxy of a KJT that has the features of its value; ``reads`` collects the nodes whose features are read."""
 
     def __init__(self, node: fx.Node, tracer: fx.Tracer, reads: set[fx.Node]) -> None:
         super().__init__(node, tracer)
@@ -69,11 +63,7 @@ def has_known_features(node: fx.Node) -> bool:
 
 
 def as_traced(features: KeyedJaggedTensor, argument: str, names: list[str], is_weighted: bool) -> KeyedJaggedTensor:
-    """The batch, if its features are those that the traced code has read in the sample.
-
-    Raises:
-        RuntimeError: it has other features, or these in another order. TorchScript knows no other error.
-    """
+    """The batch, if its features are those that the traced code has read in the sample."""
     check_plain(argument, features)
     if (features.weights_or_none() is not None) != is_weighted:
         expected = "with" if is_weighted else "without"
@@ -86,11 +76,7 @@ def as_traced(features: KeyedJaggedTensor, argument: str, names: list[str], is_w
 
 
 def as_in_sample(tensor: torch.Tensor, argument: str, dtype: torch.dtype, dimensions: int) -> torch.Tensor:
-    """The tensor, if it has the dtype and the rank that the traced code has read in the sample.
-
-    Raises:
-        RuntimeError: it has not.
-    """
+    """The tensor, if it has the dtype and the rank that the traced code has read in the sample."""
     if tensor.dtype != dtype:
         raise RuntimeError(f"input {argument} has not the dtype of the sample, which the model reads [wrong_dtype]")
     if tensor.dim() != dimensions:

@@ -86,24 +86,14 @@ def tables_of(collection: UnshardedCollection) -> dict[str, TableSource]:
 
 
 class Filling(NamedTuple):
-    """What one buffer of a program will hold.
-
-    Args:
-        buffer: allocated but not written, so that it takes no memory.
-        pieces: makes the pieces of its content, in order: contiguous tensors of any dtype.
-    """
+    """What one buffer of a program, which is not written yet, will hold: ``pieces`` makes its content, in order."""
 
     buffer: torch.Tensor
     pieces: Callable[[], Iterator[torch.Tensor]]
 
 
 def fill(fillings: list[Filling], directory: Path) -> None:
-    """Write the content of the buffers, whose memory is that of a file in this directory from now on.
-
-    Raises:
-        ExportError: ``rows_out_of_range``.
-        OSError: there is no room for it.
-    """
+    """Write the content of the buffers, whose memory is that of a file in this directory from now on."""
     fillings = [filling for filling in fillings if filling.buffer.numel()]
     total = sum(filling.buffer.nbytes for filling in fillings)
     is_quiet = None if total >= _SHOW_PROGRESS_FROM else True  # None: where there is no terminal

@@ -60,12 +60,7 @@ def run_as_is(run: Callable[..., Any], call: Sample) -> Any:
 
 
 def run_copy(model: nn.Module, sample: Sample, copy: nn.Module | None = None) -> Any:
-    """What a copy of the model returns.
-
-    Raises:
-        ExportError: ``changes_state``, before the call writes into a tensor of the model, or because it draws random
-            numbers that a file cannot draw.
-    """
+    """What a copy of the model returns, which may not write into the model, nor draw numbers that no file can draw."""
     run = copy or fresh_copy(model)[0]
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -127,11 +122,7 @@ def first_difference(
 
 
 def changed_buffer(model: nn.Module, calls: Iterable[Sample]) -> str | None:
-    """The name of a buffer that a second call in eval mode with the same batch changes as well; None if there is none.
-
-    Raises:
-        ExportError: ``changes_state``: it changes something else.
-    """
+    """The name of a buffer that a second call with the same batch changes as well; nothing else may change."""
     copy, _ = fresh_copy(model)
     changed: list[str] = []
     for call in calls:

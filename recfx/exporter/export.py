@@ -6,13 +6,12 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torchrec.modules.mc_embedding_modules import BaseManagedCollisionEmbeddingCollection
 
@@ -29,7 +28,7 @@ from recfx.conversion.convert import convert
 from recfx.discovery.sample import Sample
 from recfx.errors import Diagnostic, ExportError, RecfxError, Severity
 from recfx.exporter.arguments import signature_of
-from recfx.exporter.buffers import fill, tables_of
+from recfx.exporter.buffers import fill
 from recfx.exporter.compare_outputs import changed_buffer, difference_of, other_batches, run_copy
 from recfx.exporter.loaded_program import check_reads_pt2
 from recfx.exporter.manifest import make_manifest
@@ -136,10 +135,8 @@ def export(
     )
     call, place = Sample.of(sample), device_of(root).type
 
-    def check() -> dict[str, str]:
+    def check() -> list[str]:
         """Check the arguments, and return them as texts that are the same for the same arguments."""
-        if not isinstance(portable, bool):
-            raise _invalid(f"portable={portable!r} is not a bool.", "pass True or False.")
         if not isinstance(device, (str, torch.device, type(None))) or str(device).partition(":")[0] in ("", "meta"):
             raise _invalid(f"device={device!r} cannot serve a file.", "pass a kind of device, such as 'cpu' or 'npu'.")
         if submodule and checkpoint is None:
@@ -155,18 +152,16 @@ def export(
         target = as_path(path)
         if group is None or group.rank() == 0:
             check_target(target)
-        sorted_quantize = sorted(quantize.items(), key=str) if isinstance(quantize, Mapping) else quantize
-        options = {"path": target, "quantize": sorted_quantize, "format": format, "portable": portable}
-        return {name: str(value) for name, value in (options | {"device": device}).items()}
+        stored = sorted(quantize.items(), key=str) if isinstance(quantize, Mapping) else quantize
+        return [str(value) for value in (target, stored, format, portable, device)]
 
-    first, *others = _on_all_ranks(group, check)
-    for rank, passed in enumerate(others, 1):
-        for name in [name for name in first if passed[name] != first[name]]:
-            raise ExportError(
-                f"rank {rank} exports with {name}={passed[name]}, rank 0 with {name}={first[name]}.",
-                reason="ranks_differ",
-                what_to_do="call export with the same arguments on all ranks.",
-            )
+    passed = on_all_ranks(group, check, _as_sent)
+    if any(of_rank != passed[0] for of_rank in passed):
+        raise ExportError(
+            f"the ranks export with different arguments: {passed}.",
+            reason="ranks_differ",
+            what_to_do="call export with the same arguments on all ranks.",
+        )
     # Rank 0 holds all tables as a whole meanwhile; each of the others one or two at a time.
     gathered = {
         where: gather_tables(collection, on_rank=0, with_optimizers=False)
@@ -190,31 +185,23 @@ def export(
                     reason="model_on_meta",
                     what_to_do="load the model first, or pass checkpoint=, a directory of save_checkpoint.",
                 )
-            file = _File(as_path(path), quantize, _serving_target(format, portable, str(device or kind)))
-            return _export(file, *on_host(converted, whole_call))
+            serving = _serving_target(format, portable, str(device or kind))
+            return _export(as_path(path), quantize, serving, *on_host(converted, whole_call))
 
-    report = _on_all_ranks(group, write)[0]
+    report = on_all_ranks(group, write, _as_sent)[0]
     assert report is not None
     return report
 
 
-def _on_all_ranks(group: dist.ProcessGroup | None, function: Callable[[], Any]) -> list[Any]:
-    """Call ``function``, which must not communicate, on all ranks, and return what each returned. Collective.
-
-    An error is this rank's, or else the one of the first rank where it failed: ``other_rank_failed`` if it is not one
-    of recfx's.
-    """
-
-    def as_sent(error: BaseException) -> Exception:
-        if isinstance(error, RecfxError):
-            return error
-        return ExportError(
-            f"a rank failed: {type(error).__name__}: {error}",
-            reason="other_rank_failed",
-            what_to_do="see the error on that rank; nothing was written.",
-        )
-
-    return on_all_ranks(group, function, as_sent)
+def _as_sent(error: BaseException) -> Exception:
+    """What the other ranks raise for an error on one of them."""
+    if isinstance(error, RecfxError):
+        return error
+    return ExportError(
+        f"a rank failed: {type(error).__name__}: {error}",
+        reason="other_rank_failed",
+        what_to_do="see the error on that rank; nothing was written.",
+    )
 
 
 def _drop_replicas(copy: nn.Module) -> None:
@@ -225,16 +212,13 @@ def _drop_replicas(copy: nn.Module) -> None:
                 module._modules[name] = unwrap(child)
 
 
-@dataclass(frozen=True)
-class _File:
-    """The file that the arguments of ``export`` ask for, and which modules serve its nodes."""
-
-    target: Path
-    quantize: Quantized | Mapping[str, Quantized]
-    serving: ServingTarget
-
-
-def _export(file: _File, converted: nn.Module, sample: Sample) -> ExportReport:
+def _export(
+    target: Path,
+    quantize: Quantized | Mapping[str, Quantized],
+    serving: ServingTarget,
+    converted: nn.Module,
+    sample: Sample,
+) -> ExportReport:
     """Export a converted model, whose tables are on the host."""
     _refuse_remapped_rows(converted)
     with uncounted(converted):
@@ -254,29 +238,26 @@ def _export(file: _File, converted: nn.Module, sample: Sample) -> ExportReport:
         collections = unsharded_collections(converted)
         exact = read_as_a_whole(converted, collections.values(), sample, signature)
         # A program of torch.export takes the features of the sample alone, and what is returned has their names.
-        is_exact = file.serving.format == "pt2" or any(leaf.kind == "kjt" for leaf in returns.leaves())
+        is_exact = serving.format == "pt2" or any(leaf.kind == "kjt" for leaf in returns.leaves())
         signature = replace(signature, exact=exact if is_exact else ())
-        tables = {name: tables_of(collection) for name, collection in collections.items()}
-        specs = {name: tuple(source.spec for source in by_name.values()) for name, by_name in tables.items()}
-        dtypes = stored_dtypes(specs, file.quantize)
+        dtypes = stored_dtypes({name: collection.tables for name, collection in collections.items()}, quantize)
         served = {
-            id(collection): serve_collection(name, collection, tables[name], dtypes[name], file.serving)
+            id(collection): serve_collection(name, collection, dtypes[name], serving)
             for name, collection in collections.items()
         }
         fillings = [filling for collection in served.values() for filling in collection.fillings]
-        with disk_errors(file.target):
-            fill(fillings, destination(file.target).parent)
+        with disk_errors(target):
+            fill(fillings, destination(target).parent)
         changed = changed_buffer(converted, [sample, *other_calls.values()])
         call = ModelCall(converted, served, sample, other_calls, outputs, signature, returns, changed)
         if changed is not None:
             message = "a call changes this buffer, in the file as well: answers may depend on the calls before."
             what_to_do = "give each thread that serves the file its own copy, or leave the buffer alone in eval mode."
             notes.append(Diagnostic("keeps_state", changed, message, what_to_do, Severity.WARNING))
-        for program in _FORMATS[file.serving.format][0](call):
-            report = _write(file, program, call, notes)
-            if report is not None:
+        for program in _FORMATS[serving.format][0](call):
+            if (report := _write(target, serving, program, call, notes)) is not None:
                 return report
-    raise _not_exported(converted, call.failures, file.serving.format)
+    raise _not_exported(converted, call.failures, serving.format)
 
 
 def _refuse_remapped_rows(converted: nn.Module) -> None:
@@ -321,12 +302,14 @@ def _converted(model: nn.Module, call: Sample) -> nn.Module:
     return converted.python_model if isinstance(converted, WholeGraph) else converted
 
 
-def _write(asked: _File, program: Program, call: ModelCall, about: list[Diagnostic]) -> ExportReport | None:
+def _write(
+    target: Path, serving: ServingTarget, program: Program, call: ModelCall, about: list[Diagnostic]
+) -> ExportReport | None:
     """Write the file, and put it in its place if it answers as the model does; else say why not in ``failures``."""
     own = [name for name in program.operators if name.startswith("recfx::")]
     buffers = {buffer.data_ptr() for buffer in program.buffers().values() if buffer.numel()}
     present: list[ServedCollection] = []
-    notes = _of_devices(program, own) if asked.serving in FOR_DEVICES else []
+    notes = _of_devices(program, own) if serving in FOR_DEVICES else []
     for collection in call.served.values():
         if any(filling.buffer.data_ptr() in buffers for filling in collection.fillings):
             present.append(collection)
@@ -334,22 +317,22 @@ def _write(asked: _File, program: Program, call: ModelCall, about: list[Diagnost
         else:
             message = "the model does not call this collection in eval mode, so its tables are not in the file."
             notes.append(Diagnostic("collection_left_out", collection.path, message))
-    manifest = partial(make_manifest, call, present, portable=not own, target=asked.serving)
+    manifest = partial(make_manifest, call, present, portable=not own, target=serving)
     with contextlib.ExitStack() as stack:
-        with disk_errors(asked.target):
-            file = stack.enter_context(new_file(destination(asked.target)))
+        with disk_errors(target):
+            file = stack.enter_context(new_file(destination(target)))
             write_file(program, manifest, file.path)
         error = difference_of(call, program.named, program.buffers)
         if isinstance(error, Diagnostic):
             call.failures.append(error)
             return None
         size = file.path.stat().st_size
-        with disk_errors(asked.target):
+        with disk_errors(target):
             file.put_in_place()
-    path = library.loaded_path() if own and asked.serving.fused is not None else None
+    path = library.loaded_path() if own and serving.fused is not None else None
     return ExportReport(
-        path=asked.target,
-        format=asked.serving.format,
+        path=target,
+        format=serving.format,
         bytes=size,
         tables=tuple(size for collection in present for size in _sizes(collection)),
         graph=program.graph,

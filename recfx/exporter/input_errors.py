@@ -41,11 +41,7 @@ _A_DICT = f"pass a dict with a tensor for each name in LoadedModel.inputs; {SECO
 
 
 def check_inputs(passed: object, taken: Sequence[str]) -> None:
-    """Refuse inputs by name that are not those that a file takes, or no tensors.
-
-    Raises:
-        InputError: ``wrong_argument``, ``unknown_input``, ``missing_input``.
-    """
+    """Refuse inputs by name that are not those that a file takes, or no tensors."""
     if not isinstance(passed, Mapping):
         raise InputError(f"the inputs are {type_of(passed)}, not a dict.", reason="wrong_argument", what_to_do=_A_DICT)
     unknown = [str(name) for name in passed if name not in taken]

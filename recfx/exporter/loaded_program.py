@@ -86,12 +86,7 @@ def check_reads_pt2() -> Callable[..., Any]:
 
 
 def load_traced(file: ModelFile, signature: Signature) -> LoadedProgram:
-    """Load a program from a file whose checksums are right.
-
-    Raises:
-        ExportError: ``no_pt2``.
-        RuntimeError: torch cannot read it.
-    """
+    """Load a program from a file whose checksums are right."""
     read = check_reads_pt2()
     file.file.seek(0)
     try:
@@ -127,11 +122,7 @@ class LoadedProgram(nn.Module):
         return outputs
 
     def serve(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The output tensors by name, for plain tensors by name.
-
-        Raises:
-            RuntimeError: as for ``named``.
-        """
+        """The output tensors by name, for plain tensors by name."""
         return self.named(*(take(inputs) for take in self._inputs))
 
 

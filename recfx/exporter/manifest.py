@@ -38,7 +38,7 @@ or what an argument means, adds a version here and in ``kernels/csrc/build/libra
 _PLAIN = ("kind", "name", "value", "is_weighted", "type_name")
 """The fields of a pattern that a manifest has as they are."""
 
-_SIGNATURE = ("parameters", "positional", "order", "defaults", "sizes", "exact", "ordered", "keywords")
+_SIGNATURE = ("parameters", "positional", "order", "defaults", "sizes", "exact", "keywords")
 """The fields of a signature that a manifest has as they are."""
 
 
@@ -50,15 +50,7 @@ def make_manifest(
     portable: bool,
     target: ServingTarget,
 ) -> str:
-    """The JSON text.
-
-    Args:
-        call: what the file was made from.
-        collections: the exported collections.
-        content: the CRC-32 of everything in the file, see ``content_checksum``.
-        portable: whether the file needs only the operators of torch and FBGEMM.
-        target: which modules serve its nodes.
-    """
+    """The JSON text; ``content`` is the CRC-32 of everything in the file, see ``content_checksum``."""
     signature = {name: getattr(call.signature, name) for name in _SIGNATURE}
     manifest = {
         "format_version": FORMAT_VERSION,
@@ -85,9 +77,6 @@ def read_manifest(text: object, path: object) -> dict[str, Any]:
     Args:
         text: the content of the file's ``recfx.json``.
         path: the file, for messages.
-
-    Raises:
-        ExportError: ``not_exported``, ``older_format``, ``newer_format``, ``other_hash``.
     """
     try:
         manifest = json.loads(text) if isinstance(text, str) else None

@@ -25,16 +25,9 @@ BIGGER, ONE, NONE, EMPTY, STRIDED, VARIED = (
 class ModelCall:
     """A converted model, the calls of it on which its file is compared, and what its program takes and returns.
 
-    Args:
-        model: without wrappers; copies of it run in eval mode.
-        served: what takes the place of each collection, by ``id``.
-        sample: the call.
-        other_calls: calls with other batches that the model takes, by name.
-        outputs: what the model returns for the sample.
-        signature: its arguments; their leaves, one after the other, are those of the program.
-        returns: the pattern of what it returns.
-        changed_buffer: a buffer of the model that every call changes; None if there is none.
-        failures: collects why ways to a program were given up.
+    ``served`` has what takes the place of each collection, by ``id``; the leaves of ``signature``, one after the other,
+    are the program's arguments; ``changed_buffer`` is a buffer that every call changes; ``failures`` collects why ways
+    to a program were given up.
     """
 
     model: nn.Module

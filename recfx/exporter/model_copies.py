@@ -72,11 +72,7 @@ def restore_buffers(copy: nn.Module, model: nn.Module) -> None:
 
 @contextlib.contextmanager
 def sample_failed() -> Iterator[None]:
-    """A context in which the user's model runs: whatever its code raises is about the sample.
-
-    Raises:
-        ExportError: ``sample_failed``.
-    """
+    """A context in which the user's model runs: whatever its code raises is about the sample."""
     try:
         yield
     except ExportError:  # `changes_state`
@@ -99,7 +95,7 @@ def own_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
 @contextlib.contextmanager
 def uncounted(model: nn.Module) -> Iterator[None]:
     """A context after which the indexes' counts are as they were before it."""
-    counts = [index.eval_counts for module in _collections(model) for index in _indexes(module)]
+    counts = [module.index(name).eval_counts for module in _collections(model) for name in module.hash_indexes]
     before = [count.clone() for count in counts]
     try:
         yield
@@ -138,12 +134,8 @@ def detach_parameters(modules: list[nn.Module]) -> None:
                 module._parameters[name] = shared
 
 
-def _collections(model: nn.Module) -> list[ConvertedCollection]:
+def _collections(model: nn.Module) -> list[Any]:
     return [module for module in model.modules() if isinstance(module, ConvertedCollection)]
-
-
-def _indexes(collection: ConvertedCollection) -> list[Any]:
-    return [collection.index(name) for name in collection.hash_indexes]
 
 
 def device_of(model: nn.Module) -> torch.device:

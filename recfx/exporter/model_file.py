@@ -46,14 +46,7 @@ class Program:
 
 
 def write_file(program: Program, make_manifest: Callable[[int], str], path: Path) -> None:
-    """Save a program, and its manifest.
-
-    Args:
-        program: the program.
-        make_manifest: makes the manifest from the CRC-32 of the content, which ``content_checksum`` computes from a
-            manifest with 0 in its place.
-        path: the file to write.
-    """
+    """Save a program, and its manifest, which is made from the CRC-32 of the content; see ``content_checksum``."""
     with path.open("wb") as file:  # torch ends the whole process if the disk is full while it writes an archive
         reserve(file.fileno(), program.size + _ARCHIVE_BYTES)
     program.save(path)
@@ -73,13 +66,10 @@ def reserve(descriptor: int, size: int) -> None:
 
 
 def content_checksum(archive: zipfile.ZipFile, text: str) -> int:
-    """The CRC-32 of what is in a file, whatever the order of its records: of their names and checksums.
+    """The CRC-32 of what is in a file, whatever the order of its records: of their names and checksums, and of the text
+    of the manifest, with 0 in the place of the result.
 
     TorchScript's debug records do not count, which name the sources that it compiled: a file may be used without them.
-
-    Args:
-        archive: the file, whose checksums are right.
-        text: what the manifest, whose record does not count because it holds the result, holds besides.
     """
     crc = zlib.crc32(text.encode())
     for name, of_record in sorted((info.filename, info.CRC) for info in archive.infolist()):
@@ -89,11 +79,7 @@ def content_checksum(archive: zipfile.ZipFile, text: str) -> int:
 
 
 def as_path(path: object) -> Path:
-    """The path of a file.
-
-    Raises:
-        ExportError: ``invalid_argument``.
-    """
+    """The path of a file."""
     name = os.fspath(path) if isinstance(path, os.PathLike) else path
     # File names may hold other bytes than UTF-8, which Python gives as surrogates, and torch cannot open.
     if not isinstance(name, str) or not name or "\0" in name or name != name.encode(errors="replace").decode():
@@ -126,11 +112,7 @@ def check_target(target: Path) -> None:
 
 @contextlib.contextmanager
 def disk_errors(target: Path) -> Iterator[None]:
-    """Turn errors of the disk into one that names the file.
-
-    Raises:
-        ExportError: ``cannot_write``.
-    """
+    """Turn errors of the disk into one that names the file."""
     try:
         yield
     except OSError as error:
@@ -150,11 +132,7 @@ class ModelFile:
 
     @contextlib.contextmanager
     def archive(self) -> Iterator[zipfile.ZipFile]:
-        """The archive that the file is.
-
-        Raises:
-            ExportError: ``damaged_file``, also where the block reads what is not as it has to be.
-        """
+        """The archive that the file is."""
         try:
             with zipfile.ZipFile(self.file) as archive:
                 yield archive
@@ -182,11 +160,7 @@ class ModelFile:
 
 @contextlib.contextmanager
 def open_model_file(path: Path) -> Iterator[ModelFile]:
-    """Open a file. Whatever keeps this process from reading it, wherever that is noticed, is not blamed on the file.
-
-    Raises:
-        ExportError: ``no_file``, ``cannot_read``.
-    """
+    """Open a file. Whatever keeps this process from reading it, wherever that is noticed, is not blamed on the file."""
     try:
         if not path.is_file():
             raise ExportError(f"{path} is not a file.", reason="no_file", what_to_do="export a model to it first.")

@@ -93,13 +93,8 @@ class Pattern:
 def pattern_of(
     value: Any, name: str, refusal: Callable[[str, Any], ExportError], taken: set[str] | None = None
 ) -> Pattern:
-    """The pattern of a value.
-
-    Args:
-        value: an argument of the model, or what it returned.
-        name: its name. Inside, names are ``<name>.<key>``, or identifiers if it is an argument.
-        refusal: the error for a part that no file can have, and for its name.
-        taken: for an argument, the identifiers that are taken; its own are added.
+    """The pattern of a value. Inside, names are ``<name>.<key>``; of an argument, for which ``taken`` has the
+    identifiers that are taken, they are identifiers. ``refusal`` makes the error for a part that no file can have.
     """
     if isinstance(value, LazyAwaitable):
         value = value.wait()

@@ -54,10 +54,8 @@ def read_as_a_whole(
 class _Watched:
     """A context in which batches add their names to ``reads`` if somebody reads more of them than features by name.
 
-    They keep their class, by which a model may ask for them.
-
-    Args:
-        batches: their names, and they themselves, by ``id``.
+    ``batches`` has their names, and they themselves, by ``id``: they keep their class, by which a model may ask for
+    them.
     """
 
     def __init__(self, batches: dict[int, tuple[str, KeyedJaggedTensor]], reads: set[str]) -> None:

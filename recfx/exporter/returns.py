@@ -25,10 +25,6 @@ def return_pattern(value: Any) -> Pattern:
 
     Args:
         value: what it returned for the sample.
-
-    Raises:
-        ExportError: ``unsupported_output``: something in it has no type in a file, two tensors would have one name, or
-            there is no tensor in it.
     """
     pattern = pattern_of(value, "output", lambda _, part: _unsupported(f"the model returns {type_of(part)}."))
     names = tensor_names(pattern)
@@ -48,9 +44,6 @@ def check_alike(expected: Pattern, answer: Pattern, batch: str, where: str = "ou
     """Refuse a model whose answer to another batch differs in more than the content of tensors.
 
     A file would return what the sample's answer had.
-
-    Raises:
-        ExportError: ``unsupported_output``.
     """
     if expected.kind == answer.kind == "constant" and not is_constant(expected.value, answer.value):
         values = f"{expected.value!r} for the sample, and {answer.value!r} for {batch}"

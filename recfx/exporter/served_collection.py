@@ -12,7 +12,7 @@ from torch import fx
 from recfx.collections.collection import UnshardedCollection
 from recfx.collections.compile_graph import rewritten
 from recfx.errors import ExportError
-from recfx.exporter.buffers import Filling, TableSource, fillings_of
+from recfx.exporter.buffers import Filling, TableSource, fillings_of, tables_of
 from recfx.exporter.serving.lower_served import lower_served
 from recfx.exporter.serving.pool_rows import FORMATS, PoolRows
 from recfx.exporter.serving.targets import ServingTarget
@@ -32,16 +32,7 @@ _QUANTIZED = {form.name: dtype for dtype, form in FORMATS.items() if dtype != to
 def stored_dtypes(
     collections: Mapping[str, tuple[TableSpec, ...]], quantize: Quantized | Mapping[str, Quantized]
 ) -> dict[str, dict[str, torch.dtype]]:
-    """The dtype of stored rows, by collection and table.
-
-    Args:
-        collections: the tables of each collection.
-        quantize: how rows are stored, or that for each table by name (``<collection>.<table>`` if several collections
-            have a table of that name); tables that are not named keep their dtype.
-
-    Raises:
-        ExportError: ``invalid_argument``: unknown format or table.
-    """
+    """The dtype of stored rows, by collection and table; tables that ``quantize`` does not name keep theirs."""
     chosen, of_others = (quantize, None) if isinstance(quantize, Mapping) else ({}, quantize)
     for choice in (*chosen.values(), of_others):
         if choice is not None and (not isinstance(choice, str) or choice not in _QUANTIZED):
@@ -73,17 +64,11 @@ def stored_dtypes(
 
 @dataclass(frozen=True)
 class ServedCollection:
-    """What takes the place of a converted collection in an exported program.
+    """What takes the place of a converted collection in an exported program: its graph, whose big buffers ``fillings``
+    has.
 
-    Args:
-        path: fully qualified name of the collection.
-        graph_module: its exported graph, whose big buffers are not filled.
-        records: what each pass did.
-        fillings: the big buffers.
-        tables: where its tables come from, by name.
-        stored: its tables, with the dtype of stored rows.
-        errors: the largest absolute difference between stored rows and the model's, by table, once the buffers are
-            filled.
+    ``stored`` are its tables, with the dtype of stored rows; once the buffers are filled, ``errors`` has the largest
+    difference between stored rows and the model's, by table.
     """
 
     path: str
@@ -98,15 +83,19 @@ class ServedCollection:
 def serve_collection(
     path: str,
     collection: UnshardedCollection,
-    tables: Mapping[str, TableSource],
     dtypes: Mapping[str, torch.dtype],
     target: ServingTarget,
 ) -> ServedCollection:
-    """Run the export passes on the graph of a collection, whose tables come from elsewhere; it does not change."""
-    specs = tuple(source.spec for source in tables.values())
+    """Run the export passes on the graph of a collection, which does not change."""
+    tables = tables_of(collection)
     facts = {name: _facts(source, dtypes[name], target.counts_probes) for name, source in tables.items()}
     context = CollectionContext(
-        path, specs, facts, dict.fromkeys(facts, 0), collection.is_weighted(), need_indices=collection._need_indices
+        path,
+        collection.tables,
+        facts,
+        dict.fromkeys(facts, 0),
+        collection.is_weighted(),
+        need_indices=collection._need_indices,
     )
     made = rewritten(
         OperatorGraph.of(context, target), [*export_passes(collection.passes), *serving_passes({path: dtypes})]

@@ -104,9 +104,6 @@ def changes_state(path: str, what: str = "") -> ExportError:
 def refusing_changed_attributes(copy: nn.Module) -> Iterator[None]:
     """A context for one call of a copy, which may not change an attribute that it has read before: the next call would
     depend on it. What a call only leaves behind is no state.
-
-    Raises:
-        ExportError: ``changes_state``.
     """
     collections = converted_collections(copy)
     own = {id(module): {"__dict__", *module.own_names()} for module in collections.values()}
@@ -154,11 +151,7 @@ class _Used(TorchDispatchMode):
 
 class _Content:
     """What an attribute holds when this is made: equal to what it held before if nothing in it was replaced or written,
-    but for tensors that the calls between have not used: these were only left there.
-
-    Args:
-        value: the attribute.
-        used: the ids of the tensors that calls have used, when they are compared.
+    but for tensors that the calls between have not used (their ids are not in ``used``): these were only left there.
     """
 
     def __init__(self, value: Any, used: set[int]) -> None:

@@ -93,7 +93,7 @@ def test_a_disk_that_is_full_leaves_the_old_file(
 ) -> None:
     (tmp_path / "model.pt").write_text("old")
     monkeypatch.setattr(where, name, failure)
-    with refused("cannot_write", match=rf"{message} \(\d+ bytes are free there\)", error=recfx.ExportError):
+    with refused("cannot_write", match=message, error=recfx.ExportError):
         recfx.export(model, tmp_path / "model.pt", call(6))
     assert (tmp_path / "model.pt").read_text() == "old"
     assert [file.name for file in tmp_path.iterdir()] == ["model.pt"]

@@ -10,13 +10,7 @@ from recfx.ir.tables import Columns, TableSpec
 
 
 class AssembleColumns(ServedNode):
-    """Concatenate pooled parts, put their columns into the standard collection's order, and name them.
-
-    Args:
-        keys: the output keys, in order.
-        dims: the number of columns of each key.
-        parts: the columns of each input, in order.
-    """
+    """Concatenate pooled parts, put their columns into the standard collection's order, and name them."""
 
     order: torch.Tensor
 
@@ -41,12 +35,8 @@ class AssembleColumns(ServedNode):
 
 
 class DivideMeans(ServedNode):
-    """Divide the columns of MEAN features by ``max(length, 1)``; ids without a row count in the length.
-
-    Args:
-        tables: the tables whose columns these are, in order.
-        divided: the names of the tables that are MEAN.
-        features: the output keys of the whole collection, in order.
+    """Divide the columns of the ``divided`` tables' features by ``max(length, 1)``; ids without a row count in the
+    length. ``features`` are the output keys of the whole collection.
     """
 
     def __init__(self, tables: tuple[TableSpec, ...], divided: tuple[str, ...], features: tuple[str, ...]) -> None:
@@ -71,12 +61,8 @@ class DivideMeans(ServedNode):
 
 
 class AssembleJagged(ServedNode):
-    """Give each key its rows, with the lengths of its feature.
-
-    Args:
-        keys: the output keys, in order.
-        parts: the keys whose rows each input has, in order.
-        need_indices: whether the ids are put into the output as well.
+    """Give each key its rows, with the lengths of its feature, and its ids if ``need_indices``; ``parts`` has the keys
+    whose rows each input has.
     """
 
     keys: list[str]

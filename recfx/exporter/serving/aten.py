@@ -29,11 +29,7 @@ class AtenSelectBags(SelectBags):
         self.limit_of_feature = self.limits.tolist()
 
     def forward(self, features: KeyedJaggedTensor) -> Bags:
-        """``features``: any KJT with at least the collection's features, in any order.
-
-        Raises:
-            RuntimeError: the batch is malformed.
-        """
+        """``features``: any KJT with at least the collection's features, in any order."""
         check_plain(self.collection, features)
         keys = features.keys()
         values, lengths = self.contiguous(features.values()), self.contiguous(features.lengths().reshape(-1))
@@ -143,14 +139,7 @@ class AtenFindRows(FindFrozenRows):
 
 
 class StoredRows(ServedNode):
-    """The lookup of one table. TorchScript cannot look at bytes as floats, so each table has its own tensor.
-
-    Args:
-        table: the table, with the dtype of its stored rows.
-        positions: its features' positions in the collection.
-        combine: ``"SUM"``, ``"MEAN"`` or ``"NONE"``.
-        is_weighted: whether the weights of the ids multiply the rows.
-    """
+    """The lookup of one table. TorchScript cannot look at bytes as floats, so each table has its own tensor."""
 
     positions: list[int]
     rows: torch.Tensor

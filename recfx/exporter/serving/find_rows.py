@@ -26,10 +26,6 @@ class FindFrozenRows(ServedNode):
 
     The slots of all tables are one tensor, which ``fbgemm::pruned_hashmap_lookup`` reads. It leaves the ids of a table
     without slots as they are, and does not find id -1.
-
-    Args:
-        tables: every table of the collection, in order.
-        indexes: the frozen index of each table that has one.
     """
 
     completed: list[Completed]

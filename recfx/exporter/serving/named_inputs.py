@@ -6,13 +6,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 
 class NamedTensor(nn.Module):
-    """One tensor, under its own name.
-
-    Args:
-        name: the name.
-        dimensions: how many the sample had; -1 if that is not known.
-        floats: whether the sample was of floats.
-    """
+    """One tensor under its own name, with the number of dimensions of the sample, -1 if that is not known."""
 
     def __init__(self, name: str, dimensions: int = -1, floats: bool = False) -> None:
         super().__init__()
@@ -35,13 +29,7 @@ class NamedTensor(nn.Module):
 
 
 class NamedFeatures(nn.Module):
-    """One KJT: ``<name>.<feature>.values`` and ``.lengths`` of each feature, and ``.weights`` if it is weighted.
-
-    Args:
-        name: the name.
-        features: the keys of the KJT.
-        is_weighted: whether the sample had weights.
-    """
+    """One KJT: ``<name>.<feature>.values`` and ``.lengths`` of each feature, and ``.weights`` if it is weighted."""
 
     features: list[str]
 

@@ -18,13 +18,8 @@ _FLOAT32 = 0  # its SparseType
 
 
 class RowFormat(NamedTuple):
-    """How the rows of a table are stored.
-
-    Args:
-        name: as in ``export(quantize=)`` and in reports.
-        sparse_type: FBGEMM's number for it.
-        bits: the bits of a column.
-        is_quantized: whether each row has a scale and a bias, see ``recfx/kernels/lookup/quantized_rows.py``.
+    """How the rows of a table are stored: ``name`` as for ``export``, FBGEMM's number for it, the bits of a column, and
+    whether each row has a scale and a bias, see ``recfx/kernels/lookup/quantized_rows.py``.
     """
 
     name: str
@@ -54,13 +49,8 @@ class PoolRows(ServedNode):
     """Pool the rows of a group of tables with FBGEMM's inference operator, which skips rows of -1.
 
     If they are not combined, each row is read as it is, and rows of -1 read zeros; all ids of a feature are one bag.
-    The rows of all tables are one tensor of bytes. ``table_begins`` and ``row_bytes`` say where each table's are.
-
-    Args:
-        tables: the group, in column order; each has one of the dtypes of ``FORMATS``.
-        combine: ``"SUM"``, ``"MEAN"`` or ``"NONE"``.
-        features: the output keys of the whole collection, in order.
-        is_weighted: whether the weights of the ids multiply the rows.
+    The rows of all tables are one tensor of bytes, in which ``table_begins`` and ``row_bytes`` say where each table's
+    are.
     """
 
     kernel = "fbgemm"
@@ -179,11 +169,8 @@ def _most(sparse_type: int, of_feature: list[int], formats: list[RowFormat], col
 
 
 class FindAndPool(PoolRows):
-    """Find ids and pool their rows; it takes ids, where ``PoolRows`` takes rows.
-
-    Args:
-        pool: the lookup that it replaces.
-        hashed: the frozen index of each of its tables whose ids are not rows, in order.
+    """Find ids and pool their rows; it takes ids, where ``PoolRows``, which it replaces, takes rows. ``hashed`` has the
+    frozen index of each table whose ids are not rows.
     """
 
     kernel = "recfx"

@@ -31,11 +31,7 @@ class Bags(NamedTuple):
 
 
 class ServedNode(nn.Module):
-    """A module that a node of an exported graph calls.
-
-    Attributes:
-        label: the node's name.
-    """
+    """A module that a node of an exported graph calls; ``label`` is the name of the node."""
 
     label: str
 
@@ -49,11 +45,6 @@ class SelectBags(ServedNode):
 
     What leaves it is safe for kernels that do not check anything: contiguous; lengths that are not negative and add up
     to the ids, and ids in range for tables without an index. A server's input is not to be trusted.
-
-    Args:
-        collection: fully qualified name of the collection, for messages.
-        tables: its tables, in order.
-        is_weighted: whether the lookups use the batch's weights.
     """
 
     feature_names: list[str]
@@ -80,11 +71,7 @@ class SelectBags(ServedNode):
         self.least_limit = [min(limits[first:end]) for first, end in stretches]
 
     def forward(self, features: KeyedJaggedTensor) -> Bags:
-        """``features``: any KJT with at least the collection's features, in any order.
-
-        Raises:
-            RuntimeError: the batch is malformed. TorchScript knows no other error.
-        """
+        """``features``: any KJT with at least the collection's features, in any order."""
         check_plain(self.collection, features)
         keys = features.keys()
         values, lengths = self.contiguous(features.values()), self.contiguous(features.lengths().reshape(-1))
