@@ -16,7 +16,7 @@ from tests.support.refusals import refused
 
 NOT_SCRIPTABLE = {
     # What these do is not part of a traced graph, and TorchScript does not compile their own code.
-    "autocast", "autocast_below_the_root", "branches_on_data", "branches_on_data_below_the_root", "builds_from_jagged",
+    "autocast", "autocast_below_the_root", "branches_on_data", "branches_on_data_below_the_root",
     "random_numbers", "random_numbers_below_the_root",
     # They choose a module by the size of the batch.
     "sparse_nn_negatives", "sparse_nn_negatives_with_parameters",
@@ -28,7 +28,7 @@ NOT_EXPORTABLE = {
     # Whether they compute something depends on a value in the batch.
     "branches_on_data", "branches_on_data_below_the_root",
     # They take the batch size for a constant, as KeyedJaggedTensor.from_jt_dict does, or for a key.
-    "builds_from_jagged", "preprocessing_collections", "preprocessing_module", "sparse_nn_negatives",
+    "preprocessing_collections", "preprocessing_module", "sparse_nn_negatives",
     "sparse_nn_negatives_with_parameters",
     # Its lengths are one flat tensor, so that no size of the batch is a symbol of its own.
     "builds_its_batch",
@@ -45,6 +45,7 @@ def named_tensors(answer: Any) -> list[tuple[str, torch.Tensor]]:
 NOT_IN_FILES = {
     "sequence_to_dense": "unsupported_output",  # an item for each sample
     "sequence_variable_batch": "unsupported_argument",
+    "builds_from_jagged": "unsupported_argument",
 }
 """What no format takes, by reason code."""
 
