@@ -187,8 +187,9 @@ def _examples(call: ModelCall) -> Examples:
     shapes, used = _shapes(call, call.sample), _shapes(call, biggest or call.sample)
     changed = shapes if bigger is None else _shapes(call, bigger)
     symbols: list[dict[int, Any]] = []
+    constant = Dim.AUTO if bigger is None else Dim.STATIC  # a program with limits is refused
     for before, after in zip(shapes, changed, strict=True):
-        symbols.append({dim: Dim.STATIC if after[dim] == size else Dim.DYNAMIC for dim, size in enumerate(before)})
+        symbols.append({dim: constant if after[dim] == size else Dim.DYNAMIC for dim, size in enumerate(before)})
     number = 0
     for leaf in call.signature.leaves():
         parts = leaf.parts
