@@ -10,19 +10,18 @@ from torch import fx, nn
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 from recfx.argument_types import typed
-from recfx.collections.collection import unsharded_collections
+from recfx.collections.collection import UnshardedCollection, unsharded_collections
 from recfx.collections.converted_collection import ConvertedCollection, converted_collections
 from recfx.collections.copy_modules import carry_hooks, copy_modules, replace_in_place
 from recfx.collections.first_use import first_use
 from recfx.collections.replaced import catch_calls, refuse_calls
-from recfx.collections.sharding.collection import ShardedCollection, sharded_collections
+from recfx.collections.sharding.collection import sharded_collections
 from recfx.collections.sharding.shard import leave_to_collections
 from recfx.collections.whole_graph import WholeGraph, check_modes
 from recfx.collections.wrappers import not_on_meta_by_default, unwrap, usable_device
 from recfx.conversion.decide import decide
 from recfx.conversion.request import DEFAULT_HASHING, Request, named_passes
 from recfx.conversion.whole_graph import build_whole_graph, make_whole_graph, sample_failed
-from recfx.discovery.classify import Finding
 from recfx.discovery.sample import Sample
 from recfx.errors import ConversionError
 from recfx.hashing import HashConfig
@@ -156,8 +155,7 @@ def _convert(model: nn.Module, asked: Request) -> nn.Module:
             _ready(converted, converted_collections(converted))  # other kernels may serve the tables there
         whole = as_whole_graph(converted, asked.call) if asked.whole_graph else None
         if asked.inplace and decision.converted is not None:
-            replacements = {id(original): converted.get_submodule(path) for path, original in replaced.items()}
-            converted = _patch(model, converted, replacements, decision.discovery.findings)
+            converted = _patch(model, converted, replaced)
         converted = converted if whole is None else whole
         resizing.keep()
         for path, original in replaced.items() if asked.inplace else ():
@@ -179,17 +177,14 @@ def as_whole_graph(converted: nn.Module, call: Sample | None) -> nn.Module:
     return graph
 
 
-def _patch(
-    model: nn.Module, converted: nn.Module, replacements: Mapping[int, nn.Module], findings: list[Finding]
-) -> nn.Module:
-    """Put the replacements into ``model``, and return it; a model that is a collection itself is not patched."""
+def _patch(model: nn.Module, converted: nn.Module, replaced: Mapping[str, nn.Module]) -> nn.Module:
+    """Put what has replaced modules, by path, into ``model``, and return it; one that is replaced itself stays."""
+    replacements = {id(original): converted.get_submodule(path) for path, original in replaced.items()}
     if id(model) in replacements:
         return converted
-    for finding in findings:
-        if id(finding.module) in replacements:  # its hooks and attributes refer to the modules of the copy
-            replacement = replacements[id(finding.module)]
-            carry_attributes(finding.module, replacement)
-            _hand_over_hooks(finding.module, replacement)
+    for original in replaced.values():  # their hooks and attributes refer to the modules of the copy
+        carry_attributes(original, replacements[id(original)])
+        _hand_over_hooks(original, replacements[id(original)])
     replace_in_place(model, replacements)
     attach_conversion(model, conversion_of(converted))
     leave_to_collections(model)
@@ -200,7 +195,7 @@ def _patch(
 
 def _hand_over_hooks(original: nn.Module, replacement: nn.Module) -> None:
     """Of a collection and, unless it is sharded, its tables."""
-    own = {"": replacement} if isinstance(replacement, ShardedCollection) else dict(replacement.named_modules())
+    own = dict(replacement.named_modules()) if isinstance(replacement, UnshardedCollection) else {"": replacement}
     for path, module in original.named_modules():
         if own.get(path, module) is not module:
             carry_hooks(module, own[path], for_good=True)

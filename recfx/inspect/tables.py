@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import fx, nn
-from torchrec.modules.embedding_configs import BaseEmbeddingConfig
+from torchrec.modules.embedding_configs import BaseEmbeddingConfig, data_type_to_dtype
 
 from recfx.collections.converted_collection import ConvertedCollection
 from recfx.collections.kinds import kind_of
@@ -198,6 +198,14 @@ def _hashing_reasons(table: _Table) -> Iterator[Diagnostic]:
 def _config_reasons(table: _Table) -> Iterator[Diagnostic]:
     """What the table's config declares, and recfx does not follow."""
     config = table.config
+    try:
+        declared = data_type_to_dtype(config.data_type)
+    except ValueError:  # quantized types have no torch dtype
+        declared = None
+    if declared != table.weight.dtype:
+        message = f"config.data_type is {config.data_type.name}, but the weight is {table.report.dtype}."
+        advice = "cast the model, or correct the config; recfx goes by the weight's type."
+        yield Diagnostic("data_type_not_honoured", "", message, advice)
     policy = getattr(config, "virtual_table_eviction_policy", None)
     if policy is not None or getattr(config, "use_virtual_table", False):
         is_raw = table.spec.has_index

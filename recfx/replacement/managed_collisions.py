@@ -15,7 +15,7 @@ from torchrec.modules.mc_embedding_modules import (
 )
 from torchrec.modules.mc_modules import ManagedCollisionCollection, MCHManagedCollisionModule
 
-from recfx.collections.copy_modules import copy_modules
+from recfx.collections.copy_modules import attributes, carry_hooks, copy_modules
 from recfx.collections.kinds import standard_kind
 from recfx.collections.raw_ids import RawIdCollection, rows_of_sharded
 from recfx.discovery.classify import CONVERTIBLE, REFUSED, Finding, classify
@@ -23,6 +23,7 @@ from recfx.discovery.discover import Discovery
 from recfx.errors import ConversionError, Diagnostic, Severity, few
 from recfx.hashing import ResolvedHashConfig
 from recfx.hashing.learned_maps import LearnedMap, known_policy, learned_by_hash_zch, learned_by_mch
+from recfx.runtime.base import has_forward_hooks
 from recfx.versions.differences import HashZchManagedCollisionModule, PECEmbeddingCollection
 
 _COLLECTIONS = (ManagedCollisionEmbeddingCollection, ManagedCollisionEmbeddingBagCollection)
@@ -123,7 +124,12 @@ def take_over(model: nn.Module, *, shards: bool) -> TakenOver:
             taken.refused[id(module)] = module, error.diagnostic
             continue
         inner: Any = module._embedding_module
-        replacements[id(module)] = RawIdCollection(inner, bool(module._return_remapped_features)).train(module.training)
+        in_front = RawIdCollection(inner, bool(module._return_remapped_features)).train(module.training)
+        carry_hooks(module, in_front)
+        in_front.__dict__.update(
+            {name: value for name, value in attributes(module) if not name.startswith("_") and name != "training"}
+        )
+        replacements[id(module)] = in_front
         taken.learned[id(inner)] = learned
     for path, module in model.named_modules(remove_duplicate=False):
         if isinstance(replacements.get(id(module)), RawIdCollection):
@@ -138,7 +144,8 @@ def _learned(module: Any, path: str, shards: bool) -> dict[str, LearnedMap]:
     if type(module) not in _COLLECTIONS or "forward" in module.__dict__:
         raise _own_code(module, path)
     remapping, inner = module._managed_collision_collection, module._embedding_module
-    if type(remapping) is not ManagedCollisionCollection or "forward" in remapping.__dict__:
+    is_hooked = any(map(has_forward_hooks, remapping.modules()))
+    if type(remapping) is not ManagedCollisionCollection or "forward" in remapping.__dict__ or is_hooked:
         raise _own_code(remapping, path)
     finding = classify(inner, f"{path}.{_INNER}" if path else _INNER)
     if finding is None or finding.status != CONVERTIBLE:

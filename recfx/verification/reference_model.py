@@ -14,7 +14,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from recfx.collections.collection import UnshardedCollection, unsharded_collections
-from recfx.collections.copy_modules import copy_modules, copy_with_tensors, standard_collection
+from recfx.collections.copy_modules import carry_hooks, copy_modules, copy_with_tensors, standard_collection
 from recfx.collections.kinds import SEQUENCE, kind_of
 from recfx.collections.raw_ids import RawIdCollection
 from recfx.discovery.sample import clone_value
@@ -146,6 +146,7 @@ def reference_of(original: nn.Module, converted: nn.Module) -> nn.Module:
         managed: Any = duplicate.get_submodule(path) if isinstance(module, RawIdCollection) else None
         if isinstance(managed, BaseManagedCollisionEmbeddingCollection):
             in_front = RawIdCollection(managed._embedding_module, bool(managed._return_remapped_features))
+            carry_hooks(managed, in_front)
             replacements[id(managed)] = in_front.train(managed.training)
     for collection in unsharded_collections(duplicate).values():  # the original may have been converted in place
         if len(collection.hash_indexes):

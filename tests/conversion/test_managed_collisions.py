@@ -347,6 +347,25 @@ def test_an_inner_collection_that_is_also_called_with_rows() -> None:
     assert caught.value.reason == "managed_collision_layout"
 
 
+@pytest.mark.parametrize("inplace", [False, True], ids=["copy", "inplace"])
+def test_hooks_run_as_before(inplace: bool) -> None:
+    model, seen = Model(learn(managed(True))).eval(), []
+    handle = model.mc.register_forward_hook(lambda module, *_: seen.append(module))
+    model.mc.note = "the user's"
+    ours = recfx.convert(model, (ASKED,), managed_collisions="convert", inplace=inplace)
+    assert ours.mc.note == "the user's"
+    seen.clear()
+    ours(ASKED)
+    assert seen == [ours.mc]
+    handle.remove()
+    ours(ASKED)
+    assert len(seen) == (1 if inplace else 2)
+    other = Model(learn(managed(True))).eval()
+    other.mc._managed_collision_collection.register_forward_pre_hook(lambda *_: None)
+    with refused("managed_collision_code", "mc"):
+        recfx.convert(other, managed_collisions="convert")
+
+
 def test_rows_of_a_sharded_collection_are_not_returned() -> None:
     from recfx.collections.raw_ids import rows_of_sharded
     from recfx.replacement.managed_collisions import take_over

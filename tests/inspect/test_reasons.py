@@ -16,6 +16,7 @@ from torch import nn
 from torchrec import EmbeddingBagCollection
 from torchrec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
 from torchrec.distributed.types import ShardingPlan
+from torchrec.modules.embedding_configs import DataType
 
 from recfx import HashConfig, convert
 from recfx.errors import Diagnostic
@@ -171,6 +172,13 @@ def test_new_rows_behind_the_old_keep_the_weights() -> None:
     hashing = report.collections[0].tables[0].hashing
     assert hashing is not None
     assert (hashing.mode, hashing.rows, hashing.dense_rows, hashing.ids_held) == ("index", 150, 100, 0)
+
+
+def test_data_type_not_honoured() -> None:
+    model = Wrapped(EmbeddingBagCollection(tables=[config(0, data_type=DataType.FP16), config(1)]))
+    assert only(model, "data_type_not_honoured") == []
+    (reason,) = only(model.float(), "data_type_not_honoured")
+    assert reason.path == "inner.embedding_bags.t0"
 
 
 def test_settings_of_an_index_that_there_is_none_of() -> None:
