@@ -147,6 +147,13 @@ def _learned(module: Any, path: str, shards: bool) -> dict[str, LearnedMap]:
     is_hooked = any(map(has_forward_hooks, remapping.modules()))
     if type(remapping) is not ManagedCollisionCollection or "forward" in remapping.__dict__ or is_hooked:
         raise _own_code(remapping, path)
+    if any(part.training != module.training for part in remapping.modules()):
+        what_to_do = "set the mode of all of it; what stays frozen in training cannot be converted"
+        raise ConversionError.of(
+            _refusal(
+                "managed_collision_layout", "what remaps the ids is in another mode than the rest", what_to_do, path
+            )
+        )
     finding = classify(inner, f"{path}.{_INNER}" if path else _INNER)
     if finding is None or finding.status != CONVERTIBLE:
         why = finding.why if finding is not None and finding.why is not None else _own_code(inner, path).diagnostic

@@ -364,6 +364,10 @@ def test_hooks_run_as_before(inplace: bool) -> None:
     other.mc._managed_collision_collection.register_forward_pre_hook(lambda *_: None)
     with refused("managed_collision_code", "mc"):
         recfx.convert(other, managed_collisions="convert")
+    frozen = Model(learn(managed(True))).train()
+    frozen.mc._managed_collision_collection.eval()
+    with refused("managed_collision_layout", "mc"):
+        recfx.convert(frozen, managed_collisions="convert")
 
 
 def test_rows_of_a_sharded_collection_are_not_returned() -> None:
