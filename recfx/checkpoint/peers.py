@@ -15,7 +15,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from recfx.checkpoint.directory import cause_of
 from recfx.collections.sharding.ranks_agree import group_of_model, on_all_ranks
 from recfx.collections.wrappers import unwrap
-from recfx.errors import CheckpointError, RecfxError
+from recfx.errors import CheckpointError, RecfxError, type_of
 
 _Result = TypeVar("_Result")
 
@@ -77,8 +77,9 @@ def checked_arguments(model: nn.Module, directory: object, call: str) -> tuple[n
         name = os.fspath(directory) if isinstance(directory, os.PathLike) else directory
         if isinstance(name, str) and name and "\0" not in name:
             return name
+        problem = f"{name!r}, which cannot be the name of a directory" if isinstance(name, str) else type_of(directory)
         raise CheckpointError(
-            f"directory is {name!r}, which cannot be the name of a directory.",
+            f"directory is {problem}.",
             reason="invalid_argument",
             what_to_do="pass the path of a directory, as a str or a pathlib.Path.",
         )

@@ -447,7 +447,7 @@ def test_a_graph_counts_in_a_buffer_of_the_model() -> None:
 
 
 def test_a_buffer_that_a_graph_would_not_replace_is_named() -> None:
-    with pytest.raises(recfx.ConversionError, match="buffers steps: largest difference 1"):
+    with pytest.raises(recfx.ConversionError, match="buffer steps, which the code assigns"):
         recfx.trace(Counts(in_place=False), (BATCH,))
 
 
