@@ -231,7 +231,7 @@ def test_an_ordinary_optimizer_with_its_parameters_in_another_order_and_in_more_
     ("model", "directory", "message"),
     [
         (3, "d", "model is an int"),
-        (nn.Linear(1, 1), 3, "directory is 3"),
+        (nn.Linear(1, 1), 3, "directory is an int"),
         (nn.Linear(1, 1), "", "directory is ''"),
     ],
 )
