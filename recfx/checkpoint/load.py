@@ -93,7 +93,7 @@ def load_part(
     ``submodule`` is its path, where names of wrappers may be left out; empty for the whole model.
     """
     root, path, peers = checked_arguments(model, directory, "load_checkpoint")
-    what_to_do = "make sure that the files can be read, and load again; until then, old and new may be mixed."
+    what_to_do = "make sure that the files can be read, and load again; weights may be old and new until then."
     plans: list[Plan] = []
     undo: list[Callable[[], None]] = []
     with disk_errors("checkpoint_unreadable", path, what_to_do), contextlib.ExitStack() as lock:

@@ -194,7 +194,7 @@ def _patch(model: nn.Module, converted: nn.Module, replaced: Mapping[str, nn.Mod
 
 
 def _hand_over_hooks(original: nn.Module, replacement: nn.Module) -> None:
-    """Of a collection and, unless it is sharded, its tables."""
+    """Give ``replacement`` the hooks of a collection and, unless it is sharded, those of its tables."""
     own = dict(replacement.named_modules()) if isinstance(replacement, UnshardedCollection) else {"": replacement}
     for path, module in original.named_modules():
         if own.get(path, module) is not module:

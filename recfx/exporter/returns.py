@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,7 @@ from torch import fx
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 from recfx.errors import ExportError, type_of
-from recfx.exporter.patterns import Pattern, is_constant, pattern_of, rebuild
+from recfx.exporter.patterns import Pattern, as_in_file, is_constant, pattern_of, rebuild
 
 _WHAT_TO_DO = (
     "return tensors, KeyedTensors, or dicts, lists, tuples and dataclasses of these. Offsets have to start at 0 and \
@@ -85,11 +86,16 @@ def expressions(pattern: Pattern, expression: str = "output") -> dict[str, str]:
 def is_as_exported(pattern: Pattern, expression: str = "output") -> list[str]:
     """TorchScript expressions that are true if the value has the keys, the lengths and the constants of ``pattern``."""
     if pattern.kind == "constant":
-        is_number = isinstance(pattern.value, (bool, int, str))
-        return [f"{expression} == {pattern.value!r}"] if is_number else []
+        value = as_in_file(pattern.value)
+        if value is None:
+            return [f"{expression} is None"]
+        is_exact = isinstance(value, (bool, int, str)) or math.isfinite(value)
+        return [f"{expression} == {value!r}"] if is_exact else []
     keys = [f"{expression}.keys() == {list(pattern.keys)!r}"] if pattern.kind in ("kjt", "keyed_tensor") else []
     if pattern.kind == "keyed_tensor":
         keys.append(f"{expression}.length_per_key() == {list(pattern.value)!r}")
+    elif pattern.kind in ("kjt", "jagged") and not pattern.is_weighted:
+        keys.append(f"{expression}.weights_or_none() is None")
     conditions = keys + [f"len({expression}) == {len(pattern.keys)}"] * (pattern.kind in ("list", "dict"))
     if not pattern.name:
         for key, item in zip(pattern.keys, pattern.items, strict=True):

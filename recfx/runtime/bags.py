@@ -135,7 +135,7 @@ def with_values(
 
 
 def with_own_lengths(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-    """The same KJT, whose lengths and offsets the caller cannot change."""
+    """Copy the lengths and offsets of a KJT, which the caller may change after the call."""
     own, offsets = copy.copy(features), features.offsets_or_none()
     own._lengths = features.lengths().clone()
     own._offsets = None if offsets is None else offsets.clone()

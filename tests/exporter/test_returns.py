@@ -136,16 +136,23 @@ class Branches(Returns):
         self.make = None
         self.part = part
 
-    def forward(self, features: KeyedJaggedTensor) -> tuple[KeyedTensor, list[torch.Tensor], str]:
+    def forward(
+        self, features: KeyedJaggedTensor
+    ) -> tuple[KeyedTensor, list[torch.Tensor], str, float, torch.Tensor | None, JaggedTensor]:
         values = self.ebc(features).values()
         is_great = int(features.values().sum()) > 30
         keys = ["y", "x"] if is_great and self.part == "keys" else ["x", "y"]
         tensors = [values, values] if is_great and self.part == "list" else [values]
         word = "great" if is_great and self.part == "word" else "small"
-        return KeyedTensor(keys, [1, 1], values), tensors, word
+        share = 0.75 if is_great and self.part == "float" else 0.25
+        extra = values if is_great and self.part == "none" else None
+        jagged = features["f"]
+        if is_great and self.part == "weights":
+            jagged = JaggedTensor(jagged.values(), jagged.values().float(), jagged.lengths())
+        return KeyedTensor(keys, [1, 1], values), tensors, word, share, extra, jagged
 
 
-@pytest.mark.parametrize("part", ["keys", "list", "word", ""])
+@pytest.mark.parametrize("part", ["keys", "list", "word", "float", "none", "weights", ""])
 def test_a_file_of_the_models_own_code_returns_what_the_sample_has_or_an_error(part: str, tmp_path: Path) -> None:
     converted = recfx.convert(Branches(part), batch(), verify=False)
     recfx.export(converted, tmp_path / "model", batch())
