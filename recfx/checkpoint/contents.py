@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TypeVar
 
 import torch
@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from recfx.errors import CheckpointError, few, type_of
 
 MODEL, OPTIMIZER, SETTINGS = "model.", "optimizer.", "settings"
-BUILD_AS_SAVED = "build the model as it was built when saving."
+BUILD_AS_SAVED = "build the model and its optimizers as they were built when saving."
 _Value = TypeVar("_Value")
 
 
@@ -23,7 +23,9 @@ def with_prefix(described: Mapping[str, _Value], prefix: str) -> dict[str, _Valu
     return {name[len(prefix) :]: tensor for name, tensor in described.items() if name.startswith(prefix)}
 
 
-def check_names(what: str, expected: Collection[str], saved: Collection[str], what_to_do: str) -> None:
+def check_names(
+    what: str, expected: Collection[str], saved: Collection[str], what_to_do: str, module_path: str = ""
+) -> None:
     """Raise ``checkpoint_mismatch`` if names are missing in a checkpoint, or not used here; ``what`` precedes them."""
     saved_names, here = set(saved), set(expected)
     missing = [name for name in expected if name not in saved_names]
@@ -31,7 +33,7 @@ def check_names(what: str, expected: Collection[str], saved: Collection[str], wh
     parts = [f"lacks {what}{few(missing, 10)}"] if missing else []
     parts += [f"has {what}{few(unexpected, 10)}, which this model does not have"] if unexpected else []
     if parts:
-        raise mismatch(f"the checkpoint {' and '.join(parts)}.", what_to_do=what_to_do)
+        raise mismatch(f"the checkpoint {' and '.join(parts)}.", module_path=module_path, what_to_do=what_to_do)
 
 
 def mismatch(message: str, *, module_path: str = "", what_to_do: str = BUILD_AS_SAVED) -> CheckpointError:
@@ -49,43 +51,25 @@ def refused_as(subject: str, module_path: str) -> Iterator[None]:
         raise mismatch(message, module_path=module_path) from error
 
 
-def check_storable(name: str, tensor: Tensor) -> None:
-    """Raise ``value_not_supported`` for a tensor whose content is not simply its elements, such as a sparse one."""
+def check_tensor(name: str, tensor: Tensor) -> None:
+    """Refuse a tensor without elements, or that shares or lacks some: nothing can be saved of it or loaded into it."""
     value: object = tensor
+    if is_lazy(tensor):
+        raise _refused(f"{name} has no shape yet.", "call the model on one batch first.", reason="model_is_lazy")
     if is_traceable_wrapper_subclass(value):  # such as DTensor, whose elements are in other tensors
-        raise _not_supported(f"{name} is {type_of(value)}.", "save such a model with torch.distributed.checkpoint.")
+        raise _refused(f"{name} is {type_of(value)}.", "save such a model with torch.distributed.checkpoint.")
+    if tensor.is_meta:
+        what_to_do = "call to_empty(device=...) first, and initialise the model or load into it."
+        raise _refused(f"{name} is on the meta device.", what_to_do, reason="model_on_meta")
     if tensor.layout != torch.strided or tensor.is_quantized:
         message = f"{name} is a tensor of dtype {tensor.dtype} and layout {tensor.layout}."
-        raise _not_supported(message, "save it by other means, and register it with persistent=False.")
-
-
-def check_loadable(name: str, tensor: Tensor) -> None:
-    """Raise ``value_not_supported`` for a tensor that nothing can be loaded into, before torch does so halfway."""
-    check_storable(name, tensor)
+        raise _refused(message, "save it by other means, and register it with persistent=False.")
     if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
-        message = f"{name} is expanded: some of its elements share memory, so nothing can be loaded into it."
-        raise _not_supported(message, "register a clone() of the tensor.")
+        raise _refused(f"{name} is expanded: some of its elements share memory.", "register a clone() of the tensor.")
 
 
-def _not_supported(message: str, what_to_do: str) -> CheckpointError:
-    return CheckpointError(message, reason="value_not_supported", what_to_do=what_to_do)
-
-
-def check_has_elements(name: str, tensors: Iterable[Tensor]) -> None:
-    """Refuse parameters of lazy modules (``model_is_lazy``) and tensors on the meta device (``model_on_meta``)."""
-    for tensor in tensors:
-        if is_lazy(tensor):
-            raise CheckpointError(
-                f"{name} has no shape yet: its module is lazy.",
-                reason="model_is_lazy",
-                what_to_do="call the model on one batch first.",
-            )
-        if tensor.is_meta:
-            raise CheckpointError(
-                f"{name} is on the meta device.",
-                reason="model_on_meta",
-                what_to_do="call to_empty(device=...) first, and initialise the model or load into it.",
-            )
+def _refused(message: str, what_to_do: str, reason: str = "value_not_supported") -> CheckpointError:
+    return CheckpointError(message, reason=reason, what_to_do=what_to_do)
 
 
 def check_saved_as(

@@ -41,13 +41,6 @@ def new_name() -> str:
     return f"data-{secrets.token_hex(8)}"
 
 
-def make_directory(directory: Path) -> None:
-    """Create the directory, and make sure that a crash does not lose it."""
-    if not directory.is_dir():
-        directory.mkdir(parents=True, exist_ok=True)
-        sync_directory(directory.parent)
-
-
 def remove_leftovers(directory: Path, keep: str) -> None:
     """Delete what writers have left behind, except the folder ``keep``. Files with other names are not touched."""
     for name in sorted(os.listdir(directory)):

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -15,16 +15,24 @@ from torch import nn
 from recfx.argument_types import typed
 from recfx.checkpoint.contents import MODEL, check_names, with_prefix
 from recfx.checkpoint.directory import Manifest, disk_errors, locked, missing, torn
-from recfx.checkpoint.load_optimizers import plan_fused, rebuild_state
+from recfx.checkpoint.load_optimizers import (
+    STEP_AS_SAVED,
+    SavedOptimizer,
+    load_state,
+    plan_fused,
+    plan_warm_ups,
+    rebuild_state,
+    saved_optimizers,
+    warning,
+)
 from recfx.checkpoint.model_plan import Plan, plan_model, prefix_of
-from recfx.checkpoint.optimizers import STEP_AS_SAVED, SavedOptimizers, Stepped, attached_to, fused_tables, stepped_by
+from recfx.checkpoint.optimizers import Stepped, attached_to, fused_tables, stepped_by, unwrap_optimizer
 from recfx.checkpoint.peers import checked_arguments
 from recfx.checkpoint.storage import SavedFolder, read_settings
 from recfx.checkpoint.tables import tables_of
-from recfx.checkpoint.wrapped_optimizers import load_state, other_optimizer, plan_warm_ups, unwrap_optimizer
 from recfx.collections.converted_collection import collections_by_prefix
 from recfx.collections.sharding.collection import ShardedCollection
-from recfx.errors import CheckpointError, Diagnostic, Severity, few, with_article
+from recfx.errors import CheckpointError, Diagnostic, few, with_article
 
 _log = logging.getLogger("recfx")
 
@@ -95,7 +103,6 @@ def load_part(
     root, path, peers = checked_arguments(model, directory, "load_checkpoint")
     what_to_do = "make sure that the files can be read, and load again; weights may be old and new until then."
     plans: list[Plan] = []
-    undo: list[Callable[[], None]] = []
     with disk_errors("checkpoint_unreadable", path, what_to_do), contextlib.ExitStack() as lock:
 
         def begin() -> str:  # the first rank locks and verifies for all
@@ -114,15 +121,6 @@ def load_part(
             plans.append(_plan(root, folder, optimizer, in_backward, submodule))
             return (optimizer is None, in_backward), plans[0].notes
 
-        def load_refusable() -> None:
-            for load in plans[0].refusable:
-                load(undo)
-
-        def carry_out() -> None:
-            with torch.no_grad():
-                for load in plans[0].rest:
-                    load()
-
         of_ranks = peers.agree(plan)
         if len({given for given, _ in of_ranks}) > 1:
             raise CheckpointError(
@@ -130,13 +128,10 @@ def load_part(
                 reason="invalid_argument",
                 what_to_do="pass an optimizer on all ranks, or on none, and the same in_backward=.",
             )
-        try:
-            peers.agree(load_refusable)
-        except BaseException:
-            while undo:
-                undo.pop()()
-            raise
-        peers.agree(carry_out)
+        with contextlib.ExitStack() as undo:
+            peers.agree(lambda: plans[0].load_refusable(undo))
+            undo.pop_all()
+        peers.agree(plans[0].load_rest)
     for note in dict.fromkeys(note for _, notes in of_ranks for note in notes) if peers.is_first else ():
         _log.warning("%s", note)
     for _, module in collections_by_prefix(root, ShardedCollection):
@@ -150,8 +145,9 @@ def _plan(root: nn.Module, folder: SavedFolder, optimizer: Any, in_backward: boo
     names = [*with_prefix(folder.described, MODEL), *extra]
     prefix = prefix_of(submodule, root.state_dict(), names) if submodule else ""
     plan = plan_model(root, folder, with_prefix(extra, prefix), MODEL + prefix)
-    saved = SavedOptimizers.of(settings, folder)
-    inner = None if optimizer is None else unwrap_optimizer(optimizer)
+    saved, ordinary = saved_optimizers(settings, folder), settings["optimizer"]
+    groups = ordinary["groups"] if ordinary else []
+    inner = unwrap_optimizer(optimizer)
     stepped = [] if inner is None else stepped_by(inner, root)
     tables, attached = fused_tables(root), attached_to(root)
     of_backward = [*(table.weight for table, _ in tables), *(name for name, _, _ in attached)]
@@ -159,17 +155,25 @@ def _plan(root: nn.Module, folder: SavedFolder, optimizer: Any, in_backward: boo
     states: list[tuple[Any, dict[str, Any]]] = []
     if in_backward:
         for table, fused in tables:
-            plan.rest.append(plan_fused(table, fused, saved.entries.get(table.weight), plan.moves.get(table.weight)))
+            plan.rest.append(plan_fused(table, fused, saved.get(table.weight), plan.moves.get(table.weight)))
         for name, parameter, of_parameter in attached:
-            state, _ = rebuild_state(of_parameter, [Stepped(parameter, name)], saved, plan.moves)
+            state, _ = rebuild_state(of_parameter, [Stepped(parameter, name)], saved, groups, plan.moves)
             states.append((of_parameter, state))
-        plan.notes += _without_state([name for name in of_backward if name not in saved.entries])
+        if unknown := [name for name in of_backward if name not in saved]:
+            message = f"no optimizer that was saved had stepped {few(unknown, 3)}: in backward, it begins anew."
+            advice = (
+                "if an ordinary optimizer steps data-parallel tables, as TorchRec lets one do, save with optimizer=."
+            )
+            plan.notes.append(warning(code="optimizer_state_missing", message=message, what_to_do=advice))
     if inner is not None:
-        state, of_settings = rebuild_state(inner, stepped, saved, plan.moves, of_backward)
+        state, of_settings = rebuild_state(inner, stepped, saved, groups, plan.moves, of_backward)
         states.append((optimizer, state))
         plan.notes += of_settings
-    elif in_backward:
-        plan.notes += _not_loaded(saved, set(of_backward))
+    elif in_backward and {name for group in groups for name in group["params"]}.difference(of_backward):
+        kind = with_article(ordinary["kind"])
+        message = f"the checkpoint has {kind}, whose state was not loaded, as optimizer= was not given."
+        advice = "to continue training, load again with optimizer=; for evaluation alone, pass in_backward=False."
+        plan.notes.append(warning(code="optimizer_not_loaded", message=message, what_to_do=advice))
     plan.refusable[:0] = [functools.partial(load_state, *pair) for pair in states]
     plan.rest.append(plan_warm_ups(optimizer, {} if optimizer is None else settings["warm_ups"]))  # they set rates
     for table, _ in tables if in_backward else ():  # allocates, before anything is changed
@@ -179,7 +183,11 @@ def _plan(root: nn.Module, folder: SavedFolder, optimizer: Any, in_backward: boo
 
 
 def _check_all_taken(
-    root: nn.Module, saved: SavedOptimizers, ordinary: list[str] | None, of_backward: list[str], in_backward: bool
+    root: nn.Module,
+    saved: Mapping[str, SavedOptimizer],
+    ordinary: Collection[str] | None,
+    of_backward: Collection[str],
+    in_backward: bool,
 ) -> None:
     """Check that what was saved of optimizers is taken here, and that those here find theirs.
 
@@ -188,36 +196,9 @@ def _check_all_taken(
     """
     elsewhere = [table.weight for table in tables_of(root) if ordinary is not None and not table.here]  # other ranks
     taken = {*(ordinary or ()), *of_backward, *elsewhere}
-    left = {name: entry.group for name, entry in sorted(saved.entries.items()) if name not in taken}
-    if in_backward:
-        only_backward = [name for name, group in left.items() if group is None]
-        check_names("an optimizer in backward for ", [], only_backward, STEP_AS_SAVED)
-    if ordinary is None:
-        return
-    missing = [name for name in ordinary if name not in saved.entries and name not in of_backward]
-    if missing and not saved.groups:
-        raise other_optimizer("the checkpoint was saved without optimizer=.", "load it without optimizer= as well.")
-    left_by_ordinary = [name for name, group in left.items() if group is not None]
-    if missing or left_by_ordinary:
-        here = f"no optimizer that was saved stepped {few(missing, 10)}" * bool(missing)
-        there = f"the saved optimizer stepped {few(left_by_ordinary, 10)}, which no optimizer does here"
-        raise other_optimizer(f"{'; '.join(filter(None, [here, there * bool(left_by_ordinary)]))}.")
-
-
-def _not_loaded(saved: SavedOptimizers, taken: set[str]) -> list[Diagnostic]:
-    """The warning about an ordinary optimizer that was saved and is not asked for."""
-    if not saved.ordinary_kind or taken.issuperset(name for group in saved.groups for name in group["params"]):
-        return []
-    kind = with_article(saved.ordinary_kind)
-    message = f"the checkpoint has {kind}, whose state was not loaded, as optimizer= was not given."
-    what_to_do = "to continue training, load again with optimizer=; for evaluation alone, pass in_backward=False."
-    return [Diagnostic("optimizer_not_loaded", "optimizer", message, what_to_do, Severity.WARNING)]
-
-
-def _without_state(names: list[str]) -> list[Diagnostic]:
-    """The warning about parameters whose optimizer in backward takes no state, as none was saved."""
-    if not names:
-        return []
-    message = f"no optimizer that was saved had stepped {few(names, 3)}: in backward, it begins anew."
-    what_to_do = "if an ordinary optimizer steps data-parallel tables, as TorchRec lets one do, save with optimizer=."
-    return [Diagnostic("optimizer_state_missing", "optimizer", message, what_to_do, Severity.WARNING)]
+    to_take = [name for name in saved if in_backward and saved[name].group is None and name not in taken]
+    check_names("an optimizer in backward for ", [], to_take, STEP_AS_SAVED)
+    if ordinary is not None:
+        to_take = sorted(name for name in saved if name in taken or saved[name].group is not None)
+        here = [name for name in taken if name in saved or (name in ordinary and name not in of_backward)]
+        check_names("an optimizer of ", here, to_take, STEP_AS_SAVED, module_path="optimizer")

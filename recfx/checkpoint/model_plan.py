@@ -1,39 +1,37 @@
 """Loads a checkpoint into a model: checks and plans first, then carries out the plan.
 
-Indexes, and what is not a tensor of the model itself, are read into separate memory and checked. Parameters would not
-all fit into memory twice: they are read in place, one by one, once everything else is known to be right.
+What is no table is read into separate memory and checked, and so are indexes. Weights of tables, and the state of fused
+optimizers, would not all fit into memory twice: they are read in place, once everything else is known to be right.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+import torch
 from torch import nn
 
 from recfx.checkpoint.contents import (
     BUILD_AS_SAVED,
     MODEL,
-    check_has_elements,
-    check_loadable,
     check_names,
     check_saved_as,
+    check_tensor,
     mismatch,
     refused_as,
     with_prefix,
 )
 from recfx.checkpoint.storage import SavedFolder
-from recfx.checkpoint.tables import plan_tables, tables_of
+from recfx.checkpoint.tables import Table, plan_tables, tables_of
 from recfx.collections.wrappers import without_wrappers
 from recfx.errors import Diagnostic, few
 from recfx.hashing.identity import IDENTITY
 from recfx.hashing.row_move import RowMove
 from recfx.hashing.state import EVERY_NAME
-from recfx.runtime.base import load_hooks
 
 _EXTRA_STATE = "_extra_state"  # torch's name for what modules save by themselves; it may have any shape
 _OPTIONAL = tuple(name for name in EVERY_NAME if name not in ("row_ids", "row_state", IDENTITY))
@@ -43,75 +41,63 @@ class Plan:
     """What is to be done to load a checkpoint on this rank; everything has been checked."""
 
     def __init__(self) -> None:
-        # What gives values to foreign code, which may refuse them: each adds to the list that it gets what undoes it.
-        self.refusable: list[Callable[[list[Callable[[], None]]], None]] = []
+        # What gives values to foreign code, which may refuse them: each adds to what it gets how it is undone.
+        self.refusable: list[Callable[[contextlib.ExitStack], None]] = []
         self.rest: list[Callable[[], None]] = []  # loads everything else; what can still fail is the disk
         self.moves: dict[str, RowMove] = {}  # of tables that have more rows than saved, by weight name
         self.notes: list[Diagnostic] = []  # what the user should know about optimizers
 
+    def load_refusable(self, undo: contextlib.ExitStack) -> None:
+        for load in self.refusable:
+            load(undo)
+
+    def load_rest(self) -> None:
+        with torch.no_grad():
+            for load in self.rest:
+                load()
+
 
 def plan_model(model: nn.Module, folder: SavedFolder, extra_state: Mapping[str, Any], start: str = MODEL) -> Plan:
     """Check the saved model, whose names begin with ``start``, against this one without wrappers. Changes nothing."""
+    tables, saved, plan = tables_of(model), with_prefix(folder.described, start), Plan()
     with contextlib.ExitStack() as stack:  # even after an interrupted load, names and shapes are right
-        for index in {index for table in tables_of(model) for index in table.indexes}:
+        for index in {index for table in tables for index in table.indexes}:
             stack.enter_context(index.readable())
         state = model.state_dict()
-    saved, plan = with_prefix(folder.described, start), Plan()
-    names = _loaded_names(model, state, saved, extra_state)
-    tables = plan_tables(model, folder, saved, start)
-    plan.moves = {of_table.table.weight: of_table.move for of_table in tables if of_table.move is not None}
-    of_tables = {key for table in tables_of(model) for key in (table.weight, *table.index_keys.values())}
-    state = {name: state[name] for name in names if name not in of_tables}
-    tensors = {name: value for name, value in state.items() if name not in extra_state}
-    plain = {name: value for name, value in tensors.items() if not name.endswith(_EXTRA_STATE)}
-    for name, value in plain.items():
-        check_has_elements(name, [value])
-        check_loadable(name, value)
-        check_saved_as(name, saved[name], value.dtype, tuple(value.shape), tuple(value.shape))
-    own = {tensor.data_ptr() for tensor in [*model.parameters(), *model.buffers()]}
-    foreign = tuple(f"{path}." * bool(path) for path, module in model.named_modules() if _loads_its_own_way(module))
-    in_place = {
-        start + name: value for name, value in plain.items() if value.data_ptr() in own and not name.startswith(foreign)
-    }
-    aside = folder.read([start + name for name in tensors if start + name not in in_place])
-    state.update(with_prefix(aside, start))
-    state.update(extra_state)
+    names = _loaded_names(tables, state, saved, extra_state)
+    of_tables = plan_tables(tables, folder, saved, start)
+    plan.moves = {of_table.table.weight: of_table.move for of_table in of_tables if of_table.move is not None}
+    planned = {key for table in tables for key in (table.weight, *table.index_keys.values())}
+    tensors = [name for name in names if name not in planned and name not in extra_state]
+    for name in tensors:
+        if not name.endswith(_EXTRA_STATE):
+            check_tensor(name, state[name])
+            shape = tuple(state[name].shape)
+            check_saved_as(name, saved[name], state[name].dtype, shape, shape)
+    loaded = {**with_prefix(folder.read([start + name for name in tensors]), start), **extra_state}
+
+    def load_extra_states(undo: contextlib.ExitStack) -> None:
+        for path, module in model.named_modules():
+            name = f"{path}." * bool(path) + _EXTRA_STATE
+            if name in loaded and type(module).set_extra_state is not nn.Module.set_extra_state:
+                undo.callback(module.set_extra_state, copy.deepcopy(module.get_extra_state()))
+                with refused_as(f"the {type(module).__name__}", path):
+                    module.set_extra_state(loaded[name])
 
     def load() -> None:
-        for of_table in tables:
+        model.load_state_dict(loaded, strict=False)  # tables are not in it, and it says that indexes stay as they are
+        for of_table in of_tables:
             of_table.expect_load()
-        folder.read_into(in_place)
-        model.load_state_dict(state, strict=False)  # tables are not in it
-        for of_table in tables:
-            of_table.expect_load()  # once more, as load_state_dict says that indexes stay as they are
-        for of_table in tables:
+        for of_table in of_tables:
             of_table.carry_out(folder)
 
-    plan.refusable.append(functools.partial(_load_extra_states, model, state))
+    plan.refusable.append(load_extra_states)
     plan.rest.append(load)
     return plan
 
 
-def _loads_its_own_way(module: nn.Module) -> bool:
-    """Whether code that is not torch's may write to the module while it loads, and then read what was saved."""
-    kind: Any = type(module)
-    methods = (kind.load_state_dict, kind._load_from_state_dict)
-    is_plain = all(str(method.__module__).startswith(("torch.", "recfx.")) for method in methods)
-    return not is_plain or bool(load_hooks(module))
-
-
-def _load_extra_states(model: nn.Module, state: Mapping[str, Any], undo: list[Callable[[], None]]) -> None:
-    """Give modules their extra states, which their own code loads."""
-    for path, module in model.named_modules():
-        name = f"{path}." * bool(path) + _EXTRA_STATE
-        if name in state and type(module).set_extra_state is not nn.Module.set_extra_state:
-            undo.append(functools.partial(module.set_extra_state, copy.deepcopy(module.get_extra_state())))
-            with refused_as(f"the {type(module).__name__}", path):
-                module.set_extra_state(state[name])
-
-
 def _loaded_names(
-    model: nn.Module, state: Mapping[str, object], saved: Collection[str], extra_state: Collection[str]
+    tables: list[Table], state: Collection[str], saved: Collection[str], extra_state: Collection[str]
 ) -> list[str]:
     """The names in the model's ``state_dict`` that are to be loaded; all of them, and no others, must be saved.
 
@@ -120,7 +106,7 @@ def _loaded_names(
     """
     optional = {
         f"{table.prefix}hash_indexes.{table.name}.{name}"
-        for table in tables_of(model)
+        for table in tables
         for name in _OPTIONAL
         if table.spec.has_index
     }

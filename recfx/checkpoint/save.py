@@ -14,24 +14,29 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
 from recfx.argument_types import typed
 from recfx.checkpoint import storage
-from recfx.checkpoint.contents import MODEL, SETTINGS, check_has_elements, check_loadable
+from recfx.checkpoint.contents import MODEL, SETTINGS, check_tensor
 from recfx.checkpoint.directory import (
     MANIFEST,
     Manifest,
     disk_errors,
     is_foreign,
     locked,
-    make_directory,
     new_name,
     remove_leftovers,
 )
-from recfx.checkpoint.optimizers import Described, describe_in_backward, describe_optimizer, join_described
+from recfx.checkpoint.optimizers import (
+    describe_in_backward,
+    describe_optimizer,
+    join_described,
+    unwrap_optimizer,
+    warm_ups,
+)
 from recfx.checkpoint.peers import Peers, checked_arguments
 from recfx.checkpoint.storage import SavedFolder, pack_settings
-from recfx.checkpoint.wrapped_optimizers import unwrap_optimizer, warm_ups
 from recfx.collections.converted_collection import collections_by_prefix
 from recfx.collections.sharding.collection import ShardedCollection
 from recfx.errors import CheckpointError
+from recfx.kernels.build.private_files import sync_directory
 from recfx.runtime.ordinary_optimizers import reset_before_saving
 
 
@@ -80,7 +85,9 @@ def _write(path: Path, tensors: dict[str, Any], data: str, peers: Peers) -> None
         complete: list[Manifest] = []  # of a folder that may be valid by now
 
         def begin() -> None:
-            make_directory(path)
+            if not path.is_dir():
+                path.mkdir(parents=True, exist_ok=True)
+                sync_directory(path.parent)  # a crash does not lose it
             stack.enter_context(locked(path, shared=False))
             if is_foreign(path):
                 raise CheckpointError(
@@ -119,7 +126,7 @@ def _contents(model: nn.Module, optimizer: Any, peers: Peers) -> dict[str, Any]:
     settings: dict[str, Any] = {}
 
     def describe() -> dict[str, Any] | None:
-        inner = None if optimizer is None else unwrap_optimizer(optimizer)
+        inner = unwrap_optimizer(optimizer)
         if inner is not None:
             reset_before_saving(inner)
         for _, module in collections_by_prefix(model, ShardedCollection):
@@ -130,15 +137,10 @@ def _contents(model: nn.Module, optimizer: Any, peers: Peers) -> dict[str, Any]:
             if isinstance(value, ShardedTensor):
                 written[MODEL + name] = value
             elif isinstance(value, Tensor):
-                check_has_elements(name, [value])
-                if peers.is_first:
-                    check_loadable(MODEL + name, value)
-                    written[MODEL + name] = value.detach()
-        of_backward = describe_in_backward(model, peers.is_first)
-        ordinary = Described({}, {}) if inner is None else describe_optimizer(inner, model, peers.is_first)
-        settings["in_backward"] = of_backward.settings
-        written.update({**ordinary.tensors, **of_backward.tensors})
-        return ordinary.settings or None
+                check_tensor(MODEL + name, value)
+                written.update({MODEL + name: value.detach()} if peers.is_first else {})
+        settings["in_backward"] = describe_in_backward(model, peers.is_first, written)
+        return None if inner is None else describe_optimizer(inner, model, peers.is_first, written)
 
     all_ranks = peers.agree(describe)
 
@@ -151,7 +153,7 @@ def _contents(model: nn.Module, optimizer: Any, peers: Peers) -> dict[str, Any]:
                 what_to_do="pass the same optimizer= on all ranks, or none on any.",
             )
         settings["optimizer"] = join_described(described) if described else None
-        settings["warm_ups"] = {place: state for place, _, state in warm_ups(optimizer)}
+        settings["warm_ups"] = {place: list(part._get_warmup_state()) for place, part in warm_ups(optimizer).items()}
         written[SETTINGS] = pack_settings(settings)
 
     peers.first(join)

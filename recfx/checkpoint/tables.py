@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recfx.checkpoint.contents import check_has_elements, check_saved_as
+from recfx.checkpoint.contents import check_saved_as, check_tensor
 from recfx.checkpoint.storage import Parts, SavedFolder
 from recfx.collections.converted_collection import ConvertedCollection, collections_by_prefix
 from recfx.collections.kinds import kind_of
@@ -124,12 +124,15 @@ class TablePlan:
             module.note_row_moves({self.table.name: self.move}, keep=True)
 
 
-def plan_tables(model: nn.Module, folder: SavedFolder, saved: Mapping[str, Tensor], start: str) -> list[TablePlan]:
+def plan_tables(
+    tables: Iterable[Table], folder: SavedFolder, saved: Mapping[str, Tensor], start: str
+) -> list[TablePlan]:
     """Check the saved state of tables, whose names begin with ``start`` in the folder, against this rank's shards."""
     plans = []
-    for table in tables_of(model):
+    for table in tables:
         if table.first:
-            check_has_elements(table.weight, table.weights)
+            for weight in table.weights:
+                check_tensor(table.weight, weight)
             plan = TablePlan(table, start + table.weight)
             if table.spec.has_index:
                 _plan_index(plan, folder, saved, start)

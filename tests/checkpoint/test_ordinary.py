@@ -66,7 +66,7 @@ def test_optimizers_that_are_all_fused_are_saved_with_the_model(tmp_path: Path) 
     model: Any = layers()
     recfx.save_checkpoint(model, tmp_path, optimizer=EmptyFusedOptimizer())
     recfx.load_checkpoint(model, tmp_path, optimizer=EmptyFusedOptimizer())
-    with pytest.raises(recfx.CheckpointError, match="saved without optimizer="):
+    with pytest.raises(recfx.CheckpointError, match="lacks an optimizer of "):
         recfx.load_checkpoint(model, tmp_path, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
 
 
@@ -282,5 +282,5 @@ def test_a_warm_up_with_fewer_stages(tmp_path: Path) -> None:
     steps(model, optimizer, 12)
     recfx.save_checkpoint(model, tmp_path, optimizer=optimizer)
     shorter = WarmupOptimizer(dense(model), stages()[:1])
-    with refused("checkpoint_mismatch", match="in its stage 2, but here it has 2", error=recfx.CheckpointError):
+    with refused("checkpoint_mismatch", match="or shorter", error=recfx.CheckpointError):
         recfx.load_checkpoint(model, tmp_path, optimizer=shorter)

@@ -93,7 +93,7 @@ def test_a_checkpoint_that_was_saved_without_optimizer(tmp_path: Path) -> None:
     recfx.load_checkpoint(model, tmp_path, optimizer=optimizer)
     assert_same(state_of(model, optimizer), state_of(*source))
     assert optimizer.param_groups[0]["lr"] == 0.01
-    with refused("checkpoint_mismatch", match="saved without optimizer=", error=recfx.CheckpointError):
+    with refused("checkpoint_mismatch", match="lacks an optimizer of ", error=recfx.CheckpointError):
         recfx.load_checkpoint(model, tmp_path, optimizer=torch.optim.Adam(model.parameters()))
 
 
@@ -130,7 +130,7 @@ def test_settings_of_a_group(now: str, tmp_path: Path, caplog: pytest.LogCapture
     assert (group["lr"], group["eps"]) == (0.01, 1e-8)
     (message,) = logged(caplog)
     assert message.startswith(f"[optimizer_settings_differ] optimizer: {TABLE} ")
-    assert "eps=0.001 (here 1e-08), lr=0.5 (here 0.01)" in message
+    assert "eps, lr" in message
 
 
 def test_settings_go_to_the_fused_optimizer(tmp_path: Path) -> None:
