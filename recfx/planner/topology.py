@@ -29,7 +29,7 @@ from torchrec.distributed.types import ShardingPlan
 from recfx.collections.pieces import rank_of
 from recfx.collections.sharding.plan import MOST_RANKS
 from recfx.errors import ConversionError
-from recfx.planner.pricing.hardware import ASCEND_910B, CPU_HOST, H100, Constant, Hardware, same_for_all
+from recfx.planner.pricing.hardware import ASCEND_910B, CPU_HOST, H100, Hardware
 from recfx.versions.differences import BY_FACTORY, make_topology
 
 # `npu-smi info` shows 65536 MB per device; Rec SDK Torch's patch of TorchRec plans with the same.
@@ -38,7 +38,7 @@ HBM_BYTES = 64 * 1024**3
 DDR_BYTES = 128 * 1024**3
 DEVICES_A_SERVER = ASCEND_910B.ranks_per_host
 # In both directions. TorchRec's own figure for CUDA (NVLink, 600 GB/s) is also a sum over links and directions.
-HCCS_BANDWIDTH = 2 * ASCEND_910B.link_bandwidth["all_to_all"].value
+HCCS_BANDWIDTH = 2 * ASCEND_910B.link_bandwidth
 PRIVATE = "privateuseone"
 """What torch calls the device type ``npu`` until torch_npu renames it."""
 
@@ -56,10 +56,10 @@ def npu_topology(
     *,
     hbm_cap: int = HBM_BYTES,
     ddr_cap: int = DDR_BYTES,
-    hbm_bandwidth: float = ASCEND_910B.memory_bandwidth.value,
-    ddr_bandwidth: float = ASCEND_910B.host_memory_bandwidth.value,
+    hbm_bandwidth: float = ASCEND_910B.memory_bandwidth,
+    ddr_bandwidth: float = ASCEND_910B.host_memory_bandwidth,
     intra_host_bandwidth: float = HCCS_BANDWIDTH,
-    inter_host_bandwidth: float = ASCEND_910B.network_bandwidth.value,
+    inter_host_bandwidth: float = ASCEND_910B.network_bandwidth,
 ) -> NpuTopology:
     """A pod of ``world_size`` NPUs; if a server has more than that, they are all in one server. The defaults describe
     Atlas 800T A2 servers.
@@ -160,23 +160,20 @@ def hardware_of(topology: Topology | Hardware) -> Hardware:
         return topology
     # TorchRec's defaults are those of no device in particular: a topology that has them says nothing.
     said: dict[str, Any] = {
-        constant: _said(getattr(topology, name) * 1000)
+        constant: getattr(topology, name) * 1000
         for name, (default, constant) in _BANDWIDTHS.items()
         if getattr(topology, name) != default
     }
     device, ranks = device_of(topology), topology.local_world_size
     if "link_bandwidth" in said:
-        link, source = said["link_bandwidth"]
-        said["link_bandwidth"] = same_for_all(
-            *((link / 2, f"{source}: half of both directions") if device == "npu" else (link, source))
-        )
+        said["link_bandwidth"] /= 2 if device == "npu" else 1  # a topology counts both directions
     if device == "cpu":
         of_memory = said.get("host_memory_bandwidth", CPU_HOST.memory_bandwidth)
         said |= {"memory_bandwidth": of_memory, "copy_bandwidth": CPU_HOST.copy_bandwidth}
         return replace(CPU_HOST, ranks_per_host=ranks, **said)
     base = ASCEND_910B if device == "npu" else replace(H100, name="CUDA device" if said else H100.name)
     if "memory_bandwidth" in said:
-        said["random_access"] = Constant(64 / said["memory_bandwidth"].value, base.random_access.source)
+        said["random_access"] = 64 / said["memory_bandwidth"]
     return replace(base, ranks_per_host=ranks, **said)
 
 
@@ -224,10 +221,6 @@ def _check_number(name: str, value: Any) -> None:
     if not is_number or not 0 < value < math.inf or (whole and value > MOST_RANKS):
         above = f" and not above {MOST_RANKS:,}" if whole else ""
         raise _invalid(f"{name} is {value!r}.", f"pass a {'whole' if whole else 'finite'} number above 0{above}.")
-
-
-def _said(value: float) -> Constant:
-    return Constant(value, "as the topology says")
 
 
 def _invalid(message: str, what_to_do: str) -> ConversionError:

@@ -19,8 +19,6 @@ from recfx.planner.pricing.hardware import (
     CPU_HOST,
     GB,
     H100,
-    Constant,
-    same_for_all,
 )
 from recfx.planner.pricing.step_price import seconds_of_call, seconds_of_work
 from recfx.planner.pricing.work import Work
@@ -132,13 +130,13 @@ def test_a_fused_lookup_does_what_both_nodes_do_but_writes_no_rows_in_between(co
 
 def test_the_numbers_of_a_topology() -> None:
     npu = hardware_of(npu_topology(16, hbm_bandwidth=2e12, intra_host_bandwidth=4e11))
-    assert (npu.memory_bandwidth.value, npu.link_bandwidth["all_to_all"].value) == (2e12, 2e11)
+    assert (npu.memory_bandwidth, npu.link_bandwidth) == (2e12, 2e11)
     cuda = hardware_of(Topology(8, "cuda", hbm_mem_bw=1e9, inter_host_bw=2e7, local_world_size=4))
-    assert (cuda.memory_bandwidth.value, cuda.network_bandwidth.value, cuda.ranks_per_host) == (1e12, 2e10, 4)
+    assert (cuda.memory_bandwidth, cuda.network_bandwidth, cuda.ranks_per_host) == (1e12, 2e10, 4)
     # TorchRec's defaults are those of no device in particular.
     assert hardware_of(Topology(8, "cpu")) == CPU_HOST
     assert hardware_of(Topology(8, "cuda")) == H100
-    assert hardware_of(Topology(2, "cpu", intra_host_bw=3e6)).link_bandwidth["all_gather"].value == 3e9
+    assert hardware_of(Topology(2, "cpu", intra_host_bw=3e6)).link_bandwidth == 3e9
     for topology in (npu_topology(16), Topology(16, "cuda", local_world_size=8, hbm_mem_bw=1e9)):
         small, large = of_ranks(topology, 4), of_ranks(topology, 1024)
         assert (small.world_size, small.local_world_size, large.world_size, large.local_world_size) == (4, 4, 1024, 8)
@@ -149,16 +147,16 @@ def test_indexes_and_tables_have_a_time_of_their_own() -> None:
     """On a host, an access to an index takes another time than one to a row; a copy of it on a device does not."""
     host = replace(
         CPU_HOST,
-        node_overhead=Constant(0.0, ""),
-        table_overhead=Constant(1.0, ""),
-        index_overhead=Constant(10.0, ""),
-        range_overhead=Constant(0.5, ""),
-        random_access=Constant(100.0, ""),
-        host_random_access=Constant(1000.0, ""),
+        node_overhead=0.0,
+        table_overhead=1.0,
+        index_overhead=10.0,
+        range_overhead=0.5,
+        random_access=100.0,
+        host_random_access=1000.0,
     )
     assert seconds_of_work(Work(tables=2, indexes=3, copied_ranges=4), host) == 34
     assert seconds_of_work(Work(random_accesses=2, index_accesses=3), host) == 3200
-    device = replace(host, host_memory_bandwidth=Constant(1.0, ""))
+    device = replace(host, host_memory_bandwidth=1.0)
     assert seconds_of_work(Work(random_accesses=2, index_accesses=3), device) == 500
     assert seconds_of_work(Work(random_accesses=2, index_accesses=3), device, on_host=True) == 5000
 
@@ -174,10 +172,10 @@ def test_indexes_and_tables_have_a_time_of_their_own() -> None:
 )
 def test_ranks_that_do_not_fill_their_last_host(operation: str, inside: float, outside: float) -> None:
     """12 ranks on hosts of 8 are on two hosts: what a rank passes, in parts that stay on its host and that leave it."""
-    own_host = replace(H100, network_bandwidth=Constant(1e30, ""))
-    network = replace(H100, link_bandwidth=same_for_all(1e30, ""))
-    latency = H100.collective_latency[operation].value
+    own_host = replace(H100, network_bandwidth=1e30)
+    network = replace(H100, link_bandwidth=1e30)
+    latency = H100.collective_latency
     call: Any = Collective(operation, sympy.Integer(450 * GB))
     seconds = [seconds_of_call(call, 12, hardware) - latency for hardware in (own_host, network)]
-    link = H100.link_bandwidth[operation].value / (450 * GB)
+    link = H100.link_bandwidth / (450 * GB)
     assert seconds == [pytest.approx(inside / link), pytest.approx(outside * 450 / 50)]

@@ -19,7 +19,7 @@ from recfx.ir.tables import Shard
 from recfx.planner.pricing.cost import Cost
 from recfx.planner.pricing.cost_text import expression
 from recfx.planner.pricing.graph_prices import costs_of_shard
-from recfx.planner.pricing.hardware import CPU_HOST, Constant, Hardware
+from recfx.planner.pricing.hardware import CPU_HOST, Hardware
 from recfx.planner.pricing.node_facts import KnownBatch
 from recfx.planner.pricing.planned_collection import PlannedCollection
 from recfx.planner.pricing.step_price import runs_on_host, seconds_of_call, seconds_of_work
@@ -137,7 +137,7 @@ class DrawnCosts:
         ``type`` is the sharding type; ``ranks`` are ranges, each the first rank and the one after the last; ``amounts``
         are what hashing and looking up cost, without what every node costs.
         """
-        alone = replace(self.cost.hardware, node_overhead=Constant(0.0, "counted for nodes"))
+        alone = replace(self.cost.hardware, node_overhead=0.0)
         for table in planned.sharding.tables:
             alike: dict[tuple[int, int, Resident], list[Shard]] = {}
             for shard in table.filled:

@@ -44,16 +44,16 @@ def seconds_of_work(work: Work, hardware: Hardware, on_host: bool = False) -> fl
     has_indexes = on_host or hardware.host_memory_bandwidth == hardware.memory_bandwidth
     index_miss = hardware.host_random_access if has_indexes else hardware.random_access
     return (
-        hardware.node_overhead.value
-        + (work.read_bytes + work.written_bytes) / bandwidth.value
-        + work.random_accesses * miss.value
-        + work.index_accesses * index_miss.value
-        + work.flops / hardware.flops.value
-        + work.copied_bytes / hardware.copy_bandwidth.value
-        + work.sorted_ids * hardware.sort_per_id.value
-        + work.tables * hardware.table_overhead.value
-        + work.indexes * hardware.index_overhead.value
-        + work.copied_ranges * hardware.range_overhead.value
+        hardware.node_overhead
+        + (work.read_bytes + work.written_bytes) / bandwidth
+        + work.random_accesses * miss
+        + work.index_accesses * index_miss
+        + work.flops / hardware.flops
+        + work.copied_bytes / hardware.copy_bandwidth
+        + work.sorted_ids * hardware.sort_per_id
+        + work.tables * hardware.table_overhead
+        + work.indexes * hardware.index_overhead
+        + work.copied_ranges * hardware.range_overhead
     )
 
 
@@ -69,13 +69,13 @@ def seconds_of_call(call: Collective, world: int, hardware: Hardware, times: flo
         return 0.0
     local = 1 if call.across_hosts else min(ranks, hardware.ranks_per_host)
     hosts = math.ceil(ranks / local)
-    link, network = hardware.link_bandwidth[operation].value, hardware.network_bandwidth.value
     whole = passed * ranks if operation == "all_gather" else passed
     inside, outside = whole * (local - 1) / ranks, whole * (ranks - local) / ranks
     if operation != "all_to_all":
-        rounds = 2 if operation == "all_reduce" else 1
+        is_double = operation == "all_reduce" or (operation == "reduce_scatter" and not hardware.has_reduce_scatter)
+        rounds = 2 if is_double else 1
         inside, outside = rounds * whole * (local - 1) / local, rounds * whole / local * (hosts - 1) / hosts
-    return hardware.collective_latency[operation].value + max(inside / link, outside / network)
+    return hardware.collective_latency + max(inside / hardware.link_bandwidth, outside / hardware.network_bandwidth)
 
 
 IDS, TABLES, OUTPUT, WIRE, DENSE = "ids", "tables", "output", "wire", "dense"
