@@ -27,8 +27,8 @@ from recfx.errors import ConversionError
 from recfx.hashing import HashConfig
 from recfx.optim.keyed_optimizer import attach_fused_optimizer
 from recfx.passes import Pass
+from recfx.planner.plan import environment, plan_for, shard_collections
 from recfx.planner.priced_plan import price_of
-from recfx.planner.shard_model import environment, plan_for, shard_collections
 from recfx.replacement.conversion_record import add_notes, attach_conversion, conversion_of
 from recfx.replacement.replace_collections import carry_attributes
 from recfx.replacement.resize_tables import TableResizing

@@ -13,12 +13,7 @@ from torchrec.distributed.types import ShardingPlan
 from recfx.argument_types import typed
 from recfx.collections.collection import UnshardedCollection
 from recfx.collections.converted_collection import converted_collections
-from recfx.collections.sharding.plan import (
-    MOST_RANKS,
-    check_plan,
-    plan_of_collection,
-    refuse_unknown_collections,
-)
+from recfx.collections.sharding.plan import MOST_RANKS, check_plan
 from recfx.collections.sharding.settings import check_optimizers
 from recfx.collections.whole_graph import WholeGraph
 from recfx.collections.wrappers import unwrap
@@ -26,7 +21,7 @@ from recfx.discovery.sample import Sample
 from recfx.errors import ConversionError, did_you_mean
 from recfx.ir.operator_graph import lowered_from
 from recfx.passes import Rewriting
-from recfx.planner.plan import plan_of_collections as make_plan
+from recfx.planner.plan import make_plan, plans_of_collections
 from recfx.planner.priced_plan import topology_of, world_size_of
 from recfx.planner.pricing.cost import Cost, PlanComparison, PlanRow, features_of
 from recfx.planner.pricing.graph_prices import GraphPrices, ModelPrices
@@ -139,7 +134,7 @@ def priced_with_graphs(
             topology = topology_of(plan) if topology is None else topology
         again = None if isinstance(topology, Hardware) else _again(model_or_graph, topology, sample)
         if plan is None and ranks > 1:
-            plan, world_size = make_plan(model, topology), ranks
+            plan, world_size = make_plan(model, topology, with_torchrec=False), ranks
         collections = list({id(collection): collection for collection in converted.values()}.values())
     prices, graphs, rank = ModelPrices(model.training), dict[str, Rewriting](), 0
     hardware = TYPICAL.get(device_of_tables(model), CPU_HOST) if topology is None else hardware_of(topology)
@@ -210,14 +205,11 @@ def _as_planned(
     converted: Mapping[str, UnshardedCollection], plan: ShardingPlan, world_size: int, device: str
 ) -> tuple[PlannedCollection, ...]:
     """The collections as ``plan`` shards them; ``converted`` has those of the model by every path."""
-    refuse_unknown_collections(plan, converted)
-    aliases: dict[int, list[str]] = {}
-    for path, collection in converted.items():
-        aliases.setdefault(id(collection), []).append(path)
+    for collection in converted.values():
         check_optimizers(collection)
     return tuple(
-        planned_by(converted[paths[0]], plan_of_collection(plan, paths), world_size, device, paths[0])
-        for paths in aliases.values()
+        planned_by(converted[path], of_collection, world_size, device, path)
+        for path, of_collection in plans_of_collections(converted, plan).items()
     )
 
 

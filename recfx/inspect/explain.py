@@ -35,7 +35,7 @@ from recfx.inspect.describe import AsPlanned, describe, never_called
 from recfx.inspect.report import REPORT_VERSION, Report
 from recfx.inspect.report_data import CollectionReport, Verification
 from recfx.passes import Pass
-from recfx.planner.plan import plan_of_collections as make_plan
+from recfx.planner.plan import make_plan
 from recfx.planner.priced_plan import price_of, topology_of, world_size_of
 from recfx.planner.pricing.node_facts import whole_number
 from recfx.planner.topology import device_of_tables, plain_topology
@@ -279,7 +279,8 @@ def _planned(
     try:
         if plan is None:
             converted = model if decision.converted is None else decision.converted
-            plan = make_plan(converted, asked.topology or plain_topology(world_size, device_of_tables(converted)))
+            topology = asked.topology or plain_topology(world_size, device_of_tables(converted))
+            plan = make_plan(converted, topology, with_torchrec=False)
         statuses = (CONVERTED, CONVERTIBLE) if asked.keeps else (CONVERTED, CONVERTIBLE, REFUSED)
         known = [finding for finding in decision.discovery.findings if finding.status in statuses]
         problems = []

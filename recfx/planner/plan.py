@@ -1,4 +1,5 @@
-"""``recfx.plan``: plans for converted and for standard models, on hosts, CUDA devices and NPU pods.
+"""``recfx.plan``: plans for converted and for standard models, on hosts, CUDA devices and NPU pods; and the sharding by
+a plan for ``recfx.convert``.
 
 The search space, the estimates, the memory that is set aside and the places of shards are those of TorchRec's planner;
 the choice is recfx's. Its class is not used: it hashes, copies and adds up all shards for each proposal.
@@ -12,30 +13,34 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, repeat
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from torch import nn
 from torchrec.distributed.planner import Topology
 from torchrec.distributed.planner.constants import BATCH_SIZE
 from torchrec.distributed.planner.planners import to_sharding_plan
 from torchrec.distributed.planner.storage_reservations import HeuristicalStorageReservation
 from torchrec.distributed.planner.types import ParameterConstraints, PlannerError, PlannerErrorType
-from torchrec.distributed.types import ModuleSharder, ShardingPlan
+from torchrec.distributed.types import ModuleSharder, ShardingEnv, ShardingPlan
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
 from recfx.argument_types import typed
-from recfx.collections.collection import UnshardedCollection
-from recfx.collections.sharding.collection import sharded_collections
+from recfx.collections.collection import UnshardedCollection, unsharded_collections
+from recfx.collections.converted_collection import collections_by_prefix
+from recfx.collections.sharding.collection import ShardedCollection, sharded_collections
+from recfx.collections.sharding.plan import on_all_ranks_with_plan, plan_of_collection, refuse_unknown_collections
+from recfx.collections.sharding.shard import shard_collection
 from recfx.errors import ConversionError, did_you_mean
-from recfx.planner.options import ShardingOptions, is_plannable
-from recfx.planner.priced_plan import PlanPrice, PricedPlan, Pricing
+from recfx.planner.priced_plan import PlanPrice, PricedPlan, Pricing, world_size_of
 from recfx.planner.pricing.cost_text import step_text
 from recfx.planner.pricing.graph_prices import ModelPrices
 from recfx.planner.pricing.node_facts import Values, not_negative, shares_of, whole_number
 from recfx.planner.pricing.planned_collection import planned_by
 from recfx.planner.pricing.step_price import price, price_step
 from recfx.planner.pricing.work import LENGTH, Totals
-from recfx.planner.search import Placed, busy, plans_to_price
-from recfx.planner.sharder import HashEmbeddingBagCollectionSharder, planned_types, torchrec_sharders
-from recfx.planner.topology import check_topology, device_of, hardware_of, on_npus
+from recfx.planner.search import Placed, ShardingOptions, busy, is_plannable, no_sharding_option, plans_to_price
+from recfx.planner.sharder import HashEmbeddingBagCollectionSharder, torchrec_sharders
+from recfx.planner.topology import check_topology, device_of, device_of_tables, hardware_of, on_npus, plain_topology
 from recfx.replacement.replace_collections import as_converted
 
 RESERVED = 0.15
@@ -87,18 +92,10 @@ def plan(
             ``invalid_argument``.
         InputError: ``invalid_argument``: ``batch_size`` or a number in the constraints is none.
     """
-    return _plan(model, topology, constraints, batch_size, empty_ranks)
+    return make_plan(model, topology, constraints, batch_size, empty_ranks)
 
 
-def plan_of_collections(model: nn.Module, topology: Topology) -> ShardingPlan:
-    """The plan that ``plan`` makes, without the modules that recfx does not convert: they stay as they are.
-
-    So do those that a conversion has left in ``model``.
-    """
-    return _plan(model, topology, with_torchrec=False)
-
-
-def _plan(
+def make_plan(
     model: nn.Module,
     topology: Topology,
     constraints: Mapping[str, ParameterConstraints] | None = None,
@@ -107,6 +104,9 @@ def _plan(
     *,
     with_torchrec: bool = True,
 ) -> ShardingPlan:
+    """The plan that ``plan`` makes; ``with_torchrec=False``: without the modules that recfx does not convert, or that a
+    conversion has left in ``model``.
+    """
     check_topology(topology)
     whole_number(batch_size, "batch_size")
     for path in sharded_collections(model):
@@ -287,15 +287,7 @@ def _check_constraints(
             if not limits.sharding_types or sharding_type in limits.sharding_types
             if not limits.compute_kernels or kernel in limits.compute_kernels
         ):
-            raise ConversionError(
-                f"table {table!r} cannot be sharded on {device} as its constraints say: sharding_types="
-                f"{limits.sharding_types}, compute_kernels={limits.compute_kernels}, device_group="
-                f"{limits.device_group!r}.",
-                reason="no_sharding_option",
-                module_path=path,
-                what_to_do=f"use kernel 'fused' and any of {', '.join(planned_types())} ('dense': data_parallel), and "
-                f"no other device_group than {device!r}.",
-            )
+            raise no_sharding_option(table, path, f"on {device}")
 
 
 def _refusal(error: PlannerError) -> ConversionError:
@@ -308,3 +300,66 @@ def _refusal(error: PlannerError) -> ConversionError:
         problem, reason = f"TorchRec cannot plan it ({error.error_type.value})", "plan_failed"
         advice = "see TorchRec's text; the constraints can be changed here."
     return ConversionError(f"{problem}: {error}", reason=reason, what_to_do=advice)
+
+
+# Sharding for ``recfx.convert(model, plan=..., env=...)``
+
+
+def shard_collections(
+    model: nn.Module, plan: ShardingPlan, env: ShardingEnv, device: torch.device | str | None
+) -> dict[int, ShardedCollection]:
+    """The sharded form of every converted collection, by ``id``; ``model`` is not changed. Collective."""
+    target, collections = None if device is None else torch.device(device), unsharded_collections(model)
+    return {
+        id(collections[path]): shard_collection(collections[path], of_collection, env, target, path=path)
+        for path, of_collection in plans_of_collections(_by_every_path(model), plan).items()
+    }
+
+
+def plans_of_collections(collections: Mapping[str, nn.Module], plan: ShardingPlan) -> dict[str, Any]:
+    """What a plan says of each collection, by the first of its paths; ``collections`` has those of a model by all."""
+    refuse_unknown_collections(plan, collections)
+    paths: dict[int, list[str]] = {}
+    for path, collection in collections.items():
+        paths.setdefault(id(collection), []).append(path)
+    return {aliases[0]: plan_of_collection(plan, aliases) for aliases in paths.values()}
+
+
+def _by_every_path(model: nn.Module) -> dict[str, nn.Module]:
+    return {prefix.removesuffix("."): module for prefix, module in collections_by_prefix(model, UnshardedCollection)}
+
+
+def environment(env: ShardingEnv | None) -> ShardingEnv:
+    """The ranks to shard over: ``env`` or, without one, all ranks of the default process group."""
+    if env is not None:
+        return env
+    if not (dist.is_available() and dist.is_initialized()):
+        raise ConversionError(
+            "there is no process group to shard over.",
+            reason="no_process_group",
+            what_to_do="call torch.distributed.init_process_group first, or pass "
+            "env=ShardingEnv.from_process_group(...).",
+        )
+    return ShardingEnv.from_process_group(dist.group.WORLD)
+
+
+def plan_for(
+    model: nn.Module, given: ShardingPlan | None, env: ShardingEnv, device: torch.device | str | None
+) -> ShardingPlan:
+    """The plan that is given, or that of ``recfx.plan``; rank 0 makes it, and all ranks get it. Collective.
+
+    Raises:
+        ConversionError: ``ranks_have_different_plans``; what ``recfx.plan`` raises; the plan is not for this model.
+    """
+    kind = device_of_tables(model) if device is None else torch.device(device).type
+
+    def make() -> ShardingPlan | None:
+        if given is not None:
+            world_size_of(given, env.world_size)
+            plans_of_collections(_by_every_path(model), given)
+            return None
+        is_first = env.rank == 0 or env.process_group is None
+        return make_plan(model, plain_topology(env.world_size, kind), with_torchrec=False) if is_first else None
+
+    plans = on_all_ranks_with_plan(env.process_group, given, make)
+    return next(made for made in plans if made is not None) if given is None else given

@@ -1,16 +1,132 @@
-"""Which plans are tried, where their shards go, and the few that are priced as ``recfx.cost`` prices them."""
+"""The search for a plan: every way to shard every table, the plans that are tried, and where their shards go.
+
+Ways, estimates and places are TorchRec's. The few plans that are best by estimates are priced as ``recfx.cost`` prices
+them.
+"""
 
 from __future__ import annotations
 
 import heapq
+import math
 from bisect import bisect_left
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy
+from torch import nn
+from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
 from torchrec.distributed.planner.partitioners import GreedyPerfPartitioner
-from torchrec.distributed.planner.types import PartitionByType, PlannerError, ShardingOption, Topology
+from torchrec.distributed.planner.types import (
+    ParameterConstraints,
+    PartitionByType,
+    PlannerError,
+    Shard,
+    ShardingOption,
+    Storage,
+    Topology,
+)
+from torchrec.distributed.types import ModuleSharder
+
+from recfx.collections.converted_collection import index_of
+from recfx.collections.sharding.types import type_named, type_names
+from recfx.errors import ConversionError
+from recfx.hashing import row_cuts
+from recfx.planner.sharder import planned_types
+
+
+class ShardingOptions(EmbeddingEnumerator):
+    """TorchRec's enumerator in an order that does not depend on the process, as that of sets of strings does.
+
+    Options that TorchRec's planner would choose and then refuse, those for whole hosts if the last host has fewer
+    ranks, and cuts that leave ranks without rows are left out (``empty_ranks`` allows the latter where the constraints
+    leave no other). Tables with an index are cut between buckets, and the memory of a shard has its part of the index.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        batch_size: int,
+        constraints: dict[str, ParameterConstraints] | None,
+        *,
+        empty_ranks: bool = False,
+    ) -> None:
+        self._empty_ranks = empty_ranks
+        self._has_whole_hosts = topology.world_size % topology.local_world_size == 0
+        super().__init__(topology, batch_size, constraints)
+
+    def enumerate(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> list[ShardingOption]:
+        """Every way to shard every table, with estimates; ``no_sharding_option`` if a table has none."""
+        options: list[ShardingOption] = super().enumerate(module, sharders)
+        options = [option for option in options if is_plannable(option.sharding_type, option.compute_kernel)]
+        places = {fqn: place for place, fqn in enumerate(dict.fromkeys(option.fqn for option in options))}
+        by_host = PartitionByType.HOST.value
+        kept = [option for option in options if self._has_whole_hosts or option.partition_by != by_host]
+        chosen = [option for option in kept if all(shard.size[0] > 0 for shard in option.shards)]
+        if self._empty_ranks:  # for tables that have no other option
+            chosen += _without(kept, chosen)
+        for option in _without(options, chosen):
+            raise no_sharding_option(option.name, option.path, f"{option.sharding_type}, on the ranks that there are,")
+        order = type_names()
+        return sorted(chosen, key=lambda one: (places[one.fqn], order.index(one.sharding_type), one.compute_kernel))
+
+    def populate_estimates(self, sharding_options: list[ShardingOption]) -> None:
+        """Estimate the shards in the sizes that they will really have, and each size once."""
+        shards_of = []
+        for option in sharding_options:
+            _cut_between_buckets(option)
+            shards_of.append(option.shards)
+            option.shards = list({tuple(shard.size): shard for shard in reversed(option.shards)}.values())
+        super().populate_estimates(sharding_options)
+        for option, shards in zip(sharding_options, shards_of, strict=True):
+            index = index_of(option.module[1], option.name)
+            size = 0 if index is None else sum(buffer.nbytes for buffer in index.buffers())
+            estimated = {tuple(shard.size): shard for shard in option.shards}
+            for shard in option.shards:
+                shard.storage += Storage(hbm=0, ddr=math.ceil(size * shard.size[0] / option.tensor.shape[0]))
+            for shard in shards:
+                like = estimated[tuple(shard.size)]
+                shard.storage, shard.perf = like.storage, like.perf
+            option.shards = shards
+
+
+def is_plannable(sharding_type: str, kernel: str) -> bool:
+    """Whether TorchRec's planner accepts the two together in its result."""
+    return kernel not in type_named(sharding_type).unplanned_kernels
+
+
+def _cut_between_buckets(option: ShardingOption) -> None:
+    """Give the shards of a table with an index the rows that ``read_plan`` of sharded collections gives them."""
+    index = index_of(option.module[1], option.name)
+    if index is None or not type_named(option.sharding_type).cuts_rows:
+        return
+    blocks: dict[int, list[Shard]] = {}  # by first column
+    for shard in option.shards:
+        blocks.setdefault(shard.offset[1], []).append(shard)
+    for shards in blocks.values():
+        borders = row_cuts(index.config, len(shards))
+        for shard, (begin, end) in zip(shards, pairwise(borders), strict=True):
+            shard.offset[0], shard.size[0] = begin, end - begin
+
+
+def _without(options: list[ShardingOption], others: list[ShardingOption]) -> list[ShardingOption]:
+    """The options of tables that have none among the others."""
+    tables = {option.fqn for option in others}
+    return [option for option in options if option.fqn not in tables]
+
+
+def no_sharding_option(table: str, path: str, asked: str) -> ConversionError:
+    """The refusal of constraints that leave a table no way to be sharded."""
+    return ConversionError(
+        f"table {table!r} cannot be sharded {asked} as its constraints say.",
+        reason="no_sharding_option",
+        module_path=path,
+        what_to_do=f"allow other types ({', '.join(planned_types())}), kernel 'fused' ('dense': data_parallel) and the "
+        "device_group of the topology. Types for hosts need a local_world_size that divides the world_size; types that "
+        "cut rows need a row, or a bucket of a hashed table, for each rank, or empty_ranks=True.",
+    )
+
 
 MOST_SHARDS, FEWEST = 1_000_000, 8
 """How many tables times ranks the greedy proposals look at, and how many of these there are at least."""

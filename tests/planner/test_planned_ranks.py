@@ -21,7 +21,7 @@ from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 import recfx
 from recfx.collections.sharding.collection import sharded_collections
-from recfx.planner import shard_model
+from recfx.planner import plan as planning
 from recfx.planner.priced_plan import PricedPlan
 from recfx.planner.pricing.hardware import H100
 from recfx.planner.topology import npu_topology
@@ -172,10 +172,10 @@ def test_the_plan_is_that_of_recfx() -> None:
 
 
 def refused_by_the_planner(rank: int, world_size: int) -> str:
-    def fail(*_: Any) -> Any:
+    def fail(*_: Any, **__: Any) -> Any:
         raise recfx.ConversionError("too large", reason="plan_does_not_fit")
 
-    with mock.patch.object(shard_model, "make_plan", fail):
+    with mock.patch.object(planning, "make_plan", fail):
         try:
             recfx.convert(Model(), env=ShardingEnv.from_process_group(dist.group.WORLD), verify=False)
         except recfx.ConversionError as error:
