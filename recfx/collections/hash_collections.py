@@ -43,8 +43,6 @@ class SequenceCollection(ConvertedCollection):
     _kind = SEQUENCE
     embeddings: nn.ModuleDict
     _embedding_configs: list[EmbeddingConfig]
-    _use_gather_select: bool = False
-    _use_gather_select_per_sharding: dict[str, bool] | None = None
 
     def embedding_configs(self) -> list[EmbeddingConfig]:
         """The configs of the whole tables, in order; ``num_embeddings`` are physical rows."""
@@ -61,14 +59,6 @@ class SequenceCollection(ConvertedCollection):
     def embedding_names_by_table(self) -> list[list[str]]:
         """The keys of each table in the output."""
         return [list(table.embedding_names) for table in self.tables]
-
-    def use_gather_select(self) -> bool:
-        """As in TorchRec's collection. It changes how a sharded one of TorchRec works, and here nothing."""
-        return self._use_gather_select
-
-    def use_gather_select_per_sharding(self) -> dict[str, bool] | None:
-        """As in TorchRec's collection, like ``use_gather_select``."""
-        return self._use_gather_select_per_sharding
 
 
 @dataclass
@@ -176,8 +166,6 @@ class HashEmbeddingCollection(SequenceCollection, UnshardedCollection, Embedding
         tables: configs; plain ``EmbeddingConfig`` are hashed with ``HashConfig()``. All have one ``embedding_dim``.
         device: device of the tables; ``"meta"`` allocates nothing.
         need_indices: whether the output has the raw ids, as weights of its ``JaggedTensor``s.
-        use_gather_select: kept for TorchRec's collection, which a conversion back makes.
-        use_gather_select_per_sharding: as ``use_gather_select``.
         backend: kernel target of the lookups.
 
     Raises:
@@ -191,14 +179,11 @@ class HashEmbeddingCollection(SequenceCollection, UnshardedCollection, Embedding
         tables: list[EmbeddingConfig],
         device: torch.device | str | None = None,
         need_indices: bool = False,
-        use_gather_select: bool = False,
-        use_gather_select_per_sharding: dict[str, bool] | None = None,
         *,
         backend: str = "auto",
     ) -> None:
         super().__init__()
-        self._need_indices, self._use_gather_select = need_indices, use_gather_select
-        self._use_gather_select_per_sharding = use_gather_select_per_sharding
+        self._need_indices = need_indices
         for config in tables:
             check_config(config, SEQUENCE)
             if config.embedding_dim != tables[0].embedding_dim:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -31,36 +30,21 @@ from torchrec.modules.embedding_modules import (
 from recfx.errors import ConversionError, type_of
 from recfx.ir.node_kinds import NOT_COMBINED
 from recfx.runtime.base import has_call_hooks
-from recfx.versions.differences import SEQUENCE_SETTINGS
 
 
-@dataclass(frozen=True, eq=False)
 class CollectionKind(ABC):
-    """One kind of collection. A new kind is a subclass, and one line in each list of kinds.
+    """One kind of collection. A new kind is a subclass, and one line in each list of kinds."""
 
-    Args:
-        name: its name, in one word.
-        standard: TorchRec's class, whose instances and subclasses are converted.
-        interface: TorchRec's interface, which foreign classes implement as well.
-        sharded: TorchRec's class of the sharded collection, which is no home for a converted one.
-        config: TorchRec's class of the configs.
-        configs: the method that returns the configs.
-        tables: the attribute that holds one module per table, by name; parameters have this prefix.
-        holder: the class of these modules.
-        assembled_by: the kind of node that makes the collection's output.
-        sharder: TorchRec's sharder of the standard collection.
-    """
-
-    name: str
-    standard: type[nn.Module]
-    interface: type[Any]
-    sharded: type[nn.Module]
+    name: str  # in one word
+    standard: type[nn.Module]  # TorchRec's class, whose instances and subclasses are converted
+    interface: type[Any]  # TorchRec's interface, which foreign classes implement as well
+    sharded: type[nn.Module]  # TorchRec's class of the sharded collection, which is no home for a converted one
     config: type[BaseEmbeddingConfig]
-    configs: str
-    tables: str
-    holder: type[nn.Module]
-    assembled_by: str
-    sharder: type[ModuleSharder[Any]]
+    configs: str  # the method that returns the configs; TorchRec's classes keep them in the attribute ``_<configs>``
+    tables: str  # the attribute that holds one module per table, by name; parameters have this prefix
+    holder: type[nn.Module]  # the class of these modules
+    assembled_by: str  # the kind of node that makes the collection's output
+    sharder: type[ModuleSharder[Any]]  # TorchRec's sharder of the standard collection
 
     @property
     def configs_attribute(self) -> str:
@@ -69,7 +53,7 @@ class CollectionKind(ABC):
 
     def table_path(self, collection: str, table: str) -> str:
         """Fully qualified name of the module that holds a table's rows, of the collection of this name."""
-        return f"{collection}.{self.tables}.{table}" if collection else f"{self.tables}.{table}"
+        return f"{collection}.{self.tables}.{table}".removeprefix(".")
 
     def weight_name(self, collection: str, table: str) -> str:
         """Fully qualified name of a table's parameter, in the standard and the converted model alike."""
@@ -158,6 +142,17 @@ def plain_table(kind: CollectionKind, config: Any, table: Any, collection: str) 
 class PooledKind(CollectionKind):
     """``EmbeddingBagCollection``, which sums or averages the rows of a sample's ids."""
 
+    name = "pooled"
+    standard = EmbeddingBagCollection
+    interface = EmbeddingBagCollectionInterface
+    sharded = ShardedEmbeddingBagCollection
+    config = EmbeddingBagConfig
+    configs = "embedding_bag_configs"
+    tables = "embedding_bags"
+    holder = nn.EmbeddingBag
+    assembled_by = "keyed_tensor"
+    sharder = EmbeddingBagCollectionSharder
+
     def is_weighted(self, collection: Any) -> bool:
         return bool(collection.is_weighted())
 
@@ -203,13 +198,26 @@ class PooledKind(CollectionKind):
 class SequenceKind(CollectionKind):
     """``EmbeddingCollection``, whose output has a row for each id. The weights of ids are ignored."""
 
+    name = "sequence"
+    standard = EmbeddingCollection
+    interface = EmbeddingCollectionInterface
+    sharded = ShardedEmbeddingCollection
+    config = EmbeddingConfig
+    configs = "embedding_configs"
+    tables = "embeddings"
+    holder = nn.Embedding
+    assembled_by = "jagged_dict"
+    sharder = EmbeddingCollectionSharder
+
     def settings_of(self, collection: Any) -> dict[str, Any]:
         """Whether the output has the ids, and how TorchRec's sharded collection puts rows into order."""
-        return {f"_{name}": getattr(collection, f"_{name}") for name in SEQUENCE_SETTINGS}
+        names = ("_need_indices", "_use_gather_select", "_use_gather_select_per_sharding")
+        return {name: collection.__dict__[name] for name in names if name in collection.__dict__}
 
     def empty_like(self, converted: Any) -> EmbeddingCollection:
-        settings = {name.removeprefix("_"): value for name, value in self.settings_of(converted).items()}
-        return EmbeddingCollection(self.configs_of(converted), torch.device("meta"), **settings)
+        standard = EmbeddingCollection(self.configs_of(converted), torch.device("meta"))
+        standard.__dict__.update(self.settings_of(converted))
+        return standard
 
     def values_of(self, output: Any) -> Mapping[str, torch.Tensor]:
         return {key: jagged.values() for key, jagged in output.items()}
@@ -226,46 +234,17 @@ class SequenceKind(CollectionKind):
         return NOT_COMBINED
 
 
-POOLED = PooledKind(
-    name="pooled",
-    standard=EmbeddingBagCollection,
-    interface=EmbeddingBagCollectionInterface,
-    sharded=ShardedEmbeddingBagCollection,
-    config=EmbeddingBagConfig,
-    configs="embedding_bag_configs",
-    tables="embedding_bags",
-    holder=nn.EmbeddingBag,
-    assembled_by="keyed_tensor",
-    sharder=EmbeddingBagCollectionSharder,
-)
-SEQUENCE = SequenceKind(
-    name="sequence",
-    standard=EmbeddingCollection,
-    interface=EmbeddingCollectionInterface,
-    sharded=ShardedEmbeddingCollection,
-    config=EmbeddingConfig,
-    configs="embedding_configs",
-    tables="embeddings",
-    holder=nn.Embedding,
-    assembled_by="jagged_dict",
-    sharder=EmbeddingCollectionSharder,
-)
+POOLED, SEQUENCE = PooledKind(), SequenceKind()
 KINDS: list[CollectionKind] = [POOLED, SEQUENCE]
 
 
 def standard_kind(module: nn.Module) -> CollectionKind | None:
-    """The kind of a standard collection, also of a subclass; None for everything else. A converted collection that
-    stands for a subclass of the user's is an instance of that subclass, too.
-    """
+    """The kind of a standard collection, or of a converted one that stands for a user's subclass; otherwise None."""
     return next((kind for kind in KINDS if isinstance(module, kind.standard)), None)
 
 
 def kind_of(collection: nn.Module) -> CollectionKind:
-    """The kind of a standard or converted collection. Attributes that users add cannot hide it.
-
-    Raises:
-        TypeError: ``collection`` is neither.
-    """
+    """The kind of a standard or converted collection. Attributes that users add cannot hide it."""
     kind = getattr(type(collection), "_kind", None)
     if not isinstance(kind, CollectionKind):
         kind = standard_kind(collection)
@@ -275,9 +254,7 @@ def kind_of(collection: nn.Module) -> CollectionKind:
 
 
 def shown_by(module: nn.Module) -> tuple[str, str] | None:
-    """By which method and attribute a class that implements one of TorchRec's interfaces shows configs and tables. None
-    if it implements none of them.
-    """
+    """By which method and attribute a class that implements one of TorchRec's interfaces shows configs and tables."""
     return next(((kind.configs, kind.tables) for kind in KINDS if isinstance(module, kind.interface)), None)
 
 

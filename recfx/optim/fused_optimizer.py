@@ -46,8 +46,12 @@ class FusedOptimizer:
 
     def __reduce__(self) -> Any:
         # Not with the parameter, which would be saved with the optimizer in backward that hangs on it.
-        group = {key: value for key, value in self.group.items() if key != "params"}
+        group = self.without_parameter().group
         return FusedOptimizer, (self.rule, group, self.state, self.chosen, self.left_out, self.shard)
+
+    def without_parameter(self) -> FusedOptimizer:
+        """Rule and settings alone: the parameter would keep the whole table in memory."""
+        return FusedOptimizer(self.rule, {key: value for key, value in self.group.items() if key != "params"})
 
     def is_form_of(self, optimizer: object) -> bool:
         """Whether this is the fused form of ``optimizer``. In a copy of a model, it is the form of none."""

@@ -18,7 +18,6 @@ import torch.utils.checkpoint
 from torch.distributed import distributed_c10d as c10d
 from torch.fx import _symbolic_trace, config
 from torchrec.distributed.planner import Topology
-from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 
@@ -70,15 +69,6 @@ CHECKPOINT_WITHOUT_REENTRY = next(
 # TorchRec 1.8 and newer warn of a topology that Meta's factory has not made, unless they are told otherwise.
 BY_FACTORY = {"created_by_factory": True} if _takes(Topology, "created_by_factory") else {}
 make_topology: Callable[..., Topology] = functools.partial(Topology, **BY_FACTORY)
-
-
-# What an EmbeddingCollection is told beside its tables: need_indices alone in TorchRec 1.4 and older, and not the last
-# one in 1.7 and older.
-SEQUENCE_SETTINGS = tuple(
-    name
-    for name in ("need_indices", "use_gather_select", "use_gather_select_per_sharding")
-    if _takes(EmbeddingCollection, name)
-)
 
 
 try:
@@ -134,7 +124,6 @@ def pt2_reader() -> Callable[..., Any] | None:
 
 __all__ = [
     "CHECKPOINT_WITHOUT_REENTRY",
-    "SEQUENCE_SETTINGS",
     "Absent",
     "BaseForward",
     "GroupName",

@@ -15,7 +15,6 @@ from torchrec.modules.embedding_modules import EmbeddingCollectionInterface
 
 import recfx
 from recfx import HashConfig, HashEmbeddingCollection
-from recfx.versions.differences import SEQUENCE_SETTINGS
 from tests.builders.batches import bags, batch, one_bag
 from tests.builders.collections import sequence_table, sequences
 from tests.builders.optimizers import OPTIMIZERS, attach
@@ -127,11 +126,11 @@ def test_a_gradient_is_the_sum_over_the_occurrences_of_an_id() -> None:
 
 
 def test_what_code_asks_a_collection() -> None:
-    flags = [setting for setting in SEQUENCE_SETTINGS if setting != "use_gather_select_per_sharding"]
+    flags = [name for name in ("need_indices", "use_gather_select") if hasattr(EmbeddingCollection, name)]
     standard, converted = pair(sequences(**dict.fromkeys(flags, True)))
     assert isinstance(converted, EmbeddingCollectionInterface)
     assert converted.embedding_configs() == standard.embedding_configs()
-    for question in ("embedding_dim", "embedding_names_by_table", *flags):
+    for question in ("embedding_dim", "embedding_names_by_table", "need_indices"):
         assert getattr(converted, question)() == getattr(standard, question)(), question
     assert converted.device == standard.device
     assert list(converted.state_dict()) == list(standard.state_dict()) == [

@@ -53,8 +53,23 @@ class Stacks(nn.Module):
         return KeyedTensor(list(sums), dims, torch.cat(list(sums.values()), dim=1))
 
 
+class ShardedStacksOfTorchRec(nn.Module):
+    """What TorchRec would make of ``Stacks``, had it such a thing."""
+
+
 class StackKind(CollectionKind):
     """See ``CollectionKind``."""
+
+    name = "stacks"
+    standard = Stacks
+    interface = Stacks
+    sharded = ShardedStacksOfTorchRec
+    config = StackConfig
+    configs = "stack_configs"
+    tables = "stacks"
+    holder = nn.EmbeddingBag
+    assembled_by = "keyed_tensor"
+    sharder = BaseEmbeddingSharder
 
     def is_weighted(self, collection: Any) -> bool:
         """Never."""
@@ -85,22 +100,7 @@ class StackKind(CollectionKind):
         return "SUM"
 
 
-class ShardedStacksOfTorchRec(nn.Module):
-    """What TorchRec would make of ``Stacks``, had it such a thing."""
-
-
-STACKS = StackKind(
-    name="stacks",
-    standard=Stacks,
-    interface=Stacks,
-    sharded=ShardedStacksOfTorchRec,
-    config=StackConfig,
-    configs="stack_configs",
-    tables="stacks",
-    holder=nn.EmbeddingBag,
-    assembled_by="keyed_tensor",
-    sharder=BaseEmbeddingSharder,
-)
+STACKS = StackKind()
 
 
 class HashStacks(UnshardedCollection):

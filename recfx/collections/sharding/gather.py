@@ -18,7 +18,7 @@ from recfx.collections.load_state import whole_index
 from recfx.collections.sharding.collection import ShardedCollection, sharded_collections
 from recfx.collections.sharding.ranks_agree import begin_on_all_ranks, on_all_ranks
 from recfx.errors import RecfxError
-from recfx.hashing.slices import SLICE_COUNTS, STATISTICS, join_states, parts_between
+from recfx.hashing.slices import SLICE_COUNTS, join_states
 from recfx.hashing.state import NOT_BY_ROW, state_names
 from recfx.ir.shards import ShardedTable
 from recfx.ir.tables import Shard
@@ -51,10 +51,10 @@ def gather_tables(
     block. That of the table is their mean, weighted by columns, which is what the uncut table would have after the same
     gradients.
     """
-    gatherer = _Gatherer(module)
-    together(gatherer.group, module.prepare_to_save)
-    gathered = ((table.table.name, gatherer.gather(table, with_optimizers)) for table in module.sharding.tables)
-    return {name: table for name, table in gathered if on_rank in (None, gatherer.rank)}
+    group = module.groups.pooled
+    together(group, module.prepare_to_save)
+    gathered = ((table.table.name, _gather(module, table, with_optimizers)) for table in module.sharding.tables)
+    return {name: table for name, table in gathered if on_rank in (None, group.rank())}
 
 
 def together(group: dist.ProcessGroup, check: Callable[[], None]) -> None:
@@ -62,83 +62,61 @@ def together(group: dist.ProcessGroup, check: Callable[[], None]) -> None:
     on_all_ranks(group, check, lambda error: error if isinstance(error, RecfxError) else None)
 
 
-class _Gatherer:
-    def __init__(self, module: ShardedCollection) -> None:
-        self.module, self.store = module, module.store
-        self.group, self.rank = module.groups.pooled, module.groups.pooled.rank()
-        self.device = sent_on(self.group)
+def _gather(module: ShardedCollection, table: ShardedTable, with_optimizer: bool) -> WholeTable:
+    spec, store, index = table.table, module.store, dict[str, Tensor]()
+    send = partial(_broadcast, module.groups.pooled)
 
-    def gather(self, table: ShardedTable, with_optimizer: bool) -> WholeTable:
-        spec, store = table.table, self.store
-        weight = self._join(table, spec.embedding_dim, store.weight, self.module.dtypes[spec.name])
-        index: dict[str, Tensor] = {}
-        if spec.has_index:
-            index = join_states([self._index(shard) for shard in table.slices(table.saved)])
-        optimizer = None
-        if with_optimizer and spec.name in self.module.fused:
-            optimizer = self._optimizer(table, self.module.fused[spec.name])
-        first = table.saved[0]
-        trained = self._send(
-            first, lambda name: torch.tensor([store.weight(name).requires_grad], device="cpu"), (1,), torch.uint8
-        )
-        return WholeTable(weight, index, optimizer, bool(trained))
-
-    def _join(
-        self, table: ShardedTable, columns: int, tensor_of: Callable[[str], Tensor], dtype: torch.dtype
-    ) -> Tensor:
-        """``[rows, columns]``, joined from the shards' parts; one column if it is a mean over columns."""
-        dim = table.table.embedding_dim
-        joined = torch.zeros(table.table.num_embeddings, columns, dtype=dtype, device="cpu")
+    def join(columns: int, tensor_of: Callable[[str], Tensor], dtype: torch.dtype = torch.float32) -> Tensor:
+        joined = torch.zeros(spec.num_embeddings, columns, dtype=dtype, device="cpu")
         for shard in table.saved:
-            if columns == dim:
-                shard.of(joined)[:] = self._send(shard, tensor_of, (shard.num_rows, shard.num_columns), dtype)
+            if columns == spec.embedding_dim:
+                shard.of(joined)[:] = send(shard, tensor_of, (shard.num_rows, shard.num_columns), dtype)
             else:
-                part = self._send(shard, tensor_of, (shard.num_rows, 1), dtype)
-                joined[slice(*shard.rows)] += part * (shard.num_columns / dim)
+                part = send(shard, tensor_of, (shard.num_rows, 1), dtype)
+                joined[slice(*shard.rows)] += part * (shard.num_columns / spec.embedding_dim)
         return joined
 
-    def _index(self, shard: Shard) -> dict[str, Tensor]:
-        whole = whole_index(shard.table)
-        state = {}
-        for name in state_names(whole.config):
-            like: Tensor = getattr(whole, name)
-            if name == SLICE_COUNTS:  # indexes have everything in their `counts`
-                parts = parts_between(whole.config, *shard.rows)
-                state[name] = torch.zeros(len(parts), len(STATISTICS), dtype=like.dtype, device="cpu")
-                continue
-            size = tuple(like.shape) if name in NOT_BY_ROW else (shard.num_rows,)
-            state[name] = self._send(shard, partial(self._index_tensor, name), size, like.dtype)
-        return state
+    def of_index(name: str, local: str) -> Any:
+        return getattr(store.index(local), name)
 
-    def _optimizer(self, table: ShardedTable, fused: FusedOptimizer) -> FusedOptimizer:
-        state: dict[str, Any] = {}
+    def of_optimizer(name: str, local: str) -> Any:
+        return store.optimizers[local].state[name]
+
+    weight = join(spec.embedding_dim, store.weight, module.dtypes[spec.name])
+    if spec.has_index:
+        whole, slices = whole_index(spec), []
+        saved = {name: getattr(whole, name) for name in state_names(whole.config) if name != SLICE_COUNTS}
+        for shard in table.slices(table.saved):
+            sizes = {name: like.shape if name in NOT_BY_ROW else (shard.num_rows,) for name, like in saved.items()}
+            slices.append({
+                name: send(shard, partial(of_index, name), sizes[name], like.dtype) for name, like in saved.items()
+            })  # fmt: skip
+        index = join_states(slices)
+        index[SLICE_COUNTS] = torch.zeros_like(whole.slice_counts, device="cpu")  # `counts` has everything
+    fused, first = module.fused.get(spec.name) if with_optimizer else None, table.saved[0]
+    if fused is not None:
+        fused = fused.without_parameter()
         if fused.rule.counts_steps:
-            state[STEP] = self._send(table.saved[0], partial(self._state, STEP), (1,), torch.float32)[0].clone()
+            fused.state[STEP] = send(first, partial(of_optimizer, STEP), (1,), torch.float32)[0].clone()
         for of_rule in fused.rule.states:
-            columns = 1 if of_rule.per_row else table.table.embedding_dim
-            state[of_rule.name] = self._join(table, columns, partial(self._state, of_rule.name), torch.float32)
-        return FusedOptimizer(fused.rule, {key: value for key, value in fused.group.items() if key != "params"}, state)
+            columns = 1 if of_rule.per_row else spec.embedding_dim
+            fused.state[of_rule.name] = join(columns, partial(of_optimizer, of_rule.name))
+    is_trained = send(first, lambda local: torch.tensor([store.weight(local).requires_grad]), (1,), torch.uint8)
+    return WholeTable(weight, index, fused, bool(is_trained))
 
-    def _index_tensor(self, name: str, local: str) -> Tensor:
-        tensor: Tensor = getattr(self.store.index(local), name)
-        return tensor
 
-    def _state(self, name: str, local: str) -> Tensor:
-        state: Tensor = self.store.optimizers[local].state[name]
-        return state
-
-    def _send(
-        self, shard: Shard, tensor_of: Callable[[str], Tensor], size: tuple[int, ...], dtype: torch.dtype
-    ) -> Tensor:
-        """Broadcast what one rank has to all of them."""
-        if shard.rank == self.rank:
-            own = tensor_of(shard.name).detach().reshape(size)
-            sent = own.to(self.device, dtype).clone(memory_format=torch.contiguous_format)
-        else:
-            sent = torch.empty(size, dtype=dtype, device=self.device)
-        with LostRanks():
-            dist.broadcast(sent, dist.get_global_rank(self.group, shard.rank), group=self.group)
-        return sent.cpu()
+def _broadcast(
+    group: dist.ProcessGroup, shard: Shard, tensor_of: Callable[[str], Any], size: tuple[int, ...], dtype: torch.dtype
+) -> Tensor:
+    """What the rank of ``shard`` has, on all of them."""
+    if shard.rank == group.rank():
+        own = tensor_of(shard.name).detach().reshape(size)
+        sent = own.to(sent_on(group), dtype).clone(memory_format=torch.contiguous_format)
+    else:
+        sent = torch.empty(size, dtype=dtype, device=sent_on(group))
+    with LostRanks():
+        dist.broadcast(sent, dist.get_global_rank(group, shard.rank), group=group)
+    return sent.cpu()
 
 
 def without_model_parallel(model: nn.Module) -> nn.Module:
