@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -161,14 +160,6 @@ class CollectionSharding(Frozen):
     def ways_back(self) -> tuple[WayBack, ...]:
         """The ways in which pooled rows travel back, in the order in which all ranks go through them."""
         return tuple(sorted({table.way_back for table in self.tables}, key=lambda way: (way.place, way.name)))
-
-    @cached_property
-    def layout(self) -> str:
-        """What ranks compare to learn whether they shard by the same plan: a digest of where all tables are."""
-        digest = hashlib.sha256()
-        for table in self.tables:
-            digest.update(table.placement.encode())
-        return digest.hexdigest()
 
     @cached_property
     def cuts_rows(self) -> bool:

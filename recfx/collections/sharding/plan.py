@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
+import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from numbers import Integral
 from typing import Any, TypeVar
 
@@ -23,7 +22,7 @@ from torchrec.modules.embedding_configs import DataType
 from recfx.argument_types import HOW
 from recfx.collections.pieces import rank_of
 from recfx.collections.sharding.ranks_agree import on_all_ranks
-from recfx.collections.sharding.settings import Settings, different_settings, digest
+from recfx.collections.sharding.settings import Settings, different_settings
 from recfx.collections.sharding.types import plan_error, table_error, type_named, type_names
 from recfx.errors import ConversionError, RecfxError, type_of
 from recfx.ir.shards import CollectionSharding, ShardedTable, TablePlan
@@ -70,9 +69,7 @@ def on_all_ranks_with_plan(
     group: dist.ProcessGroup | None, plan: ShardingPlan | None, function: Callable[[], _Result]
 ) -> list[_Result]:
     """Call ``function``, which checks ``plan`` or makes one, on all ranks; what each of them returned. Collective.
-
-    Args:
-        plan: what the user has given this rank; must name the same collections on all ranks, or be None on all.
+    ``plan``, which the user has given this rank, must name the same collections on all ranks, or be None on all.
     """
 
     def call() -> tuple[str, _Result]:
@@ -85,7 +82,9 @@ def on_all_ranks_with_plan(
     answers = on_all_ranks(
         group, call, lambda error: error if plan is None and isinstance(error, RecfxError) else refused(error)
     )
-    _refuse_different([words for words, _ in answers], "")
+    other = next((rank for rank, (words, _) in enumerate(answers) if words != answers[0][0]), None)
+    if other is not None:
+        raise _different_plans({rank: answers[rank][0] for rank in (0, other)}, "")
     return [result for _, result in answers]
 
 
@@ -98,37 +97,44 @@ def agreed_sharding(
     """The shards of a collection as this rank reads the plan, if all ranks have one plan and one kind of settings.
     Collective.
     """
-    settings_once, read_once, told = cache(settings), cache(read), _told(group, path)
+    told, shardings = _told(group, path), list[CollectionSharding]()
 
-    def compared() -> tuple[str, str, RecfxError | None]:
-        mine = digest(settings_once())
-        try:
-            return mine, read_once().layout, None
-        except RecfxError as error:  # of which different settings may be the cause
-            return mine, "", error
+    def placements() -> dict[str, str]:
+        shardings.append(read())
+        return {table.table.name: table.placement for table in shardings[0].tables}
 
-    answers = on_all_ranks(group, compared, told)
-    digests = [of_rank for of_rank, _, _ in answers]
+    if different := _first_difference(group, settings, told):  # which may be why a rank cannot read its plan
+        raise different_settings(*different, path)
+    if different := _first_difference(group, placements, told):
+        raise _different_plans(different[1], path)
+    return shardings[0]
+
+
+def _first_difference(
+    group: dist.ProcessGroup | None,
+    function: Callable[[], Mapping[Any, str]],
+    told: Callable[[BaseException], ConversionError],
+) -> tuple[Any, dict[int, str]] | None:
+    """The first key under which ``function`` has something else on another rank than on rank 0, and what, by rank."""
+    mine: dict[Any, str] = {}
+
+    def digest() -> str:
+        mine.update(function())
+        return hashlib.sha256(repr(sorted(mine.items())).encode()).hexdigest()
+
+    digests = on_all_ranks(group, digest, told)
     other = next((rank for rank, of_rank in enumerate(digests) if of_rank != digests[0]), None)
-    if other is not None and group is not None:
-        here = group.rank() in (0, other)
-        of_ranks = on_all_ranks(group, lambda: settings_once() if here else {}, told)
-        raise different_settings(of_ranks[0], of_ranks[other], (0, other), path)
-    for rank, (_, _, refused) in enumerate(answers):
-        if refused is not None:
-            read_once()  # raises the error of this rank
-            raise _refused_by(rank, refused, path)
-    if len({layout for _, layout, _ in answers}) > 1:
-        placements = on_all_ranks(group, lambda: [table.placement for table in read_once().tables], told)
-        for of_table in itertools.zip_longest(*placements, fillvalue="no such table"):
-            _refuse_different(of_table, path)
-    return read_once()
+    if other is None or group is None:
+        return None
+    of_ranks = on_all_ranks(group, lambda: mine if group.rank() in (0, other) else {}, told)
+    first, second = of_ranks[0], of_ranks[other]
+    key = next(key for key in {**first, **second} if first.get(key) != second.get(key))
+    return key, {0: first.get(key, "absent"), other: second.get(key, "absent")}
 
 
-def _refuse_different(of_ranks: Sequence[str], path: str) -> None:
-    where = [f"rank {of_ranks.index(words)} has {words[:_LONGEST]}" for words in dict.fromkeys(of_ranks)]
-    if len(where) > 1:
-        raise plan_error("ranks_have_different_plans", f"ranks have different plans: {'; '.join(where)}.", path)
+def _different_plans(of_ranks: Mapping[int, str], path: str) -> ConversionError:
+    where = "; ".join(f"rank {rank} has {words[:_LONGEST]}" for rank, words in of_ranks.items())
+    return plan_error("ranks_have_different_plans", f"ranks have different plans: {where}.", path)
 
 
 def _told(group: dist.ProcessGroup | None, path: str) -> Callable[[BaseException], ConversionError]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import WeightDecayMode
@@ -14,19 +13,21 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import WeightDecayMo
 from recfx.collections.collection import UnshardedCollection
 from recfx.collections.kinds import kind_of
 from recfx.errors import ConversionError, Diagnostic, Severity
-from recfx.ir.shards import CollectionSharding, ShardedTable
+from recfx.ir.shards import CollectionSharding
 from recfx.ir.tables import TableSpec
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.fused_params import fused_optimizer_from_params, optimizer_from_params, weight_decay_left_out
 from recfx.versions import __version__
 
 
-@dataclass(frozen=True)
-class OptimizerSettings:
+class OptimizerSettings(NamedTuple):
     """Rule and settings of the tables with a fused optimizer, and the choices behind them; both by table name."""
 
     fused: dict[str, FusedOptimizer]
     taken: dict[str, tuple[Diagnostic, ...]]
+
+
+_Chosen = tuple[FusedOptimizer | None, list[Diagnostic]]
 
 
 def optimizer_settings(
@@ -45,26 +46,29 @@ def optimizer_settings(
     carried out, as for the unsharded table, and so are ``fused_params`` for data-parallel tables. With
     ``dense_as_torchrec``, tables on kernel ``dense`` are left to an ordinary optimizer, as scripts for TorchRec expect.
     """
-    all_settings, attached = OptimizerSettings({}, {}), module.fused_optimizers()
+    settings, attached, params = OptimizerSettings({}, {}), module.fused_optimizers(), fused_params or {}
     for sharded in sharding.tables:
         name = sharded.table.name
         own, path = attached.get(name), kind_of(module).table_path(module.collection, name)
+        chosen, taken = None, list[Diagnostic]()
         if sharded.compute_kernel == "fused":
-            chosen = _fused(module, sharded, own, fused_params, path)
+            if own is not None:
+                chosen, taken = _completed(own, params, path)
+            elif params:
+                chosen, taken = _from_params(params, path)
+            elif module.weight(name).requires_grad:
+                chosen, taken = _by_default(path)
         elif dense_as_torchrec:
-            chosen = (None, _left_out(own, fused_params, path))
+            taken = _left_out(own, path) if own is not None or params else []
         elif own is not None:
-            chosen = (_without_parameter(own), ())
-        elif fused_params and sharded.is_replicated:  # TorchRec's planner only knows these with dense kernels
-            chosen = _from_params(fused_params, path)
-        else:
-            chosen = (None, ())
-        settings, taken = chosen
-        if settings is not None:
-            all_settings.fused[name] = settings
+            chosen = own.without_parameter()
+        elif params and sharded.is_replicated:  # TorchRec's planner only knows these with dense kernels
+            chosen, taken = _from_params(params, path)
+        if chosen is not None:
+            settings.fused[name] = chosen
         if taken:
-            all_settings.taken[name] = taken
-    return all_settings
+            settings.taken[name] = tuple(taken)
+    return settings
 
 
 def check_optimizers(module: UnshardedCollection) -> None:
@@ -79,97 +83,72 @@ def check_optimizers(module: UnshardedCollection) -> None:
         )
 
 
-def _fused(
-    module: UnshardedCollection,
-    sharded: ShardedTable,
-    own: FusedOptimizer | None,
-    fused_params: Mapping[str, Any] | None,
-    path: str,
-) -> tuple[FusedOptimizer | None, tuple[Diagnostic, ...]]:
-    if own is not None:
-        return _completed(own, fused_params, path)
-    if fused_params:
-        return _from_params(fused_params, path)
-    if not module.weight(sharded.table.name).requires_grad:
-        return None, ()
-    settings = fused_optimizer_from_params({})
+def _by_default(path: str) -> _Chosen:
+    chosen = fused_optimizer_from_params({})
     message = (
-        f"it is on kernel 'fused' and no optimizer was given for it: it trains by {settings.rule.label} with "
-        f"lr={settings.group['lr']} "
-        "in backward, which is TorchRec's default, and no other optimizer sees it."
+        f"it is on kernel 'fused' and no optimizer was given for it: it trains by {chosen.rule.label} with "
+        f"lr={chosen.group['lr']} in backward, which is TorchRec's default, and no other optimizer sees it."
     )
     advice = "attach one with apply_optimizer_in_backward before sharding, or give the sharders fused_params."
-    return settings, (Diagnostic("default_fused_optimizer", path, message, advice),)
+    return chosen, [Diagnostic("default_fused_optimizer", path, message, advice)]
 
 
-def _from_params(fused_params: Mapping[str, Any], path: str) -> tuple[FusedOptimizer | None, tuple[Diagnostic, ...]]:
-    optimizer = fused_optimizer_from_params(fused_params)
-    return optimizer, _about_decay(optimizer, optimizer.group, fused_params, path)
+def _from_params(params: Mapping[str, Any], path: str) -> _Chosen:
+    optimizer = fused_optimizer_from_params(params)
+    return optimizer, _about_decay(optimizer, optimizer.group, params, path)
 
 
-def _completed(
-    own: FusedOptimizer, fused_params: Mapping[str, Any] | None, path: str
-) -> tuple[FusedOptimizer, tuple[Diagnostic, ...]]:
+def _completed(own: FusedOptimizer, params: Mapping[str, Any], path: str) -> _Chosen:
     """The optimizer in backward; settings that were not given are FBGEMM's defaults, not those of its class."""
-    settings = _without_parameter(own)
+    chosen = own.without_parameter()
     if own.chosen is None:
-        return settings, ()
+        return chosen, []
     changed = []
-    theirs = optimizer_from_params(own.rule, fused_params or {})
+    theirs = optimizer_from_params(own.rule, params)
     if theirs.rule is not own.rule:
-        changed.append(f"weight_decay_mode={(fused_params or {})['weight_decay_mode']}")
-        settings = FusedOptimizer(theirs.rule, settings.group)
+        changed.append(f"weight_decay_mode={params['weight_decay_mode']}")
+        chosen = FusedOptimizer(theirs.rule, chosen.group)
     for name, value in theirs.group.items():
-        if name not in own.chosen and settings.group.get(name) != value:
-            changed.append(f"{name}={value} (the class has {settings.group.get(name)})")
-            settings.group[name] = value
+        if name not in own.chosen and chosen.group.get(name) != value:
+            changed.append(f"{name}={value} (the class has {chosen.group.get(name)})")
+            chosen.group[name] = value
     decays = theirs if "weight_decay" not in own.chosen else own if own.left_out else None
-    taken = [] if decays is None else list(_about_decay(decays, settings.group, fused_params or {}, path))
+    taken = [] if decays is None else _about_decay(decays, chosen.group, params, path)
     if changed:
         message = f"its {own.rule.name} was attached without {', '.join(changed)}, TorchRec's value for sharded tables."
         advice = "name the setting where you attach the optimizer."
         taken.append(Diagnostic("default_optimizer_setting", path, message, advice))
-    mode = (fused_params or {}).get("weight_decay_mode") or WeightDecayMode.NONE
-    if decays is None and mode not in settings.rule.decay_modes and settings.group.get("weight_decay"):
-        message = (
-            f"weight_decay={settings.group['weight_decay']} of its {own.rule.name} is added to the gradients of "
-            "touched rows, as the optimizer's class does; TorchRec's sharded tables ignore it, or take it off the "
-            "weights."
-        )
-        advice = "nothing if that is intended; otherwise leave it out."
-        taken.append(Diagnostic("weight_decay_unlike_torchrec", path, message, advice))
-    return settings, tuple(taken)
+    decay, mode = chosen.group.get("weight_decay"), params.get("weight_decay_mode") or WeightDecayMode.NONE
+    if decays is None and decay and mode not in chosen.rule.decay_modes:
+        what = f"is added to the gradients of touched rows, as torch's {own.rule.name} does; TorchRec's sharded tables"
+        taken.append(_unlike_torchrec(decay, f"{what} ignore it, or take it off the weights.", path))
+    return chosen, taken
 
 
 def _about_decay(
-    optimizer: FusedOptimizer, group: Mapping[str, Any], fused_params: Mapping[str, Any], path: str
-) -> tuple[Diagnostic, ...]:
+    optimizer: FusedOptimizer, group: Mapping[str, Any], params: Mapping[str, Any], path: str
+) -> list[Diagnostic]:
     """What to say about the weight decay of ``fused_params``, or of one of TorchRec's placeholders."""
     if optimizer.left_out:
-        return (weight_decay_left_out(optimizer, path),)
+        return [weight_decay_left_out(optimizer, path)]
     if not group.get("weight_decay") or WeightDecayMode.NONE in optimizer.rule.decay_modes:
-        return ()
-    mode = WeightDecayMode(fused_params["weight_decay_mode"]).name
-    message = (
-        f"weight_decay={group['weight_decay']:g} is applied as weight_decay_mode={mode} asks, and as FBGEMM's kernels "
-        "for GPUs do; those for the CPU leave it out."
-    )
-    return (Diagnostic("weight_decay_unlike_torchrec", path, message, "nothing if that is intended."),)
+        return []
+    mode = WeightDecayMode(params["weight_decay_mode"]).name
+    what = f"is applied as weight_decay_mode={mode} asks, and as FBGEMM's kernels for GPUs do; not those for the CPU."
+    return [_unlike_torchrec(group["weight_decay"], what, path)]
 
 
-def _left_out(own: FusedOptimizer | None, fused_params: Mapping[str, Any] | None, path: str) -> tuple[Diagnostic, ...]:
-    if own is None and not fused_params:
-        return ()
+def _unlike_torchrec(decay: float, what: str, path: str) -> Diagnostic:
+    message = f"weight_decay={decay:g} {what}"
+    return Diagnostic("weight_decay_unlike_torchrec", path, message, "leave it out, unless that is intended.")
+
+
+def _left_out(own: FusedOptimizer | None, path: str) -> list[Diagnostic]:
     what = f"its {own.rule.name} in backward" if own is not None else "fused_params"
     message = f"{what} is not carried out: on kernel 'dense' it has ordinary gradients, as in TorchRec."
     advice = "step it with the model's ordinary optimizer, or pass sharders=recfx.sharders() to have it fused, too."
     severity = Severity.WARNING if own is not None else Severity.INFO  # whoever attached it thinks that it trains
-    return (Diagnostic("dense_kernel_not_fused", path, message, advice, severity),)
-
-
-def _without_parameter(own: FusedOptimizer) -> FusedOptimizer:
-    group = {key: value for key, value in own.group.items() if key != "params"}
-    return FusedOptimizer(own.rule, group)
+    return [Diagnostic("dense_kernel_not_fused", path, message, advice, severity)]
 
 
 # What must be alike on all ranks, besides the plan: otherwise replicas and shards diverge
@@ -215,21 +194,13 @@ def settings_of(
     return {key: _words(value) for key, value in settings.items()}
 
 
-def digest(settings: Settings) -> str:
-    """A short text that is equal for equal settings."""
-    return hashlib.sha256(repr(sorted(settings.items())).encode()).hexdigest()
-
-
-def different_settings(mine: Settings, theirs: Settings, ranks: tuple[int, int], path: str) -> ConversionError:
-    """The error that names the first setting in which two ranks differ."""
-    key = next(key for key in {**mine, **theirs} if mine.get(key) != theirs.get(key))
+def different_settings(key: tuple[str, str], of_ranks: Mapping[int, str], path: str) -> ConversionError:
+    """The error that names a setting, by table and name, and its values on two ranks."""
     table, name = key
     where = f"{name} of table {table!r}" if table else name
-    values = [
-        f"{settings.get(key, 'absent')} on rank {rank}" for settings, rank in zip((mine, theirs), ranks, strict=True)
-    ]
+    values = " and ".join(f"{value} on rank {rank}" for rank, value in of_ranks.items())
     return ConversionError(
-        f"ranks shard one collection with different settings: {where} is {' and '.join(values)}.",
+        f"ranks shard one collection with different settings: {where} is {values}.",
         reason="ranks_have_different_settings",
         module_path=path,
         what_to_do=_ADVICE.get(name, _SAME),
