@@ -26,7 +26,7 @@ from recfx.collections.optimizer import FusedKeyedOptimizer
 from recfx.collections.sharding.pipeline_stages import BatchContext, Guarded, Result, Stages
 from recfx.collections.sharding.settings import OptimizerSettings
 from recfx.collections.sharding.state import drop_shard_names, save_sharded_state
-from recfx.errors import CheckpointError, ConversionError, OutOfStepError
+from recfx.errors import CheckpointError, ConversionError, Diagnostic, OutOfStepError
 from recfx.ir.shards import CollectionSharding
 from recfx.passes.base import PASSES_KEY
 from recfx.runtime import marks
@@ -52,15 +52,11 @@ class ShardedCollection(
     ``LazyAwaitable`` as TorchRec's do. Keys of the output are in the unsharded order under every plan.
     Parameters have the names of the unsharded ones, and are this rank's shard; ``state_dict`` has ``ShardedTensor``s of
     all tables on all ranks (plain tensors for data-parallel ones).
-
-    Made by ``recfx.convert(model, plan=...)``, by ``recfx.sharders()``, or by ``shard_collection``.
-
-    Attributes, besides those of ``ConvertedCollection``:
-        taken: choices about the tables' optimizers that the user did not spell out, by table name.
-        in_step: the context of what other ranks wait for.
     """
 
     is_sharded = True
+    taken: dict[str, tuple[Diagnostic, ...]]  # choices about optimizers that the user did not spell out, by table
+    in_step: InStep  # the context of what other ranks wait for
     _checked: Any = None  # what ``TableStore.look`` returned when the tables were last found to be as they must be
     _computed: Any = None  # and when all lookups last ran
 
@@ -143,8 +139,8 @@ class ShardedCollection(
         return self._cut
 
     def forward(self, *arguments: Any, **keywords: Any) -> LazyAwaitable[Any]:
-        """Return an awaitable as TorchRec's sharded collections do; under torch.compile, the awaited output itself. It
-        then stays outside the compiled graphs: graphs with TorchRec's awaitables would keep the sizes of one batch.
+        """An awaitable, as from TorchRec's sharded collections; under torch.compile, whose graphs with awaitables would
+        keep the sizes of one batch, the awaited output itself.
         """
         result: LazyAwaitable[Any] = self._enter(self._run, self._run_awaited, *arguments, **keywords)
         return result
@@ -163,13 +159,8 @@ class ShardedCollection(
         return BatchContext(says=marks.AHEAD if in_pipeline else 0, in_torchrecs_pipeline=in_pipeline)
 
     def input_dist(self, ctx: BatchContext, features: KeyedJaggedTensor | None) -> Awaitable[Awaitable[KJTList]]:
-        """Start sending ids: the graph up to ``input_dist_start``.
-
-        A batch that does not fit the collection takes part without ids, so that all ranks learn of it; its error is
-        raised by ``compute``.
-
-        Raises:
-            OutOfStepError: an earlier step failed here when others had begun it.
+        """Start sending ids: the graph up to ``input_dist_start``. A batch that does not fit the collection takes part
+        without ids, so that all ranks learn of it; its error is raised by ``compute``.
         """
         self.in_step.refuse_if_failed()
         if self._row_moves:
@@ -203,9 +194,9 @@ class ShardedCollection(
     @contextmanager
     def sent_by(self, exchange: Exchange | None) -> Iterator[None]:
         """Within this context, ids are added to ``exchange`` instead of being sent, if there is one."""
-        for start in self._input_dists:
-            start.together = exchange
         try:
+            for start in self._input_dists:
+                start.together = exchange
             yield
         finally:
             for start in self._input_dists:
@@ -217,23 +208,17 @@ class ShardedCollection(
         return self.input_dist(ctx, None)
 
     def _check_tables(self) -> Any:
-        """Refuse what some ranks may have done to their tables since the last batch, before ids are sent. Returns what
-        ``TableStore.look`` returned.
+        """What ``TableStore.look`` returns, before ids are sent. Refuses what a rank has done to its tables since the
+        last batch: not in ``to()`` itself, because a model that stops halfway through it would be on two devices.
         """
         tables = self._store.look()
-        if tables != self._checked:
-            self._store.refuse_gradient_hooks(list(self._store.optimizers), self.collection)
-            self.refuse_moved()
-            self._checked = tables
-        return tables
-
-    def refuse_moved(self) -> None:
-        """Refuse to run after the tables were moved between the host and another device. Not in ``to()`` itself,
-        because a model that stops halfway through it would be on two devices.
-        """
+        if tables == self._checked:
+            return tables
+        self._store.refuse_gradient_hooks(list(self._store.optimizers), self.collection)
         device, host = self._store.device, torch.device("cpu")
         if crosses(device, host) == crosses(self._made_on, host):
-            return
+            self._checked = tables
+            return tables
         raise ConversionError(
             f"the collection was sharded with its tables on {self._made_on}, but they have been moved to {device}; its "
             f"process groups, and its copies of ids between the host and a device, are for {self._made_on}.",
@@ -244,13 +229,8 @@ class ShardedCollection(
         )
 
     def compute(self, ctx: BatchContext, dist_input: KJTList) -> dict[str, Any]:
-        """Hash and look up what has arrived, and start sending pooled rows: up to ``output_dist_start``.
-
-        Raises:
-            InputError: the batch does not fit the collection, here or on another rank. All ranks raise it for this
-                batch, and nothing was looked up.
-            ConversionError: ``gradient_hook``, also on all ranks.
-            OutOfStepError: an earlier step failed here when others had begun it; this batch's ids were sent before.
+        """Hash and look up what has arrived, and start sending pooled rows: up to ``output_dist_start``. If the batch
+        does not fit the collection, here or on another rank, all ranks raise that, and nothing is looked up.
         """
         self.in_step.refuse_if_failed()
         wrong: Exception | None = marks.verdict(ctx.marks, self.collection, self.groups.ids)

@@ -33,15 +33,12 @@ _CUT_BEFORE = {kind: number for number, kind in enumerate(CUTS, start=1)}
 _HASHED = _CUT_BEFORE["hash_ids"]
 
 
-Step = tuple[str, Callable[..., Any], tuple[Any, ...], list[str]]
-"""The name of a node, what it calls, its arguments, and the values that nothing needs after it."""
-
-
 class Stage:
     """Nodes of a graph that run one after the other on values by name."""
 
     def __init__(self) -> None:
-        self.steps: list[Step] = []
+        # The name of each node, what it calls, its arguments, and the values that nothing needs after it.
+        self.steps: list[tuple[str, Callable[..., Any], tuple[Any, ...], list[str]]] = []
 
     def run(self, values: dict[str, Any]) -> None:
         """Add the values of these nodes to those of earlier stages, and remove what no later node needs."""
@@ -57,17 +54,11 @@ class Stages:
     """A graph, cut before each kind of ``CUTS``. Not a module or container, so copies of modules share it until they
     make their own.
 
-    A node comes after all cuts of earlier stages of a step, whatever it needs: a rank without a shard of some tables
-    calls their ``output_dist_start`` in its turn all the same.
-
-    Attributes:
-        select: a rank's own work.
-        send: ``input_dist_start``.
-        arrive: waits for ids.
-        compute: from the nodes that hash, or from the lookups, to the last ``output_dist_start``.
-        collect: the rest.
-        selected: the name of the ids that ``send`` takes.
-        result: the name of the output.
+    ``select`` is a rank's own work, ``send`` is ``input_dist_start``, ``arrive`` waits for ids, ``compute`` goes from
+    the nodes that hash, or from the lookups, to the last ``output_dist_start``, and ``collect`` is the rest. A node
+    comes after all cuts of earlier stages of a step, whatever it needs: a rank without a shard of some tables calls
+    their ``output_dist_start`` in its turn all the same. ``selected`` names the ids that ``send`` takes, ``result`` the
+    output.
     """
 
     def __init__(self, graph_module: fx.GraphModule) -> None:
@@ -114,30 +105,18 @@ def _earliest(kind: str) -> int:
 
 @dataclass
 class BatchContext(Multistreamable):
-    """What a batch keeps while it is in flight: values that cross the cuts of a collection's graph, by node name.
-
-    Attributes:
-        started: the values that ids which arrive take the places of.
-        sharding_contexts: where TorchRec's awaitables write batch sizes; the objects on the graph's edges.
-        says: what this rank tells the others along with its ids, as bits of ``marks``.
-        refused: why this rank has no ids for this call.
-        stages: those of the graph that this batch runs through; None until its ids are sent.
-        arrives_ahead: whether the stage that begins with arrived ids runs before ``compute``.
-        in_torchrecs_pipeline: whether one of TorchRec's pipelines sends it ahead.
-        at_once: whether all steps of the batch run without a user's code between them.
-        looked: then, what ``TableStore.look`` returned before ids were sent.
-    """
+    """What a batch keeps while it is in flight: values that cross the cuts of a collection's graph, by node name."""
 
     values: dict[str, Any] = field(default_factory=dict)
-    started: list[str] = field(default_factory=list)
-    sharding_contexts: list[DistContext] = field(default_factory=list)
-    says: int = 0
-    refused: Exception | None = None
-    stages: Any = None  # ``Stages``
-    arrives_ahead: bool = False
-    in_torchrecs_pipeline: bool = False
-    at_once: bool = False
-    looked: Any = None
+    started: list[str] = field(default_factory=list)  # the values that ids which arrive take the places of
+    sharding_contexts: list[DistContext] = field(default_factory=list)  # where TorchRec's awaitables write batch sizes
+    says: int = 0  # what this rank tells the others along with its ids, as bits of ``marks``
+    refused: Exception | None = None  # why this rank has no ids for this call
+    stages: Any = None  # ``Stages`` of the graph that this batch runs through; None until its ids are sent
+    arrives_ahead: bool = False  # whether the stage that begins with arrived ids runs before ``compute``
+    in_torchrecs_pipeline: bool = False  # whether one of TorchRec's pipelines sends it ahead
+    at_once: bool = False  # whether all steps of the batch run without a user's code between them
+    looked: Any = None  # then, what ``TableStore.look`` returned before ids were sent
 
     @property
     def marks(self) -> list[int]:

@@ -26,9 +26,9 @@ _LARGEST = 2**62 - 1
 def on_all_ranks(
     group: dist.ProcessGroup | None, function: Callable[[], _Result], told: Callable[[BaseException], Exception | None]
 ) -> list[_Result]:
-    """Call ``function``, which must not be collective, on all ranks, and return what each of them returned. Collective.
-    An error on this rank is raised here; other ranks raise what ``told`` makes of the first one's. If that is None, the
-    error is raised at once, and they are not told.
+    """What ``function``, which must not be collective, returns on each rank. Collective. An error on this rank is
+    raised here; other ranks raise what ``told`` makes of the first one's. If that is None, it is raised at once, here
+    alone.
     """
     if group is None:
         return [function()]
@@ -63,9 +63,8 @@ def any_rank(groups: Iterable[dist.ProcessGroup | None], flag: bool) -> bool:
 
 
 def tell_counts(group: dist.ProcessGroup, first: int, second: int, mark: int, name: str) -> list[tuple[int, int]]:
-    """Two numbers of every rank, in order of the ranks. Collective. The message has as many numbers as the one that
-    announces a batch's ids, so a rank that is at a different call can read ``mark``, which is one of
-    ``marks.identity``.
+    """Two numbers of every rank. Collective. The message is as long as the one that announces a batch's ids, so a rank
+    that is at a different call can read ``mark``, which is one of ``marks.identity``.
     """
     row = torch.tensor([first, second, _UNREAD, mark, _UNREAD], device=sent_on(group))
     numbers = [number.expand(group.size()) for number in row]
@@ -82,8 +81,8 @@ _CALLS = {name: marks.identity(name, [], []) for name in ("save_checkpoint", "lo
 
 def begin_on_all_ranks(sharded: Sequence[Any], call: str) -> None:
     """Find out whether all ranks make this call of recfx, before any of them waits for another. Collective. Nothing is
-    asked after a step that failed on a rank alone, because messages in the group for ids may be those of the step. A
-    rank that is alone then waits until the timeout of the group. ``sharded`` are the collections of one group.
+    asked after a step that failed on a rank alone, whose messages may still be in the group for ids. ``sharded`` are
+    the collections of one group.
     """
     if not sharded:
         return
@@ -106,8 +105,8 @@ def group_of_model(
     model: nn.Module, error: type[RecfxError], *, call: str, if_several: str, if_sharded_alone: str
 ) -> dist.ProcessGroup | None:
     """The process group of a model's collections, once all ranks make this call; None if nothing is sharded.
-    Collective. ``if_several`` and ``if_sharded_alone`` say what to do if there are several groups, or if TorchRec alone
-    has sharded something.
+    Collective. ``if_several`` and ``if_sharded_alone`` are advice: there are several groups, or TorchRec alone has
+    sharded something.
     """
     group: dist.ProcessGroup | None = None
     sharded: list[Any] = []

@@ -66,21 +66,16 @@ def shard_collection(
     """Shard a converted collection; every rank calls it with the same plan.
 
     Weights, ids and the state of fused optimizers stay: each rank keeps its shards of what its own ``module`` holds,
-    and replicas of data-parallel tables become those of rank 0. ``module`` itself is not changed.
+    and replicas of data-parallel tables become those of rank 0. ``module`` itself is not changed; its tables on meta
+    are allocated on ``device`` and initialised. For ``fused_params`` and ``dense_as_torchrec``, see
+    ``optimizer_settings``.
 
     Args:
-        module: the collection; tables on meta are allocated on ``device`` and initialised.
-        plan: the sharding of each table.
-        env: an environment with a process group.
         device: device of the shards; None for that of the tables (the CPU if they are on ``meta``).
-        fused_params: settings of fused optimizers that the tables do not have themselves, in the format of TorchRec's
-            sharders. On compute kernel ``fused`` a table always has a fused optimizer: FBGEMM's SGD if nothing else.
-        dense_as_torchrec: on compute kernel ``dense`` a table has no fused optimizer, whatever is attached to it.
         dedup: whether tables whose rows are not pooled send each different id once, unless the conversion was told
             otherwise. Also if ``torchrec.distributed.embedding.set_ec_index_dedup(True)`` was called.
         wires: in which precision rows and gradients are sent; None for that of the rows.
         host_group: the process group for ids, if it is not that of ``env``.
-        path: fully qualified name of the collection in the model.
     """
     path = path or module.collection
     if module.graph_is_inlined:
@@ -156,7 +151,12 @@ def cut_tables(
     for shard in local:
         sharded = sharding.named(shard.table.name)
         weight = module.weight(shard.table.name)
-        rows = _rows(shard, weight, init_fns[shard.table.name], device)
+        if weight.is_meta:
+            rows = torch.empty(shard.num_rows, shard.num_columns, dtype=weight.dtype, device=device or "cpu")
+            init_fns[shard.table.name](rows)
+        else:
+            place = device or weight.device
+            rows = shard.of(weight.detach()).to(place, copy=True, memory_format=torch.contiguous_format)
         bags[shard.name] = kind.table_around(rows, shard.table.pooling).requires_grad_(weight.requires_grad)
         if sharded.is_replicated:
             replicate(store.weight(shard.name), group)
@@ -182,18 +182,8 @@ def cut_tables(
 
 
 def _device(module: UnshardedCollection, device: torch.device | None) -> torch.device:
-    chosen = device or next(
-        (weight.device for weight in kind_of(module).tables_of(module).parameters()), torch.device("cpu")
-    )
+    chosen = device or next(weight.device for weight in kind_of(module).tables_of(module).parameters())
     return torch.device("cpu") if chosen.type == "meta" else chosen
-
-
-def _rows(shard: Shard, weight: torch.Tensor, init_fn: Any, device: torch.device | None) -> torch.Tensor:
-    if not weight.is_meta:
-        return shard.of(weight.detach()).to(device or weight.device, copy=True, memory_format=torch.contiguous_format)
-    rows = torch.empty(shard.num_rows, shard.num_columns, dtype=weight.dtype, device=device or "cpu")
-    init_fn(rows)
-    return rows
 
 
 def _index(shard: Shard, module: UnshardedCollection, replicated: bool, group: dist.ProcessGroup) -> HashIndex:

@@ -24,11 +24,10 @@ from recfx.ir.shards import ShardedTable
 def save_sharded_state(
     module: ConvertedCollection, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any]
 ) -> None:
-    """A state dict hook that replaces this rank's shards with whole tables. Weights, and tensors of an index with one
-    entry per row, are ``ShardedTensor``s whose local shards are views, so that ``torch.distributed.checkpoint`` loads
-    in place; replicated tensors are plain. In an index's ``counts`` the number of batches is that of the table. No rank
-    knows the statistics of the others: if the rows are cut, those of all ranks are in ``slice_counts``, as they were
-    when ``state_dict`` was called, and those in ``counts`` are 0.
+    """A state dict hook that replaces this rank's shards with whole tables: ``ShardedTensor``s whose local shards are
+    views, so that ``torch.distributed.checkpoint`` loads in place; replicated tensors are plain. No rank knows what the
+    others have counted: if rows are cut, statistics are in ``slice_counts``, as they were when ``state_dict`` was
+    called, and those in ``counts`` are 0.
     """
     if not module.is_sharded:  # it has been sharded, and shares its hooks with what took its place
         return
