@@ -13,7 +13,7 @@ from torch import fx, nn
 from torchrec.optim.keyed import KeyedOptimizer
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recfx.collections.compile_graph import compile_graph, make_eval_graph, refuse_raw_ids
+from recfx.collections.compile_graph import compile_graph, make_eval_graph
 from recfx.collections.converted_collection import ConvertedCollection, collections_of, new_instance
 from recfx.collections.kinds import kind_of
 from recfx.collections.optimizer import FusedKeyedOptimizer
@@ -128,7 +128,6 @@ class UnshardedCollection(ConvertedCollection):
         """Make the graph from the tables. It is derived, so copies and pickles make it again."""
         self._runtime = Runtime(self._store)
         graph_module = compile_graph(self.unexpanded_graph(), self._runtime, self.backend, self.passes)
-        refuse_raw_ids(graph_module)
         eval_graph, records = make_eval_graph(graph_module, self._runtime)
         self.pass_records = [*graph_module.meta[PASSES_KEY], *records]
         graph_module.train(self.training)  # before other threads see it: in training mode, it would insert ids

@@ -22,10 +22,10 @@ from recfx.runtime.table_store import TableStore
 def compile_graph(
     graph: OperatorGraph, runtime: Runtime, backend: str, rewrites: Sequence[Pass] | None = None
 ) -> fx.GraphModule:
-    """The graph of a collection as it runs, by ``rewrites`` or all of ``recfx.passes()``; its ``meta["recfx_passes"]``
-    has their records.
-    """
-    return _lowered(rewritten(graph, rewrites), runtime, backend)
+    """The graph of a collection as it runs, by ``rewrites`` or ``recfx.passes()``, with their records in ``meta``."""
+    rewriting = rewritten(graph, rewrites)
+    _refuse_raw_ids(rewriting.graph)
+    return _lowered(rewriting, runtime, backend)
 
 
 def rewritten(graph: OperatorGraph | Rewriting, rewrites: Sequence[Pass] | None = None) -> Rewriting:
@@ -66,9 +66,8 @@ def _refuse_own_ids(graph: OperatorGraph) -> None:
             )
 
 
-def refuse_raw_ids(graph_module: fx.GraphModule) -> None:
+def _refuse_raw_ids(graph: OperatorGraph) -> None:
     """Refuse lookups that would take raw ids for rows, as they do if a list of passes lacks ``insert_hash``."""
-    graph: OperatorGraph = graph_module.meta[REWRITING_KEY].graph
     for lookup in graph.of_kind("lookup", "hash_lookup"):
         giver = lookup
         while "hashed" not in giver.kwargs and giver.all_input_nodes:
@@ -82,21 +81,6 @@ def refuse_raw_ids(graph_module: fx.GraphModule) -> None:
                     module_path=graph.collection(lookup).name,
                     what_to_do="let insert_hash of recfx.passes() run as well, and leave what it adds.",
                 )
-
-
-def compile_again(
-    graph_module: fx.GraphModule, runtime: Runtime, rewrites: Sequence[Pass]
-) -> tuple[fx.GraphModule, tuple[PassRecord, ...]]:
-    """Another form of the graph of a collection, with more passes, and the records of these. ``graph_module``, which
-    ``compile_graph`` has made, does not change; it is the result if no pass changes it. Nodes that stay keep their
-    modules.
-    """
-    before: Rewriting = graph_module.meta[REWRITING_KEY]
-    rewriting = rewritten(before, rewrites)
-    records = rewriting.records[len(before.records) :]
-    if not any(record.modified for record in records):
-        return graph_module, records
-    return _lowered(rewriting, runtime, "auto"), records
 
 
 def _lowered(rewriting: Rewriting, runtime: Runtime, backend: str) -> fx.GraphModule:
@@ -137,13 +121,15 @@ FIND_ON_DEVICE = Rewrite("find_on_device", find_on_device)
 
 
 def make_eval_graph(train_graph: fx.GraphModule, runtime: Runtime) -> tuple[fx.GraphModule, list[PassRecord]]:
-    """The graph of eval mode, which is ``train_graph`` itself if nothing is different, and what the passes did.
-    Otherwise the two share their modules, and either has all of them, under the same names: graphs of whole models name
-    modules of either.
+    """The graph of eval mode, which is ``train_graph`` itself if nothing is different, and what the pass did. Otherwise
+    the two share their modules, and either has all of them, under the same names, for graphs of whole models.
     """
-    eval_graph, records = compile_again(train_graph, runtime, (FIND_ON_DEVICE,))
-    if eval_graph is train_graph:
+    before: Rewriting = train_graph.meta[REWRITING_KEY]
+    rewriting = rewritten(before, (FIND_ON_DEVICE,))
+    records = rewriting.records[len(before.records) :]
+    if not any(record.modified for record in records):
         return train_graph, [record for record in records if record.declined]
+    eval_graph = _lowered(rewriting, runtime, "auto")
     for one, other in ((train_graph, eval_graph), (eval_graph, train_graph)):
         for name, module in one.named_children():
             if name not in other._modules:

@@ -36,43 +36,25 @@ _Collection = TypeVar("_Collection", bound="ConvertedCollection")
 
 
 class ConvertedCollection(FxLeaf):
-    """A collection whose forward is a graph of explicit nodes over its tables.
+    """A collection whose forward is a graph of explicit nodes over its tables."""
 
-    Attributes:
-        is_sharded: whether this rank has only its own shards of the tables.
-        collection: fully qualified name in the model.
-        tables: the descriptions of the whole tables, in order.
-        requested: the hashing that was asked for, by table name.
-        calls: how often one forward of the model calls the collection, as far as that is known.
-        backend: kernel target of the lookups.
-        passes: the passes that make its graph, if the user named them; None: those of ``recfx.passes()``.
-        source: where the user's code calls or makes the collection.
-        not_fused: the optimizers in backward that no kernel can carry out, and why not, by table name.
-        hash_indexes: the indexes of the tables that have one.
-        graph_module: the graph that ``forward`` runs in the mode that the collection is in.
-        pass_records: what each pass did to the graph.
-        sharding: which shards are where; if it is not sharded, each table is one shard on the only rank.
-        groups: of a sharded one, the process groups of ids and of pooled rows.
-        process_group: the ranks that have the collection's shards; None if it is not sharded.
-        fused: of a sharded one, kind and settings of each table's fused optimizer, by table name.
-        dtypes: of a sharded one, dtypes of the tables' weights, by table name.
-    """
-
-    is_sharded: ClassVar[bool]
+    is_sharded: ClassVar[bool]  # whether this rank has only its own shards of the tables
     _kind: ClassVar[CollectionKind]  # ask `kind_of`, which users' attributes cannot hide
 
-    collection: str
-    tables: tuple[TableSpec, ...]
-    requested: dict[str, HashConfig | None]
-    calls: int
-    backend: str
-    passes: tuple[Pass, ...] | None = None
-    source: SourceLocation | None
-    not_fused: dict[str, Diagnostic]
-    hash_indexes: nn.ModuleDict
-    graph_module: fx.GraphModule
-    pass_records: list[PassRecord]
-    sharding: CollectionSharding
+    collection: str  # fully qualified name in the model
+    tables: tuple[TableSpec, ...]  # the whole tables, in order
+    requested: dict[str, HashConfig | None]  # the hashing that was asked for, by table name
+    calls: int  # how often one forward of the model calls the collection, as far as that is known
+    backend: str  # kernel target of the lookups
+    passes: tuple[Pass, ...] | None = None  # that make its graph, if the user named them; None: ``recfx.passes()``
+    source: SourceLocation | None  # where the user's code calls or makes the collection
+    not_fused: dict[str, Diagnostic]  # the optimizers in backward that no kernel can carry out, by table name
+    hash_indexes: nn.ModuleDict  # the indexes of the tables that have one
+    graph_module: fx.GraphModule  # that ``forward`` runs in the mode that the collection is in
+    pass_records: list[PassRecord]  # what each pass did to the graph
+    sharding: CollectionSharding  # if it is not sharded, each table is one shard on the only rank
+    # Of a sharded one: the process groups of ids and of pooled rows; the ranks that have its shards; kind and settings
+    # of each table's fused optimizer, and the dtypes of weights, by table name.
     groups: DistGroups
     process_group: dist.ProcessGroup | None = None
     fused: dict[str, FusedOptimizer]
@@ -90,19 +72,14 @@ class ConvertedCollection(FxLeaf):
 
     def __repr__(self) -> str:
         """One line, however many tables, indexes and nodes there are: ``recfx.explain`` and its graph show them."""
-        alike: dict[str, list[str]] = {}
-        for table in self.tables:
-            alike.setdefault(table.in_short, []).append(table.name)
-        shown = [f"{few(names, 3)} ({what})" for what, names in list(alike.items())[:3]]
-        rest = sum(len(names) for names in list(alike.values())[3:])
-        more = f" and {rest:,} more" if rest else ""
-        return f"{type(self).__name__}({plural(len(self.tables), 'table')}: {', '.join(shown)}{more})"
+        shown = few([f"{table.name} ({table.in_short})" for table in self.tables], 6)
+        return f"{type(self).__name__}({plural(len(self.tables), 'table')}: {shown})"
 
     # Tables
 
     @property
     def store(self) -> TableStore:
-        """The weights, indexes and fused optimizers that the nodes share: of this rank's shards, if it is sharded."""
+        """The weights, indexes and fused optimizers of this rank's tables or shards, which the nodes share."""
         return self._store
 
     @property
@@ -201,9 +178,7 @@ class ConvertedCollection(FxLeaf):
         return self._is_weighted
 
     def fused_optimizers(self) -> dict[str, FusedOptimizer]:
-        """The optimizer of every table that is updated in the lookup's backward, by table name; of a sharded one, its
-        rule and settings.
-        """
+        """The optimizers that step in the lookup's backward, by table name; of sharded tables, rule and settings."""
         return self.fused
 
     # Calls
@@ -235,9 +210,7 @@ class ConvertedCollection(FxLeaf):
         self, state_dict: dict[str, Any], prefix: str, metadata: Any, strict: bool, missing_keys: list[str], *rest: Any
     ) -> None:
         """Load a state, which may have fewer rows: ids then move to their bucket's rows, and their weights with them.
-
-        Raises:
-            CheckpointError: an index is damaged or belongs to something else. Nothing of this collection has changed.
+        If an index is damaged or belongs to something else, nothing of this collection has changed.
         """
         for hook in load_hooks(self).values():  # before the keys are read, because they may rename them
             hook(state_dict, prefix, metadata, strict, missing_keys, *rest)
@@ -261,12 +234,8 @@ class ConvertedCollection(FxLeaf):
         self.note_row_moves(planned.moves)
 
     def note_row_moves(self, moves: Mapping[str, RowMove], *, keep: bool = False) -> None:
-        """Record where a load has put the rows of resized tables, by table: the state of their optimizers follows
-        later. With ``keep``, other tables keep the moves that were recorded before.
-        """
-        if not keep:
-            self._row_moves = {}
-        self._row_moves.update(moves)
+        """Record where a load has put the rows of resized tables, which the state of their optimizers follows later."""
+        self._row_moves = {**(self._row_moves if keep else {}), **moves}
 
     def _forget_row_moves(self) -> None:
         """Note that a training step begins: optimizer state loaded from now on belongs to the rows as they are."""

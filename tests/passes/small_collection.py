@@ -8,12 +8,13 @@ from torch import fx
 from torchrec import EmbeddingBagConfig, PoolingType
 
 from recfx import HashConfig, HashEmbeddingBagCollection, HashEmbeddingBagConfig
-from recfx.collections.compile_graph import compile_graph
+from recfx.collections.compile_graph import REWRITING_KEY
 from recfx.ir.operator_graph import OperatorGraph
 from recfx.ir.printer import format_graph
 from recfx.lowering.targets import TargetsHere
 from recfx.passes import passes
 from recfx.passes.base import Rewrite, Rewriting, run_passes
+from recfx.runtime.lower_graph import lower_graph, module_of
 from recfx.runtime.lowered import Runtime
 
 ADOPTED = HashConfig(dense_rows=8)
@@ -56,7 +57,10 @@ def rewritten(converted: HashEmbeddingBagCollection, name: str, backend: str = "
 
 def lowered(converted: HashEmbeddingBagCollection, rewrites: list[Rewrite], backend: str = "auto") -> fx.GraphModule:
     """What the passes make, lowered."""
-    return compile_graph(unexpanded(converted, backend), Runtime(converted._store), backend, rewrites)
+    made = run_passes(unexpanded(converted, backend), rewrites)
+    graph_module = lower_graph(made.graph, made.metas, module_of, Runtime(converted._store), backend)
+    graph_module.meta[REWRITING_KEY] = made
+    return graph_module
 
 
 def after(name: str, converted: HashEmbeddingBagCollection) -> tuple[OperatorGraph, str, bool, list[str]]:

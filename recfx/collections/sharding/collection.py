@@ -17,7 +17,7 @@ from torchrec.optim.keyed import KeyedOptimizer
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recfx.collections.collection import UnshardedCollection
-from recfx.collections.compile_graph import compile_graph, refuse_raw_ids
+from recfx.collections.compile_graph import compile_graph
 from recfx.collections.converted_collection import ConvertedCollection, collections_of
 from recfx.collections.copy_modules import OWN_HOOK, carry_hooks
 from recfx.collections.hash_collections import CONVERTED_CLASSES, PooledCollection, SequenceCollection
@@ -85,7 +85,6 @@ class ShardedCollection(
         self._row_moves = {}
         self._runtime = Runtime(store, groups)
         self.graph_module = compile_graph(self.unexpanded_graph(), self._runtime, self.backend, self.passes)
-        refuse_raw_ids(self.graph_module)
         self.pass_records = list(self.graph_module.meta[PASSES_KEY])
         self.in_step = InStep(groups.pooled, self.collection)
         self._cut = Stages(self.graph_module)
