@@ -47,10 +47,9 @@ _PLAIN = (torch.Tensor, nn.Parameter)
 def copy_modules(
     root: nn.Module, replacements: Mapping[int, nn.Module] = MappingProxyType({}), *, own_tensors: bool = False
 ) -> tuple[nn.Module, dict[int, nn.Module]]:
-    """Copy every module of ``root`` and what its attributes hold, but none of its tensors; with ``own_tensors``, also
-    those that are not registered. ``replacements`` take the places of modules in the copy, by ``id`` of the original,
-    and attributes that they have taken over refer to the copies. Returns the copy of ``root``, and that of every module
-    by ``id``.
+    """The copy of ``root``, and that of every module by ``id``: of what attributes hold, but of no tensors, or, with
+    ``own_tensors``, of those that are not registered. ``replacements`` take the places of modules in the copy, by
+    ``id`` of the original, and attributes that they have taken over refer to the copies.
     """
     reached = _reached(root, replacements)
     modules = [module for module in reached if id(module) not in replacements]
@@ -99,8 +98,7 @@ def _reached(root: nn.Module, replacements: Mapping[int, nn.Module]) -> list[nn.
     return list(reached.values())
 
 
-def _empty_copy(module: nn.Module) -> nn.Module:
-    # Not __new__ of the class: that of GraphModule makes a new class for each instance.
+def _empty_copy(module: nn.Module) -> nn.Module:  # not by __new__ of GraphModule, which makes a class for each instance
     kind: Any = next((kind for kind in (dict, list, set) if isinstance(module, kind)), object)
     return module if is_shared(module) else kind.__new__(type(module))
 
@@ -143,8 +141,8 @@ def _known_of(module: nn.Module, own_tensors: bool) -> dict[int, Any]:
 
 
 def _copied(value: Any, memo: _Memo) -> Any:
-    """What ``copy.deepcopy`` makes of an attribute if parameters, buffers and what it cannot copy stand for themselves.
-    What it meets of these only inside other objects is put into ``memo``, and the attribute is copied again.
+    """What ``copy.deepcopy`` makes of an attribute. What must stand for itself, and is met only inside other objects,
+    is put into ``memo``, and the attribute is copied again.
     """
     if type(value) in _ATOMIC or id(value) in memo:
         return memo.get(id(value), value)
@@ -195,7 +193,7 @@ def _stands_for_itself(value: Any) -> bool:
 def _is_searched(value: Any) -> bool:
     """Whether a replacement in place looks into the value."""
     kind: Any = type(value)
-    if issubclass(kind, (*_CONTAINERS, nn.Module, MethodType, functools.partial, SimpleNamespace, Namespace)):
+    if issubclass(kind, (dict, list, tuple, nn.Module, MethodType, functools.partial, SimpleNamespace, Namespace)):
         return True
     return not issubclass(kind, (torch.Tensor, type)) and _package(kind) not in _NOT_SEARCHED
 
@@ -213,9 +211,8 @@ def _bound(method: MethodType, owner: Any) -> Any:
 
 
 def is_shared(module: nn.Module) -> bool:
-    """Whether a module is never copied: ScriptModules, and managed collisions. Managed collisions keep what they have
-    seen partly in buffers and partly in Python numbers: a copy that shares the buffers but counts by itself would
-    corrupt them.
+    """Whether a module is never copied: ScriptModules, and managed collisions, which keep what they have seen partly in
+    buffers, that a copy would share, and partly in Python numbers.
     """
     return isinstance(module, (torch.jit.ScriptModule, ManagedCollisionCollection, ManagedCollisionModule))
 
@@ -250,7 +247,7 @@ def compiled_in_place(root: nn.Module) -> list[str]:
 
 
 def replace_in_place(root: nn.Module, replacements: Mapping[int, nn.Module]) -> None:
-    """Put each replacement wherever ``root`` registers the original, or an attribute, list, dict or helper holds it."""
+    """Put each replacement wherever ``root`` registers the original, or an attribute, list, tuple or dict holds it."""
     known: dict[int, Any] = dict(replacements)
     alive: list[Any] = []  # an id is unique only as long as its object is alive
 
@@ -265,24 +262,14 @@ def replace_in_place(root: nn.Module, replacements: Mapping[int, nn.Module]) -> 
         if type(value) is functools.partial:
             keywords = {name: replaced(item) for name, item in value.keywords.items()}
             return functools.partial(replaced(value.func), *map(replaced, value.args), **keywords)
-        if isinstance(value, (tuple, frozenset)):
+        if isinstance(value, tuple):
             items = list(map(replaced, value))
             if any(item is not before for item, before in zip(items, value, strict=True)):
                 known[id(value)] = value._make(items) if hasattr(value, "_make") else type(value)(items)
-        elif isinstance(value, (list, deque)):
-            for place, item in enumerate(value):
+        elif isinstance(value, (list, dict)):
+            for place, item in list(value.items() if isinstance(value, dict) else enumerate(value)):
                 if (new := replaced(item)) is not item:
                     value[place] = new
-        elif isinstance(value, set):
-            items = list(map(replaced, value))
-            if any(item not in value for item in items):
-                value.clear()
-                value.update(items)
-        elif isinstance(value, dict):
-            pairs = {replaced(key): replaced(item) for key, item in value.items()}
-            if any(key not in value for key in pairs):
-                value.clear()
-            value.update(pairs)
         for name, item in list(getattr(value, "__dict__", {}).items()):
             value.__dict__[name] = replaced(item)
         return known[id(value)]
@@ -308,8 +295,8 @@ OWN_HOOK: Any = "recfx"
 
 
 def carry_hooks(source: nn.Module, replacement: nn.Module, *, for_good: bool = False) -> None:
-    """Give ``replacement`` the hooks of ``source``, which run after its own of recfx. With ``for_good``, it gets the
-    dicts themselves, so that the handles of hooks still remove them.
+    """Give ``replacement`` the hooks of ``source``, which run after its own of recfx; with ``for_good``, the dicts
+    themselves, so that the handles of hooks still remove them.
     """
     for name in MODULE_HOOKS:
         hooks, own = source.__dict__.get(name), replacement.__dict__.get(name)
@@ -329,7 +316,7 @@ def carry_over(source: nn.Module, replacement: nn.Module, skip: frozenset[str] =
     for name, value in source.__dict__.items():
         if name not in MODULE_HOOKS and name not in replacement.__dict__ and name not in skip:
             replacement.__dict__[name] = value
-    for registry in ("_parameters", "_buffers", "_modules"):
+    for registry in _REGISTRIES:
         ours = replacement.__dict__[registry]
         for name, value in source.__dict__[registry].items():
             if name not in skip:

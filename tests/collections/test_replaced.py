@@ -104,6 +104,10 @@ def test_attributes_lists_dicts_and_methods_refer_to_the_converted_collection(
     model, features = Reaching(REACHED[way], target), batch(5)
     before = model(features)
     converted: Any = recfx.convert(model, inplace=inplace)
+    if inplace and way in ("deque", "frozenset", "set", "key"):
+        with refused("replaced_collection_called", "block.ebc"):
+            converted(features)
+        return
     calls: list[str] = []
     converted.block.ebc.graph_module.register_forward_pre_hook(lambda *_: calls.append("converted"))
     torch.testing.assert_close(converted(features), before, rtol=1e-5, atol=1e-6)
