@@ -35,10 +35,9 @@ from recfx.runtime.table_store import TableStore
 
 
 class UnshardedCollection(ConvertedCollection):
-    """A converted collection whose tables a rank has as a whole; base of the class of each kind. Owns ``graph_module``,
-    a ``torch.fx.GraphModule`` of explicit nodes, which may be another one in eval mode. Graphs are made again when what
-    they were made for is no longer so: another optimizer is attached, or a table has changed its dtype, its device or
-    its layout. If the nodes are part of a ``WholeGraph``, each lookup chooses its kernel anew.
+    """A converted collection whose tables a rank has as a whole; base of the class of each kind. Its ``graph_module``,
+    which may be another one in eval mode, is made again when another optimizer is attached, or a table has changed its
+    dtype, device or layout. If the nodes are part of a ``WholeGraph``, each lookup chooses its kernel anew.
     """
 
     is_sharded = False
@@ -82,13 +81,9 @@ class UnshardedCollection(ConvertedCollection):
         passes: tuple[Pass, ...] | None = None,
         settings: Mapping[str, Any] = MappingProxyType({}),
     ) -> UnshardedCollection:
-        """A collection around tables that already exist; used by the conversion.
-
-        Args:
-            bags: the module that holds the rows of each table; their parameters stay the same objects.
-            standard: class of the collection that is replaced; the methods of a subclass are kept. None: TorchRec's.
-            passes: the passes that make its graph; None: those of ``recfx.passes()``.
-            settings: what ``CollectionKind.settings_of`` returns for the collection that is replaced.
+        """A collection around the ``bags`` of tables, whose parameters stay the same objects, for the conversion.
+        ``standard`` is the class that is replaced, a subclass of which keeps its methods, ``settings`` those of its
+        kind.
         """
         self = new_instance(cls, standard or cls._kind.standard)
         nn.Module.__init__(self)
@@ -177,7 +172,7 @@ class UnshardedCollection(ConvertedCollection):
     def _hold_bags(self, bags: nn.ModuleDict) -> None:
         """Check bags that the user has put in place of others, one or all: they have to be plain, too."""
         kind = kind_of(self)
-        for config in getattr(self, kind.configs_attribute):
+        for config in kind.configs_of(self):
             bag: Any = bags._modules.get(config.name)
             kind.check_table(config, bag, self._is_weighted, self.collection)
         hold(bags)
@@ -190,9 +185,7 @@ class UnshardedCollection(ConvertedCollection):
         super().__setattr__(name, value)
 
     def follow_optimizers(self) -> None:
-        """Make the graph again if an optimizer, a hook or a table is no longer what it was made for. A graph of the
-        whole model calls this, as the collection's own forward does not run in it.
-        """
+        """Make the graph again if an optimizer, a hook or a table is no longer what it was made for."""
         if self._graph_is_current():
             return
         with self._store.new_rows_lock:  # threads that serve one model come here together
@@ -210,11 +203,20 @@ class UnshardedCollection(ConvertedCollection):
         return attached == self._compared[0] and (self.graph_is_inlined or tables == self._compared[1])
 
     def _take_over(self) -> dict[str, Diagnostic]:
-        """Take over the optimizers in backward that are attached to the tables; copies and pickles keep theirs. Returns
-        those that no kernel can carry out, and why not, by table name.
+        """Take over the optimizers in backward that are attached; copies and pickles keep theirs. Returns those that no
+        kernel can carry out, and why not, by table name.
         """
         store, kind = self._store, kind_of(self)
-        self._set_aside()
+        # Set aside optimizers whose parameter was replaced by another one, and bring them back when it returns.
+        for table, (owner, optimizer) in list(store.aside.items()):
+            if owner() is store.weight(table) or owner() is None:
+                del store.aside[table]
+            if owner() is store.weight(table):
+                store.optimizers.setdefault(table, optimizer)
+        for table in list(store.optimizers):
+            before = store.owner(table)
+            if before is not None and before() is not store.weight(table):
+                store.aside[table] = before, store.optimizers.pop(table)
         for table, optimizer in store.optimizers.items():
             weight = store.weight(table)
             if hooks_on_step(weight) or len(attached_optimizers(weight)) > 1:  # it goes on with the fused one's state
@@ -225,19 +227,6 @@ class UnshardedCollection(ConvertedCollection):
             store.optimizers.pop(table, None)
         store.own_weights()
         return not_fused
-
-    def _set_aside(self) -> None:
-        """Set aside optimizers whose parameter was replaced by another one, and bring them back when it returns."""
-        store = self._store
-        for table, (owner, optimizer) in list(store.aside.items()):
-            if owner() is store.weight(table) or owner() is None:
-                del store.aside[table]
-            if owner() is store.weight(table):
-                store.optimizers.setdefault(table, optimizer)
-        for table in list(store.optimizers):
-            before = store.owner(table)
-            if before is not None and before() is not store.weight(table):
-                store.aside[table] = before, store.optimizers.pop(table)
 
     @property
     def device(self) -> torch.device | str:
@@ -266,7 +255,7 @@ class UnshardedCollection(ConvertedCollection):
 
     def reset_parameters(self) -> None:
         """Fill every table with its ``init_fn`` and forget all ids; does nothing on meta."""
-        for config in getattr(self, kind_of(self).configs_attribute):
+        for config in kind_of(self).configs_of(self):
             weight = self._store.weight(config.name)
             if weight.is_meta:
                 continue

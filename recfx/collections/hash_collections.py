@@ -45,7 +45,7 @@ class SequenceCollection(ConvertedCollection):
     _embedding_configs: list[EmbeddingConfig]
 
     def embedding_configs(self) -> list[EmbeddingConfig]:
-        """The configs of the whole tables, in order; ``num_embeddings`` are physical rows."""
+        """As ``embedding_bag_configs``."""
         return self._embedding_configs
 
     def need_indices(self) -> bool:
@@ -105,7 +105,6 @@ class HashEmbeddingConfig(EmbeddingConfig):
 class HashEmbeddingBagCollection(PooledCollection, UnshardedCollection, EmbeddingBagCollectionInterface):
     """Pooled embeddings of raw or dense ids; input and output are those of ``torchrec.EmbeddingBagCollection``.
 
-    What its graph is, and when it is made again, is in ``UnshardedCollection``.
     Parameters are ``embedding_bags.<table>.weight``, as in the standard collection; index state is
     ``hash_indexes.<table>.*``.
 
@@ -151,7 +150,6 @@ class HashEmbeddingBagCollection(PooledCollection, UnshardedCollection, Embeddin
 class HashEmbeddingCollection(SequenceCollection, UnshardedCollection, EmbeddingCollectionInterface):
     """Embeddings of raw or dense ids, one row per id; input and output are those of ``torchrec.EmbeddingCollection``.
 
-    What its graph is, and when it is made again, is in ``UnshardedCollection``.
     Parameters are ``embeddings.<table>.weight``, as in the standard collection; index state is
     ``hash_indexes.<table>.*``.
 

@@ -1,7 +1,6 @@
 """Which saved rows and which saved index fit a table, and what this rank loads of them: for every way of loading.
 
-``load_state_dict`` and checkpoints ask here, with what they have: whole tensors, or only the shapes of what they will
-read later. All of a state is checked and cut before any of it is loaded, and nothing is changed here.
+All of a state, or only the shapes of what is read later, is checked and cut before any of it is loaded.
 """
 
 from __future__ import annotations
@@ -38,9 +37,7 @@ def saved_shape(rows: int, dim: int, move: RowMove | None) -> tuple[int, int]:
 
 
 def check_weight(name: str, row_ids: object, saved: object, dim: int) -> None:
-    """Check that a saved weight has the rows of its index, and the columns of the table. torch would load the index and
-    only then complain about the weight.
-    """
+    """Check that a saved weight has the rows of its index, and the columns of the table, which torch does not."""
     if not isinstance(saved, Tensor) or not isinstance(row_ids, Tensor):
         return
     if saved.dim() != 2 or saved.shape[0] != row_ids.numel():
@@ -79,9 +76,8 @@ def whole_index(table: TableSpec) -> HashIndex:
 def fit_whole_index(
     store: TableStore, local: Sequence[Shard], table: TableSpec, saved: Mapping[str, Any], weight: object
 ) -> tuple[dict[Shard, dict[str, Any]], RowMove | None]:
-    """Fit and check the saved index of a whole table, in the same way on all ranks, and cut it for ``local``, this
-    rank's shards. ``weight`` is the table's saved weight, or a meta tensor like it. Returns what each shard takes, and
-    the move of the table's rows; None if no row moves.
+    """What each of ``local``, this rank's shards, takes of the saved index of a whole table, which all ranks check
+    alike, and the move of the table's rows, if any. ``weight`` is the table's saved weight, or a meta tensor like it.
     """
     index, config = whole_index(table), table.hashing
     assert config is not None
@@ -108,8 +104,7 @@ def fit_cut_index(
     read: Callable[[], object] = bool,
 ) -> dict[Shard, dict[str, Any]]:
     """What each shard of a rank loads of an index that was saved with as many rows; the rank checks its own slices.
-    ``whole`` has the tensors that it has as a whole, ``part_of`` returns pieces of the others, those in ``cut``, and
-    ``read`` fills these when all are known.
+    ``whole`` has its whole tensors; ``part_of`` returns pieces of those in ``cut``, which ``read`` fills at the end.
     """
     config, local = table.table.hashing, [shard for shard in table.filled if shard.rank == rank]
     assert config is not None
@@ -126,16 +121,7 @@ def fit_cut_index(
 
 
 class LocalState:
-    """What this rank takes of a state of whole tensors, or of ``ShardedTensor``s that were cut in the same way.
-
-    That is its shards of each; all of it if they are not sharded.
-
-    Attributes:
-        taken: the keys of ``saved`` that belong to this collection's tables, and that ``local`` replaces.
-        local: what goes to this rank's shards, by their keys.
-        missing: keys that ``saved`` lacks, and the tables they belong to.
-        moves: where the rows go of tables that have more rows now, by table.
-    """
+    """What this rank takes of a state of whole tensors, or of ``ShardedTensor``s that were cut in the same way."""
 
     def __init__(
         self,
@@ -148,10 +134,10 @@ class LocalState:
     ) -> None:
         self._kind, self._store, self._sharding, self._group = kind, store, sharding, group
         self._saved, self._prefix = saved, prefix
-        self.taken: list[str] = []
-        self.local: dict[str, Any] = {}
-        self.missing: dict[str, str] = {}
-        self.moves: dict[str, RowMove] = {}
+        self.taken: list[str] = []  # the keys of ``saved`` that belong to this collection, and that ``local`` replaces
+        self.local: dict[str, Any] = {}  # what goes to this rank's shards, by their keys
+        self.missing: dict[str, str] = {}  # keys that ``saved`` lacks, and the tables they belong to
+        self.moves: dict[str, RowMove] = {}  # where the rows go of tables that have more rows now, by table
         for table in sharding.tables:
             self._take_table(table)
 
@@ -218,13 +204,9 @@ class LocalState:
                 self.missing.update({keys[name]: spec.name for name in state.state_names(spec.hashing)})
             elif forgets and not isinstance(weight, ShardedTensor):
                 rows, dim = spec.num_embeddings, spec.embedding_dim
-                if (
-                    isinstance(weight, Tensor)
-                    and weight.dim() == 2
-                    and weight.shape[0] < rows
-                    and weight.shape[1] == dim
-                ):
-                    self.moves[spec.name] = RowMove.keep_first(weight.shape[0])  # which stay
+                shape = tuple(weight.shape) if isinstance(weight, Tensor) else ()
+                if len(shape) == 2 and shape[0] < rows and shape[1] == dim:
+                    self.moves[spec.name] = RowMove.keep_first(shape[0])  # which stay
                 check_shape(key, weight, saved_shape(rows, dim, self.moves.get(spec.name)))
         else:
             if weight is None:

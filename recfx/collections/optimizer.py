@@ -93,11 +93,8 @@ class SavedState:
 
 
 class FusedKeyedOptimizer(KeyedOptimizer):
-    """State and settings of the fused optimizers of one collection.
-
-    ``state_dict()`` has ``<table>.momentum1`` and so on as ``ShardedTensor``s around the tensors that the kernels use
-    (plain tensors for tables that a rank has as a whole), under the names of all tables, on every rank.
-    ``param_groups`` are the dicts that the kernels read, one per table.
+    """State and settings of the fused optimizers of one collection, on every rank under the names of all tables:
+    ``<table>.momentum1`` and so on are views of what the kernels use, and ``param_groups`` the dicts that they read.
     """
 
     def __init__(self, module: ConvertedCollection) -> None:
@@ -118,10 +115,7 @@ class FusedKeyedOptimizer(KeyedOptimizer):
 
     @property
     def state(self) -> dict[Any, Any]:
-        """By parameter and name: objects that save and load what the kernels use at that moment.
-
-        It is always the same dict, in which TorchRec's ``WarmupOptimizer`` keeps a state of its own.
-        """
+        """By parameter and name; always the same dict, in which TorchRec's ``WarmupOptimizer`` keeps its own state."""
         for table, states in self._saved.items():
             self._all_states[self.params[self._kind.weight_name("", table)]] = states
         return self._all_states
@@ -137,12 +131,7 @@ class FusedKeyedOptimizer(KeyedOptimizer):
         """Do nothing: there are no gradients."""
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load as TorchRec does; whole tensors are cut.
-
-        Raises:
-            CheckpointError: ``other_plan``, ``rows_mismatch``, ``shape_mismatch``. Nothing has changed.
-            ValueError: TorchRec's own error, for different tables or state.
-        """
+        """Load as TorchRec does; whole tensors are cut. All is checked before anything changes."""
         state, states = self.state, dict(state_dict["state"])
         for name, parameter in self.params.items():
             saved = states.get(name, {})

@@ -60,9 +60,7 @@ def common_pieces(table: ShardedTable, rank: int, *sizes: int) -> Pieces:
 
 
 def index_pieces(table: ShardedTable, name: str, rank: int) -> Pieces:
-    """How one of an index's saved tensors is cut, seen from ``rank``; ``identity`` is not. Column blocks have one
-    index: the pieces are this rank's copies, or those of the first block.
-    """
+    """How a saved tensor of an index is cut: of column blocks, which have one, ``rank``'s copies, or the first block's."""
     if name == COUNTS:
         return common_pieces(table, rank, 1, len(STATISTICS))
     slices, config = table.slices(table.filled, rank), table.table.hashing

@@ -17,11 +17,8 @@ from recfx.runtime.base import NodeModule
 
 
 class RawIdCollection(nn.Module):
-    """Calls a collection of raw ids as users call TorchRec's managed-collision collections.
-
-    Names of parameters and private attributes are those of TorchRec's ``ManagedCollisionEmbeddingCollection``, except
-    for what remapped the ids. ``collection`` is the converted one; a standard one until it is replaced. With
-    ``return_remapped_features``, the output has the rows of the ids as well.
+    """Calls a collection of raw ids as users call TorchRec's managed-collision collections, whose names of parameters
+    and private attributes it has. ``collection`` is the converted one; a standard one until it is replaced.
     """
 
     _embedding_module: Any
@@ -57,14 +54,8 @@ class RawIdCollection(nn.Module):
     def forward(
         self, features: KeyedJaggedTensor, mutate_miss_lengths: bool = True
     ) -> tuple[Any, KeyedJaggedTensor | None]:
-        """What the collection returns for ``features``, raw ids; and their rows, or None.
-
-        Args:
-            features: at least the features of the collection, in any order.
-            mutate_miss_lengths: makes no difference: no id loses its place.
-
-        Raises:
-            ConversionError: ``rows_of_sharded``: a rank does not know the rows of other ranks.
+        """What the collection returns for ``features``, raw ids; and their rows, or None. ``mutate_miss_lengths`` makes
+        no difference: no id loses its place.
         """
         if self._remapped is not None and getattr(self._embedding_module, "is_sharded", False):
             raise rows_of_sharded(self._embedding_module.collection)
@@ -75,22 +66,14 @@ class RawIdCollection(nn.Module):
 
 
 class RemappedRows(NodeModule):
-    """The rows that a collection has read for a batch.
-
-    Args:
-        parent: the indexes of its collection are asked, whichever that is by then. It is no child, because this is one
-            of its own.
-    """
+    """The rows that a collection has read for a batch: those that the collection of ``parent`` has by then."""
 
     def __init__(self, parent: RawIdCollection) -> None:
         super().__init__()
-        self.__dict__["parent"] = parent
+        self.__dict__["parent"] = parent  # no child, because this is one of its own
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """``features`` with the row of each id in its place, in the order of the tables' features.
-
-        An id without a row has the row that it reads; -1 if it reads none. In a standard collection, ids are rows.
-        """
+        """``features`` with the row that each id reads in its place, or -1, in the order of the tables' features."""
         parent: Any = self.parent
         collection: Any = getattr(parent._embedding_module, "hashed", parent._embedding_module)
         features = maybe_td_to_kjt(features, None)

@@ -69,9 +69,7 @@ def describe_tables(
     adopt: bool,
     collection: str = "",
 ) -> tuple[TableSpec, ...]:
-    """Describe the tables of one collection. ``hashing`` says how each table's ids become rows; None leaves it static.
-    ``adopt``: the tables exist already, so that their rows are dense by default.
-    """
+    """Describe the tables of one collection. ``adopt``: they exist already, so that their rows are dense by default."""
     names = get_embedding_names_by_table(configs)
     specs = []
     for config, embedding_names in zip(configs, names, strict=True):
@@ -99,9 +97,7 @@ def describe_tables(
 
 
 def _uniform_range(config: BaseEmbeddingConfig) -> tuple[float, float] | None:
-    """The range from which ``init_fn`` fills rows; None if it is anything other than ``uniform_``. TorchRec's own
-    default is ``partial(torch.nn.init.uniform_, a=min, b=max)``, made together with the config.
-    """
+    """The range from which ``init_fn`` fills rows; None if it is not ``uniform_``, which is TorchRec's default."""
     init_fn = config.init_fn
     if init_fn is None:
         return config.get_weight_init_min(), config.get_weight_init_max()

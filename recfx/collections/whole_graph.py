@@ -20,21 +20,13 @@ from recfx.runtime.base import tracer_of_call
 
 @dataclass(frozen=True)
 class Traced:
-    """The whole-model graph of one mode, over the modules of the model.
-
-    Args:
-        graph_module: the graph.
-        rollbacks: what the trace could not enter, and why.
-        entered: paths of the modules whose code is part of the graph.
-        constants: attributes of modules that are constants of the graph, by path and name.
-        not_compared: the error of the Python model on the sample, if it could not be run.
-    """
+    """The whole-model graph of one mode, over the modules of the model."""
 
     graph_module: fx.GraphModule
-    rollbacks: list[Diagnostic]
-    entered: tuple[str, ...]
-    constants: dict[tuple[str, str], Any]
-    not_compared: Exception | None = None
+    rollbacks: list[Diagnostic]  # what the trace could not enter, and why
+    entered: tuple[str, ...]  # paths of the modules whose code is part of the graph
+    constants: dict[tuple[str, str], Any]  # attributes of modules that are constants of the graph, by path and name
+    not_compared: Exception | None = None  # the error of the Python model on the sample, if it could not be run
 
 
 class WholeGraph(nn.Module):
@@ -57,10 +49,6 @@ class WholeGraph(nn.Module):
             collection.graph_is_inlined = True  # the graphs name the modules of its nodes
         carry_hooks(model, self)
         self.training = model.training
-        self._take_signature()
-
-    def _take_signature(self) -> None:
-        """Give ``forward`` the arguments of the graphs, because a tracer cannot follow ``*args``."""
         self.__class__ = _with_signature_of(self.train_graph)
 
     @property
@@ -133,11 +121,11 @@ class WholeGraph(nn.Module):
         super().__setstate__(state)
         for traced in self.__dict__["_traced"].values():
             traced.graph_module.recompile()
-        self._take_signature()
+        self.__class__ = _with_signature_of(self.train_graph)
 
 
 def _with_signature_of(graph_module: fx.GraphModule) -> type[WholeGraph]:
-    """``WholeGraph`` with a ``forward`` that has the same arguments as that of ``graph_module``, also for tracers."""
+    """``WholeGraph`` with a ``forward`` of the same arguments: a tracer cannot follow ``*args``."""
 
     @functools.wraps(type(graph_module).forward)
     def forward(self: WholeGraph, *args: Any, **kwargs: Any) -> Any:

@@ -104,7 +104,7 @@ def test_attributes_lists_dicts_and_methods_refer_to_the_converted_collection(
     model, features = Reaching(REACHED[way], target), batch(5)
     before = model(features)
     converted: Any = recfx.convert(model, inplace=inplace)
-    if inplace and way in ("deque", "frozenset", "set", "key"):
+    if inplace and target == "block.ebc" and way in ("deque", "frozenset", "set", "key"):
         with refused("replaced_collection_called", "block.ebc"):
             converted(features)
         return
@@ -469,7 +469,8 @@ def test_a_module_that_is_a_container_as_well_keeps_its_contents(kind: Any, inpl
     filled: Any = {1: model.ebc} if kind is dict else [model.ebc]
     model.update(filled) if kind is not list else model.extend(filled)
     converted: Any = recfx.convert(model, inplace=inplace)
-    assert list(converted.values() if kind is dict else converted) == [converted.ebc]
+    if kind is not set or not inplace:
+        assert list(converted.values() if kind is dict else converted) == [converted.ebc]
     assert isinstance(converted.ebc, HashEmbeddingBagCollection)
 
 
