@@ -60,7 +60,7 @@ def common_pieces(table: ShardedTable, rank: int, *sizes: int) -> Pieces:
 
 
 def index_pieces(table: ShardedTable, name: str, rank: int) -> Pieces:
-    """How a saved tensor of an index is cut: of column blocks, which have one, ``rank``'s copies, or the first block's."""
+    """How a saved tensor of an index is cut; column blocks share one: of ``rank``, or of the first block."""
     if name == COUNTS:
         return common_pieces(table, rank, 1, len(STATISTICS))
     slices, config = table.slices(table.filled, rank), table.table.hashing

@@ -42,15 +42,12 @@ from recfx.verification.verify_report import DIFFERENT, REFUSED_SAMPLE, SKIPPED,
 
 @dataclass
 class Decision:
-    """What becomes of a model: its collections, the converted ones by ``id`` of the original, the record, the model
-    with them (neither sharded nor moved yet), and what is refused. Record and model are None if everything is converted
-    already, or if something is refused.
-    """
+    """What becomes of a model. Record and model are None if all is converted already, or something is refused."""
 
     discovery: Discovery
-    replacements: dict[int, nn.Module] = field(default_factory=dict)
+    replacements: dict[int, nn.Module] = field(default_factory=dict)  # converted collections, by ``id`` of the original
     conversion: Conversion | None = None
-    converted: nn.Module | None = None
+    converted: nn.Module | None = None  # the model with them, neither sharded nor moved yet
     refusals: list[Diagnostic] = field(default_factory=list)
     taken_over: TakenOver | None = None
 
@@ -130,8 +127,7 @@ def decide(
         conversion = decision.conversion = recorded(discovery, asked.on_unsupported, before=conversion_of(model))
         conversion.notes += compile_dropped(model, asked.inplace) + refers_to_original(model, asked.inplace)
         conversion.notes += taken_over.notes(discovery, decision.replacements)
-        converted = [(finding, decision.replacements[id(finding.module)]) for finding in discovery.of(CONVERTIBLE)]
-        conversion.notes += notes_on_tied(taken_over.model, converted)
+        conversion.notes += notes_on_tied(decision.converted)
         if not asked.inplace:
             conversion.notes += resizing.notes()
         attach_conversion(decision.converted, conversion)
@@ -313,9 +309,7 @@ def _shared_by_copies(value: Any) -> list[Any]:
 def check_conversion(
     model: nn.Module, converted: nn.Module, asked: Request, conversion: Conversion, discovery: Discovery
 ) -> list[Diagnostic]:
-    """Compare the converted model, not sharded yet, with the original; add the report to ``conversion``, and return its
-    notes. Raises ``sample_failed``, ``verification_failed`` or ``replaced_collection_called``.
-    """
+    """Compare the converted model with the original; add the report to ``conversion``, and return its notes."""
     skipped = _why_not_verified(model, asked.call, bool(asked.verify))
     if skipped is None:
         assert asked.call is not None
@@ -331,25 +325,20 @@ def check_conversion(
 
 def _why_not_verified(model: nn.Module, call: Sample | None, whatever_its_size: bool) -> Diagnostic | None:
     """Models that are not compared: they are on meta, or sharded, or too large to copy unless the user asks for it."""
-
-    def skipped(message: str, what_to_do: str, path: str = "") -> Diagnostic:
-        return Diagnostic("verification_skipped", path, message, what_to_do)
-
+    parameters = [parameter for parameter in model.parameters() if not isinstance(parameter, UninitializedParameter)]
+    size, path = sum(parameter.numel() * parameter.element_size() for parameter in parameters), ""
     if (call or Sample()).on_meta(model):
         message = "the model is on the meta device, where nothing can be computed."
-        return skipped(message, "call recfx.verify once the model is on a device.")
-    for path in sharded_collections(model):
-        message = "the model holds sharded collections, of which each rank has only a part."
-        return skipped(message, "convert all collections before any is sharded.", path)
-    size = sum(
-        parameter.numel() * parameter.element_size()
-        for parameter in model.parameters()
-        if not isinstance(parameter, UninitializedParameter)
-    )
-    if whatever_its_size or size <= MOST_BYTES_VERIFIED:
+        what_to_do = "call recfx.verify once the model is on a device."
+    elif sharded := list(sharded_collections(model)):
+        message, path = "the model holds sharded collections, of which each rank has only a part.", sharded[0]
+        what_to_do = "convert all collections before any is sharded."
+    elif size > MOST_BYTES_VERIFIED and not whatever_its_size:
+        message = f"the parameters take {size / 2**30:.1f} GiB, and verification works on copies of them."
+        what_to_do = "pass verify=True to convert, or verify a model with smaller tables."
+    else:
         return None
-    message = f"the parameters take {size / 2**30:.1f} GiB, and verification works on copies of them."
-    return skipped(message, "pass verify=True to convert, or verify a model with smaller tables.")
+    return Diagnostic("verification_skipped", path, message, what_to_do)
 
 
 def _judge(report: VerifyReport) -> Diagnostic | None:

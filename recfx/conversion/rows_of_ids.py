@@ -23,14 +23,12 @@ _NONE, _BY_HASH = -1, -2
 
 
 class _Reader(NamedTuple):
-    """A table that reads a feature: its name in the mapping, ``""`` if it has no index; how many ids are their rows;
-    the row that ids without one read; and its pooling, as ``TableSpec`` has it.
-    """
+    """A table that reads a feature."""
 
-    table: str
-    dense_rows: int
-    unseen: int
-    pooling: str = "SUM"
+    table: str  # its name in the mapping; empty if it has no index
+    dense_rows: int  # how many ids are their rows
+    unseen: int  # the row that ids without one read
+    pooling: str = "SUM"  # as ``TableSpec`` has it
 
 
 class RowsOfIds(dict[str, _Items]):

@@ -11,12 +11,7 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from recfx.collections.converted_collection import ConvertedCollection, converted_collections
-from recfx.collections.copy_modules import (
-    carry_hooks,
-    copy_modules,
-    own_modules,
-    refuse_fully_sharded,
-)
+from recfx.collections.copy_modules import carry_hooks, copy_modules, own_modules, refuse_fully_sharded
 from recfx.collections.sharding.collection import sharded_collections
 from recfx.collections.whole_graph import Traced, WholeGraph, share_children
 from recfx.discovery.attribute_reads import AttributeReads, plain_attribute
@@ -29,7 +24,7 @@ from recfx.discovery.shallow_tracer import (
     rollback_of,
     source_of,
     trace_graph,
-)
+)  # fmt: skip
 from recfx.errors import ConversionError, Diagnostic, told_by
 from recfx.ir.meta import CALL_KEY, annotate, node_meta
 from recfx.replacement.conversion_record import attach_conversion, conversion_of
@@ -38,9 +33,8 @@ from recfx.verification.compare_models import Difference, compare_forward
 
 
 def inline_collections(graph_module: fx.GraphModule, training: bool) -> set[str]:
-    """Replace every call of a converted collection with the nodes of its graph. One that has hooks stays one call; so
-    does one whose output nothing uses, and one that is called with anything but one value of the graph, which is an
-    error that it reports itself when the graph runs. Returns the paths of the others.
+    """Replace calls of converted collections, whose paths are returned, with the nodes of their graphs. One with hooks
+    stays one call; so does one whose output nothing uses, or that is called with anything but one value of the graph.
     """
     inlined = set()
     for node in list(graph_module.graph.nodes):
@@ -101,9 +95,7 @@ def make_whole_graph(model: nn.Module, sample: Sample) -> WholeGraph:
 
 
 def build_whole_graph(model: nn.Module, sample: Sample, training: bool) -> Traced:
-    """The graph of one mode, over the modules of ``model``. Where the first trace differs from eager, modules between
-    the root and the collections become opaque leaves.
-    """
+    """The graph of one mode, over the modules of ``model``; if it differs from eager, with fewer modules entered."""
     refuse_fully_sharded(model, "make the graph first, and call fully_shard afterwards.")
     hookless, _ = copy_modules(model)  # the root's own hooks run around the graph, not in it
     carry_hooks(nn.Module(), hookless)
@@ -164,10 +156,7 @@ def _trace(
 
 @contextlib.contextmanager
 def _tensor_attributes_stay(root: nn.Module) -> Iterator[None]:
-    """Restore plain tensor attributes: they are not proxies, so code that changes them in place does so while traced.
-
-    The graph reads the user's own tensors, not copies, so their values are put back.
-    """
+    """Restore plain tensor attributes, which the graph reads: code that changes them in place does so while traced."""
     tensors = [value for module in own_modules(root) for value in module.__dict__.values() if isinstance(value, Tensor)]
     before = [(tensor, tensor.detach().clone(), tensor._version) for tensor in tensors if not tensor.is_inference()]
     try:

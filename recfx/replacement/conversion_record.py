@@ -34,23 +34,14 @@ class Found:
 
 @dataclass
 class Conversion:
-    """What was found and compared in one conversion.
+    """What was found and compared in one conversion."""
 
-    Args:
-        found: every collection, converted or not.
-        rollbacks: modules that the trace could not enter.
-        verification: what ``convert`` compared, if it did.
-        on_unsupported: ``"error"`` or ``"keep"``.
-        notes: anything else worth reporting.
-        warned: code and path of each reason that was given as a Python warning.
-    """
-
-    found: list[Found]
-    rollbacks: list[Diagnostic]
+    found: list[Found]  # every collection, converted or not
+    rollbacks: list[Diagnostic]  # modules that the trace could not enter
     on_unsupported: str
-    verification: VerifyReport | None = None
-    notes: list[Diagnostic] = field(default_factory=list)
-    warned: set[tuple[str, str]] = field(default_factory=set)
+    verification: VerifyReport | None = None  # what ``convert`` compared, if it did
+    notes: list[Diagnostic] = field(default_factory=list)  # anything else worth reporting
+    warned: set[tuple[str, str]] = field(default_factory=set)  # code and path of those given as Python warnings
 
 
 def attach_conversion(model: nn.Module, conversion: Conversion) -> None:

@@ -36,19 +36,12 @@ _READERS = {
 
 @dataclass
 class TakenOver:
-    """A model without the managed collisions that can be taken over.
+    """A model without the managed collisions that can be taken over."""
 
-    Args:
-        model: the model, in which ``RawIdCollection`` have taken their places; the same object if there are none.
-        learned: what they have learned, by ``id`` of the standard collection inside and by table.
-        places: the ``id`` of each managed-collision collection that was taken over, by each of its paths.
-        refused: the others by ``id``, and why they were not.
-    """
-
-    model: nn.Module
-    learned: dict[int, dict[str, LearnedMap]] = field(default_factory=dict)
-    places: dict[str, int] = field(default_factory=dict)
-    refused: dict[int, tuple[nn.Module, Diagnostic]] = field(default_factory=dict)
+    model: nn.Module  # in which ``RawIdCollection`` have taken their places; the same object if there are none
+    learned: dict[int, dict[str, LearnedMap]] = field(default_factory=dict)  # by ``id`` of the inner one, and by table
+    places: dict[str, int] = field(default_factory=dict)  # the ``id`` of each that was taken over, by each of its paths
+    refused: dict[int, tuple[nn.Module, Diagnostic]] = field(default_factory=dict)  # the others, by ``id``
 
     def mark(self, discovery: Discovery) -> None:
         """Refuse what was not taken over, and collections inside that are called with rows elsewhere."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
 from torch import nn
 
-from recfx.collections.collection import OWN_NAMES, UnshardedCollection
+from recfx.collections.collection import OWN_NAMES, UnshardedCollection, unsharded_collections
 from recfx.collections.converted_collection import ConvertedCollection, names_taken
 from recfx.collections.copy_modules import attributes, carry_hooks, carry_over, copy_modules
 from recfx.collections.hash_collections import CONVERTED_CLASSES
@@ -45,9 +45,8 @@ def replace_collections(
     passes: tuple[Pass, ...] | None = None,
     dedup: Asked = "auto",
 ) -> dict[int, nn.Module]:
-    """One converted collection per finding, by the ``id`` of the collection that it replaces. Tables that get more rows
-    are recorded in ``resizing``. With ``keep_refused``, a collection whose tables cannot be converted is kept, and its
-    finding says why. Raises ``unknown_table``, ``tied_tables``, or the code for which a table is refused.
+    """One converted collection per finding, by the ``id`` of the collection that it replaces. With ``keep_refused``, a
+    collection whose tables cannot be converted is kept, and its finding says why.
     """
     check_table_names(findings, hashing, dedup)
     replacements: dict[int, nn.Module] = {}
@@ -176,18 +175,17 @@ def config_for(table: str, hashing: Hashing) -> HashConfig | None:
 
 def check_asked(asked: Any) -> None:
     """Refuse what is neither a setting nor a dict from table names to settings: ``invalid_argument``."""
+    wrong: Any = None
     if isinstance(asked, Mapping):
-        wrong = [
-            f"dedup has {table!r}: {value!r}."
-            for table, value in asked.items()
-            if not (isinstance(table, str) and isinstance(value, (bool, int, float)))
-            or not (isinstance(value, bool) or 0 < value <= 1)
-        ]
-    else:
-        wrong = [] if isinstance(asked, bool) or asked == "auto" else [f"dedup is {asked!r}."]
-    if wrong:
+        for table, value in asked.items():
+            is_share = isinstance(value, (int, float)) and 0 < value <= 1
+            if not isinstance(table, str) or not (isinstance(value, bool) or is_share):
+                wrong = {table: value}
+    elif not isinstance(asked, bool) and asked != "auto":
+        wrong = asked
+    if wrong is not None:
         raise ConversionError(
-            wrong[0],
+            f"dedup is {wrong!r}.",
             reason="invalid_argument",
             what_to_do="pass 'auto', True or False; or a dict from table names to True, False, or the expected share "
             "of different ids, above 0 and at most 1.",
@@ -264,13 +262,8 @@ def unchanged(model: nn.Module) -> Iterator[None]:
 def _refuse_tied(
     owners: Mapping[int, tuple[str, TableSpec]], converted: UnshardedCollection, path: str
 ) -> dict[int, tuple[str, TableSpec]]:
-    """Refuse tables of one weight if one of them has an index (``tied_tables``).
-
-    Args:
-        owners: the first table of each weight, and the weight's name, by ``id`` of the weight.
-
-    Returns:
-        ``owners`` with the tables of ``converted``.
+    """Refuse tables of one weight if one of them has an index (``tied_tables``); ``owners`` with ``converted``'s
+    tables: the first table of each weight, and the weight's name, by ``id`` of the weight.
     """
     more = {**owners}
     for spec in converted.tables:
@@ -302,23 +295,14 @@ def mark_shared_weights(model: nn.Module) -> None:
             }
 
 
-def notes_on_tied(model: nn.Module, collections: Iterable[tuple[Finding, nn.Module]]) -> list[Diagnostic]:
+def notes_on_tied(model: nn.Module) -> list[Diagnostic]:
     """What is worth saying about weights of tables with an index that other modules of ``model`` have too."""
-    names: dict[int, str] = {}
-    of_tables: set[str] = set()
-    for finding, converted in collections:
-        if not isinstance(converted, UnshardedCollection):
-            continue
-        kind = kind_of(converted)
-        of_tables |= {kind.weight_name(path, spec.name) for path in finding.paths for spec in converted.tables}
-        for spec in converted.tables:
-            if spec.has_index:
-                names[id(converted.weight(spec.name))] = kind.weight_name(finding.path, spec.name)
     notes = []
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        if id(parameter) in names and name not in of_tables:
-            table = names[id(parameter)].removesuffix(".weight")
-            message = f"{name} is the weight of {table}: what it computes is by row, and rows are not ids there."
-            advice = "find the rows of ids with index(table).find(ids), and the ids of rows with index(table).items()."
-            notes.append(Diagnostic("rows_read_elsewhere", table, message, advice))
+    for path, collection in unsharded_collections(model).items():
+        for spec in collection.tables:
+            for name in collection.store.shared_weights.get(spec.name, ()) if spec.has_index else ():
+                table = kind_of(collection).table_path(path, spec.name)
+                message = f"{name} is the weight of {table}: what it computes is by row, and rows are not ids there."
+                advice = "find the rows of ids with index(table).find(ids), and the ids of rows with its items()."
+                notes.append(Diagnostic("rows_read_elsewhere", table, message, advice))
     return notes

@@ -112,9 +112,7 @@ class TableResizing:
             old.weight.grad = old.grad
 
     def keep(self) -> None:
-        """Keep the new rows: the conversion has succeeded. An optimizer that has state for the old ones is refused when
-        it next steps; torch does not tell which optimizers there are.
-        """
+        """Keep the new rows. An optimizer that has state for the old ones is refused when it next steps."""
         for old in self._old:
             _refuse_steps_of_old_state()
             _GROWN[old.weight] = old.data.shape[0], old.path, old.table

@@ -74,9 +74,8 @@ _REMAPS = "_managed_collision_collection."  # what it holds is in the indexes of
 def run_step(
     model: nn.Module, call: Sample, training: bool, originals: Mapping[str, nn.Module] = MappingProxyType({})
 ) -> Run:
-    """Run one step of ``model``, a copy: the step changes it, and the result holds its tensors. The loss is a fixed
-    random combination of all outputs. Parameters that still have a gradient after the backward (because no optimizer in
-    backward took it) take an SGD step.
+    """Run one step of ``model``, a copy: the result holds its tensors. The loss is a fixed random combination of all
+    outputs. Parameters that still have a gradient after the backward take an SGD step.
     """
     run = Run()
     model.train(training)
@@ -156,11 +155,7 @@ def largest_difference(expected: torch.Tensor, actual: torch.Tensor) -> float:
 def compare_runs(
     expected_run: Run, actual_run: Run, rtol: float = 1e-5, atol: float = 1e-6, masked: Collection[str] = ()
 ) -> Iterator[Check]:
-    """Every value of two steps.
-
-    Rows of ``masked`` weights may differ if the batch did not use them: the dense rule updates them, the fused rule
-    does not.
-    """
+    """Every value of two steps. Rows of ``masked`` weights may differ if the batch did not use them."""
     for what in COMPARED:
         expected, actual = getattr(expected_run, what), getattr(actual_run, what)
         for where in sorted(expected.keys() | actual.keys()):
@@ -174,10 +169,8 @@ def compare_runs(
                     largest = math.inf
                     message = f"only the {'converted' if first is None else 'original'} model has it"
             elif first.dtype != second.dtype or not torch.equal(first, second):
-                difference, largest = (
-                    compare_tensors(where, first, second, rtol, atol),
-                    largest_difference(first, second),
-                )
+                difference = compare_tensors(where, first, second, rtol, atol)
+                largest = largest_difference(first, second)
                 message = "" if difference is None else difference.message
             yield Check("", "", what, where, DIFFERENT if message else EQUAL, largest, message)
 
@@ -185,10 +178,9 @@ def compare_runs(
 def compare_twice(
     expected: Run, actual: Run, again: Callable[[], Run], *tolerances: Any, on_any_rank: Callable[[bool], bool] = bool
 ) -> list[Check]:
-    """As ``compare_runs``; what differs from ``again`` as well, the expected step taken once more, is not reproducible.
-
-    ``tolerances`` are the further arguments of ``compare_runs``; ``on_any_rank`` says whether something is so on any of
-    the ranks that compare together.
+    """As ``compare_runs``, whose further arguments are ``tolerances``; what differs from ``again`` as well, the
+    expected step taken once more, is not reproducible. ``on_any_rank``: whether it is so on any rank that compares with
+    others.
     """
     checks = list(compare_runs(expected, actual, *tolerances))
     if not on_any_rank(any(check.message for check in checks)):
@@ -211,13 +203,8 @@ def touched(value: torch.Tensor | None, rows: torch.Tensor | None) -> torch.Tens
 def compare_forward(
     expected: nn.Module, actual: nn.Module, sample: Sample, training: bool
 ) -> Difference | Exception | None:
-    """Compare one step of two models, on copies, at two batch sizes in one mode.
-
-    With sharded collections the steps communicate: all ranks compare together and agree on the result.
-
-    Returns:
-        the first difference in outputs, gradients, parameters or buffers that the model does not have from itself;
-        None if they agree; the error of ``expected`` if it fails on the sample itself, so that nothing was compared.
+    """The first difference between steps of two models, on copies, at two batch sizes in one mode, that the model does
+    not have from itself; or the error of ``expected`` if it fails on the sample. Collective with sharded collections.
     """
     on_any_rank = partial(any_rank, [one.process_group for one in converted_collections(expected).values()])
 

@@ -51,9 +51,8 @@ def _look_up(
     offsets: torch.Tensor | None = None,
     per_sample_weights: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """What a table answers that has a row of zeros after its own, for ids without a row.
-
-    With ``reads_copies``, a copy of all rows follows: an id that is not admitted reads one without training it.
+    """What a table answers that has a row of zeros after its own, for ids without a row; with ``reads_copies``, then a
+    copy of all rows: an id that is not admitted reads one without training it.
     """
     table = of()
     parts = [table.weight, table.weight.new_zeros(1, table.embedding_dim)]
@@ -136,9 +135,8 @@ def _map_absent(index: Any, ids: torch.Tensor, training: bool) -> torch.Tensor:
 
 
 def reference_of(original: nn.Module, converted: nn.Module) -> nn.Module:
-    """A copy of ``original`` whose hashed collections take the ids of ``converted``, over copies of its tables.
-
-    So do those in managed collisions that have been taken over, which would not give rows to ids as the index does.
+    """A copy of ``original`` whose hashed collections, and those in managed collisions that were taken over, take the
+    ids of ``converted``, over copies of its tables.
     """
     duplicate = copy_with_tensors(original)
     replacements: dict[int, nn.Module] = {}
@@ -160,10 +158,7 @@ def reference_of(original: nn.Module, converted: nn.Module) -> nn.Module:
 
 
 def attach_optimizers(source: nn.Module, duplicate: nn.Module, skip: set[str]) -> None:
-    """Give the parameters of ``duplicate`` the optimizers in backward that are attached to those of ``source``.
-
-    Copying a parameter loses them. Settings and state are copied; parameters named in ``skip`` are left alone.
-    """
+    """Give the parameters of ``duplicate``, except ``skip``, copies of the optimizers in backward of ``source``."""
     parameters: dict[str, Any] = dict(duplicate.named_parameters())
     parameter: Any
     for name, parameter in source.named_parameters():
@@ -188,9 +183,8 @@ def attach_optimizers(source: nn.Module, duplicate: nn.Module, skip: set[str]) -
 
 
 def copy_fused_state(hashed: nn.Module, reference: nn.Module) -> None:
-    """Give the optimizers in backward of ``reference`` the state of the fused ones of ``hashed``.
-
-    Hashing a batch resets the state of rows that go to new ids, so the state of the original model would be wrong.
+    """Give the optimizers in backward of ``reference`` the state of ``hashed``'s fused ones: hashing a batch resets the
+    state of rows that go to new ids.
     """
     for path, collection in unsharded_collections(hashed).items():
         for table, fused in collection.fused_optimizers().items():

@@ -23,13 +23,7 @@ from recfx.errors import ConversionError, RecfxError, told_by
 from recfx.runtime.in_flight import on_a_copy
 from recfx.verification.compare_models import Run, batch_sizes, compare_twice, largest_difference, run_step, touched
 from recfx.verification.reference_model import attach_optimizers, copy_fused_state, reference_of
-from recfx.verification.verify_report import (
-    DIFFERENT,
-    REFUSED_SAMPLE,
-    SKIPPED,
-    Check,
-    VerifyReport,
-)  # fmt: skip
+from recfx.verification.verify_report import DIFFERENT, REFUSED_SAMPLE, SKIPPED, Check, VerifyReport
 
 
 class Comparison:
@@ -123,10 +117,7 @@ class Comparison:
                         noted[what] = max(noted.get(what, 0.0), largest_difference(expected, actual))
 
     def _hash_sample(self, call: Sample) -> tuple[nn.Module, Exception | None]:
-        """A copy of the converted model in which the sample's ids are hashed, and the error if that failed.
-
-        Nothing else of a training step has been run on it: the reference model needs the rows that the step will use.
-        """
+        """A copy of the converted model in which the sample's ids are hashed; and the error if that failed."""
         hashed = copy_with_tensors(self.converted).train()
         hashed_call = call.clone()
         try:
@@ -238,10 +229,7 @@ def _verify(original: nn.Module, converted: nn.Module, call: Sample, rtol: float
 
 @contextlib.contextmanager
 def _nothing_collected() -> Iterator[None]:
-    """A context in which Python does not look for garbage, as copies of thousands of tables make it do all the time.
-
-    These copies are no garbage: they are freed with the last reference.
-    """
+    """A context in which Python does not look for garbage, as copies of thousands of tables make it do all the time."""
     collects = gc.isenabled()
     gc.disable()
     try:
