@@ -190,24 +190,19 @@ def is_foreign(directory: Path) -> bool:
 
 def missing(directory: Path) -> CheckpointError:
     """The error for a directory without a checkpoint."""
-    return CheckpointError(
-        f"there is no finished checkpoint of save_checkpoint in {directory}.",
-        reason="checkpoint_missing",
-        what_to_do="pass the directory given to save_checkpoint.",
-    )
+    message = f"there is no finished checkpoint of save_checkpoint in {directory}."
+    what_to_do = "pass the directory given to save_checkpoint."
+    return CheckpointError(message, reason="checkpoint_missing", what_to_do=what_to_do)
 
 
 def torn(path: Path, why: str) -> CheckpointError:
     """The error for a damaged file."""
-    return CheckpointError(
-        f"{path} is damaged: {why}.",
-        reason="checkpoint_torn",
-        what_to_do="use another checkpoint; nothing was loaded.",
-    )
+    what_to_do = "use another checkpoint; nothing was loaded."
+    return CheckpointError(f"{path} is damaged: {why}.", reason="checkpoint_torn", what_to_do=what_to_do)
 
 
 def _digest_of(path: Path) -> str:
-    digest = hashlib.sha256()
+    digest = hashlib.sha256()  # not hashlib.file_digest, which Python 3.10 lacks
     with open(path, "rb") as file:
         while chunk := file.read(_CHUNK):
             digest.update(chunk)

@@ -48,10 +48,10 @@ def load_checkpoint(
     """Load what ``save_checkpoint`` saved: training continues bit for bit as if it had never stopped.
 
     Files, names, shapes, dtypes and indexes are checked first: after an error, the model, its indexes and its
-    optimizers are as they were. A file is as trusted as by ``torch.load(weights_only=True)``. Three things can leave
-    a mixture of old and new: a disk that fails between the check and the reading of weights, a load
-    hook of the user that raises, and an interrupt (Ctrl-C) during loading. If that happens, load again; until then, a
-    table with an index whose rows may have changed cannot be used (``load_interrupted``).
+    optimizers are as they were. A file is as trusted as by ``torch.load(weights_only=True)``. Three things can leave a
+    mixture of old and new: a disk that fails while weights of tables are read, a load hook that raises, and Ctrl-C. If
+    that happens, load again; until then, a table with an index that may have changed cannot be used
+    (``load_interrupted``).
 
     Example:
         >>> model = recfx.convert(Model())
@@ -65,10 +65,9 @@ def load_checkpoint(
         model: built and converted as when saving. Tables with an index may have more rows: ids move to their bucket's
             rows, and weights and fused state move with them. Its collections may be sharded under any plan, over any
             number of ranks, or not at all, whatever they were when saving; if they are sharded, all ranks call this.
-            What was saved of a parameter's optimizer goes to whatever steps the parameter now, in backward or as
-            ``optimizer``, if it is of the same kind. One thing is not exact: row-wise Adagrad's state, if the column
-            blocks differ from those that were saved, is the mean over the saved blocks. If nothing was saved of it, an
-            optimizer in backward begins anew, and the first rank logs a warning (``optimizer_state_missing``).
+            What was saved of a parameter's optimizer goes to whatever steps it now, if that is of the same kind; if
+            nothing was saved, one in backward begins anew, with a warning (``optimizer_state_missing``). One thing is
+            not exact: row-wise Adagrad's state, if the column blocks differ, is the mean over those that were saved.
         directory: as given to ``save_checkpoint``.
         optimizer: an ordinary optimizer to load as well; without it, an optimizer that was saved is ignored, and the
             first rank logs a warning (``optimizer_not_loaded``). A parameter that had other settings in backward has

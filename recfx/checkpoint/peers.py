@@ -9,7 +9,6 @@ from typing import TypeVar
 
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.checkpoint.api import CheckpointException
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from recfx.checkpoint.directory import cause_of
@@ -41,16 +40,13 @@ class Peers:
         return self.agree(lambda: function() if self.is_first else None)[0]
 
     def _as_sent(self, error: BaseException) -> Exception:
+        cause = cause_of(error)
         if isinstance(error, RecfxError):
             return error
-        cause = cause_of(error)
-        if isinstance(error, (OSError, CheckpointException)) and isinstance(cause, Exception):
+        if isinstance(cause, OSError):
             return OSError(f"rank {self.rank}: {cause}")
-        return CheckpointError(
-            f"rank {self.rank} failed: {type(error).__name__}: {error}",
-            reason="other_rank_failed",
-            what_to_do="see the error on that rank.",
-        )
+        message = f"rank {self.rank} failed: {type(cause).__name__}: {cause}"
+        return CheckpointError(message, reason="other_rank_failed", what_to_do="see the error on that rank.")
 
 
 def checked_arguments(model: nn.Module, directory: object, call: str) -> tuple[nn.Module, Path, Peers]:
@@ -64,22 +60,21 @@ def checked_arguments(model: nn.Module, directory: object, call: str) -> tuple[n
                 module_path=path,
                 what_to_do="put it around the whole model, or save and load that part.",
             )
-    group = group_of_model(
-        root,
-        CheckpointError,
-        call=call,
-        if_several="save and load the collections one by one, each in its own directory.",
-        if_sharded_alone="convert the model before it is sharded, or use torch.distributed.checkpoint.",
+    peers = Peers(
+        group_of_model(
+            root,
+            CheckpointError,
+            call=call,
+            if_several="save and load the collections one by one, each in its own directory.",
+            if_sharded_alone="convert the model before it is sharded, or use torch.distributed.checkpoint.",
+        )
     )
-    peers = Peers(group)
 
     def named() -> str:
-        name = os.fspath(directory) if isinstance(directory, os.PathLike) else directory
-        if isinstance(name, str) and name and "\0" not in name:
+        if isinstance(directory, (str, os.PathLike)) and (name := os.fspath(directory)) and isinstance(name, str):
             return name
-        problem = f"{name!r}, which cannot be the name of a directory" if isinstance(name, str) else type_of(directory)
         raise CheckpointError(
-            f"directory is {problem}.",
+            f"directory is {directory!r}." if isinstance(directory, str) else f"directory is {type_of(directory)}.",
             reason="invalid_argument",
             what_to_do="pass the path of a directory, as a str or a pathlib.Path.",
         )

@@ -99,10 +99,11 @@ def _write(path: Path, tensors: dict[str, Any], data: str, peers: Peers) -> None
                 remove_leftovers(path, Manifest.read(path).data)
 
         def finish() -> None:
-            for file in sorted(SavedFolder(path / data).files()):
-                if not (path / data / file).is_file():
+            for entry in SavedFolder(path / data).metadata.storage_data.values():
+                if not (path / data / entry.relative_path).is_file():
                     raise FileNotFoundError(
-                        f"{file} of another rank is not in {path / data} here: all ranks must name one shared directory"
+                        f"{entry.relative_path} of another rank is not in {path / data} here: all ranks must name one "
+                        "shared directory"
                     )
             complete.append(Manifest.of_folder(path / data))
             complete[0].switch(path)

@@ -139,10 +139,6 @@ class SavedFolder:
             if isinstance(entry, TensorStorageMetadata)
         }
 
-    def files(self) -> set[str]:
-        """The names of the files that hold the tensors."""
-        return {entry.relative_path for entry in self.metadata.storage_data.values()}
-
     def read_into(self, targets: Mapping[str, Tensor | Parts]) -> None:
         """Read tensors into ``targets``, which have the same shapes; dtypes are converted."""
         planner, reader = _LoadPlanner(targets, self.metadata), FileSystemReader(self.path)

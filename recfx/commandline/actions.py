@@ -96,7 +96,7 @@ def export(given: argparse.Namespace) -> Outcome:
 
 def doctor(given: argparse.Namespace) -> Outcome:
     """Look at the machine."""
-    report = examine(given.device or device_here(), given.quick, given.out)
+    report = examine(given.device or device_here(), given.quick)
     return report.to_json() if given.json else str(report), report.ok and report.complete
 
 

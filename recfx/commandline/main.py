@@ -153,7 +153,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     doctor.add_argument("--device", type=_device, help="npu, cuda or cpu, also as npu:1 (default: the first here)")
     doctor.add_argument("--quick", action="store_true", help="fewer cases and shorter measurements: a few seconds")
-    doctor.add_argument("--out", metavar="FILE", type=_path, help="also write the report as JSON, for a bug report")
     return parser
 
 

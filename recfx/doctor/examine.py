@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 
 from recfx.doctor.checks import check_all
 from recfx.doctor.packages import cann, packages
-from recfx.doctor.report import Finding, Report, missing, ok
+from recfx.doctor.report import Finding, Report
 from recfx.doctor.speed import measure
-from recfx.inspect.drawing.draw import write_text
 from recfx.kernels.build import launch, library
 from recfx.versions.sets import nearest
 
@@ -58,57 +56,41 @@ def machine(device: str) -> Iterator[Finding]:
     """The device, the Triton that would compile for it, and recfx's library, which may be compiled for this."""
     kind = device.partition(":")[0]
     if reason := no_device(device):
-        yield missing("device", reason, _ADVICE[kind])
+        yield Finding("device", reason, _ADVICE[kind])
     else:
         there = torch.device(device)
-        yield ok("device", f"{name_of(there)}; torch uses {torch.get_num_threads()} of {os.cpu_count()} logical cores")
+        yield Finding(
+            "device", f"{name_of(there)}; torch uses {torch.get_num_threads()} of {os.cpu_count()} logical cores"
+        )
         if kind == "cpu" and not launch.is_interpreted():
-            yield ok("Triton", "not used on the CPU, where kernels are in C++")
+            yield Finding("Triton", "not used on the CPU, where kernels are in C++")
         elif reason := launch.why_not(there):
             fit = nearest(torch.__version__)
             package = f"triton-ascend=={fit.triton_ascend}" if kind == "npu" else f"triton=={fit.triton}"
             install = f"pip uninstall triton triton-ascend; pip install {package}"
-            yield missing("Triton", reason.rstrip("."), install)
+            yield Finding("Triton", reason.rstrip("."), install)
         else:
-            yield ok("Triton", "in its interpreter" if launch.is_interpreted() else "runs here")
+            yield Finding("Triton", "in its interpreter" if launch.is_interpreted() else "runs here")
     if library.load():
-        yield ok("recfx's library", str(library.loaded_path()))
+        yield Finding("recfx's library", str(library.loaded_path()))
     else:
-        advice = "python -m recfx.kernels shows what is wrong"
-        yield missing("recfx's library", f"not loaded: {library.why_not()}", advice)
+        yield Finding("recfx's library", f"not loaded: {library.why_not()}", "python -m recfx.kernels shows why")
 
 
-def examine(device: str, quick: bool = False, out: Path | None = None) -> Report:
-    """Look at everything; after Ctrl-C, the file says what was found until then.
+def examine(device: str, quick: bool = False) -> Report:
+    """Look at everything on ``cpu``, ``cuda`` or ``npu``, perhaps with a number, as in ``npu:1``.
 
-    Args:
-        device: ``cpu``, ``cuda`` or ``npu``, perhaps with a number, as in ``npu:1``.
-        quick: fewer cases, and shorter measurements.
-        out: the file that gets the report as JSON, if any.
-
-    Raises:
-        KeyboardInterrupt: after the file was written.
-        DrawingError: ``cannot_write``: before anything is looked at.
+    ``quick``: fewer cases, and shorter measurements.
     """
-    report = Report(device, how=how(device), quick=quick)
-    report.stopped = "Stopped by Ctrl-C: the rest was not looked at."
-    try:
-        if out is not None:
-            write_text(out, "")
-        kind = device.partition(":")[0]
-        report.findings += packages(kind)
-        report.findings += cann() if kind == "npu" else ()
-        report.findings += machine(device)
-        if reason := no_device(device):
-            report.stopped = f"Nothing was run: {reason}."
-        else:
-            there = torch.device(device)
-            report.device_name = name_of(there)
-            report.answers.extend(check_all(there, quick))
-            if report.how == "real":
-                measure(report, there)
-            report.complete, report.stopped = True, ""
-    finally:
-        if out is not None:
-            write_text(out, report.to_json() + "\n")
+    report, kind = Report(device, how=how(device), quick=quick), device.partition(":")[0]
+    report.findings += [*packages(kind), *(cann() if kind == "npu" else ()), *machine(device)]
+    if reason := no_device(device):
+        report.stopped = f"Nothing was run: {reason}."
+        return report
+    there = torch.device(device)
+    report.device_name = name_of(there)
+    report.answers.extend(check_all(there, quick))
+    if report.how == "real":
+        measure(report, there)
+    report.complete = True
     return report

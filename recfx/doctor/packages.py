@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from recfx.doctor.report import Finding, Report, missing, ok
+from recfx.doctor.report import Finding, Report
 from recfx.errors import Diagnostic, VersionError
 from recfx.versions.sets import DEFAULT, MODULES, PYTHONS, SETS, minor, nearest, set_of
 
@@ -162,9 +162,9 @@ def packages(device: str) -> Iterator[Finding]:
     """The version of Python, and every package that is needed for ``"cpu"``, ``"cuda"`` or ``"npu"``."""
     python = ".".join(map(str, sys.version_info[:3]))
     if minor(python) in PYTHONS:
-        yield ok("Python", python)
+        yield Finding("Python", python)
     else:
-        yield missing("Python", python, f"make an environment with Python {PYTHONS[0]} to {PYTHONS[-1]}.")
+        yield Finding("Python", python, f"make an environment with Python {PYTHONS[0]} to {PYTHONS[-1]}.")
     problem, torch = unfit(device), look("torch")
     version = torch.version if torch else DEFAULT.torch
     row, failure = nearest(version), ""
@@ -175,18 +175,18 @@ def packages(device: str) -> Iterator[Finding]:
         install = row.install(device, MODULES if module == "torch_npu" else [module])
         fitting = row.torch_npu if module == "torch_npu" else ""
         if package is None:
-            yield missing(module, "not installed", problem.what_to_do if problem else install)
+            yield Finding(module, "not installed", problem.what_to_do if problem else install)
         elif not failure and (failure := _import_failure(module)):  # those that import it would fail alike
             text = f"{package.version}, but it cannot be imported: {failure}"
-            yield missing(module, text, _after(failure, install))
+            yield Finding(module, text, _after(failure, install))
         elif fitting and package.version and minor(package.version) != minor(fitting):
-            yield missing(module, f"{package.version}, which does not fit: {fitting} does", install)
+            yield Finding(module, f"{package.version}, which does not fit: {fitting} does", install)
         elif device == "cuda" and package.variant == "cpu":
-            yield missing(module, f"{package.version}, which is a build for the CPU", install)
+            yield Finding(module, f"{package.version}, which is a build for the CPU", install)
         else:
-            yield ok(module, package.version or "of unknown version")
+            yield Finding(module, package.version or "of unknown version")
     if problem and problem.code != "packages_missing":
-        yield missing("versions", problem.message, problem.what_to_do)
+        yield Finding("versions", problem.message, problem.what_to_do)
 
 
 def _import_failure(module: str) -> str:
@@ -221,16 +221,16 @@ def cann(environment: Mapping[str, str] = os.environ, roots: tuple[str, ...] = C
     scripts = [script for root in roots for script in sorted(Path(os.path.expanduser(root)).glob("*/set_env.sh"))]
     version = _version_of_cann(Path(home)) if home else ""
     if not home and scripts:
-        yield missing("CANN", "installed, but its environment is not set", f"source {scripts[0]}")
+        yield Finding("CANN", "installed, but its environment is not set", f"source {scripts[0]}")
     elif not home or (version and tuple(map(int, re.findall(r"\d+", version)[:2])) < _OLDEST_CANN):
-        yield missing("CANN", version or "not found", "install CANN 8.5 or later, and source its set_env.sh")
+        yield Finding("CANN", version or "not found", "install CANN 8.5 or later, and source its set_env.sh")
     else:
-        yield ok("CANN", f"{version or 'of unknown version'} in {home}")
+        yield Finding("CANN", f"{version or 'of unknown version'} in {home}")
     path = shutil.which("bishengir-compile", path=environment.get("PATH"))
     if path := path or environment.get("TRITON_NPU_COMPILER_PATH"):
-        yield ok("Ascend compiler", path)
+        yield Finding("Ascend compiler", path)
     else:
-        yield missing("Ascend compiler", "no bishengir-compile on PATH", "source CANN's set_env.sh, which adds it")
+        yield Finding("Ascend compiler", "no bishengir-compile on PATH", "source CANN's set_env.sh, which adds it")
 
 
 def _version_of_cann(home: Path) -> str:

@@ -12,7 +12,7 @@ from recfx.errors import printable
 from recfx.printing.grid import Grid
 from recfx.versions import __version__
 
-DOCTOR_VERSION = "3"
+DOCTOR_VERSION = "4"
 """The version of the JSON, which changes if a field does."""
 
 HOW = {
@@ -22,43 +22,25 @@ HOW = {
 }
 
 
-OK, MISSING = "ok", "missing"
-
-
 @dataclass(frozen=True)
 class Finding:
-    """One line of the installation: a thing, how it is, what is there, and the command that mends it, if any."""
+    """One line of the installation: a thing, what is there, and, unless all is well, the command that mends it."""
 
     name: str
-    status: str
     found: str
     what_to_do: str = ""
 
 
-def ok(name: str, found: str) -> Finding:
-    """A thing that is needed is well."""
-    return Finding(name, OK, found)
-
-
-def missing(name: str, found: str, what_to_do: str) -> Finding:
-    """It is absent, broken, or of a version that does not fit."""
-    return Finding(name, MISSING, found, what_to_do)
-
-
 @dataclass(frozen=True)
 class Answer:
-    """Whether a kernel was right, on the ``device`` or on the ``host``.
-
-    ``wrong`` of the ``checked`` cases were not as the reference. ``smallest`` is the first of those, and ``message``
-    says what was wrong with it, or what ``torch.library.opcheck`` said; ``""`` if all is well.
-    """
+    """Whether a kernel was as its reference."""
 
     name: str
-    where: str
-    checked: int
+    where: str  # ``device`` or ``host``
+    checked: int  # how many cases
     wrong: int = 0
-    smallest: str = ""
-    message: str = ""
+    smallest: str = ""  # the first case that was wrong
+    message: str = ""  # what was wrong with it, or what ``torch.library.opcheck`` said; ``""`` if all is well
     traceback: str = ""
 
 
@@ -73,7 +55,6 @@ class Speed:
 
     @property
     def gb_s(self) -> float:
-        """Gigabytes per second."""
         return self.bytes / self.milliseconds / 1e6
 
 
@@ -106,8 +87,7 @@ class Report:
     @property
     def ok(self) -> bool:
         """Whether nothing is missing and nothing is wrong, as far as it went."""
-        missing = any(finding.status == MISSING for finding in self.findings)
-        return not missing and not any(answer.message for answer in self.answers)
+        return not any(one.what_to_do for one in self.findings) and not any(one.message for one in self.answers)
 
     def to_json(self) -> str:
         """The whole report, indented; the user's home directory is ``~`` in every text."""
@@ -121,7 +101,7 @@ class Report:
         end = "OK" if self.ok else "NOT OK"
         lines = [f"{place}: {end}{'' if self.complete else ', NOT COMPLETE'}", HOW[self.how], self.stopped]
         tables: dict[str, tuple[Sequence[object], str]] = {
-            "Installation": (self.findings, "name status found what_to_do"),
+            "Installation": (self.findings, "name found what_to_do"),
             "Right: kernels against their references": (self.answers, "name where checked wrong smallest message"),
             f"Fast (medians): {self.workload}": (self.speeds, "name milliseconds gb_s share_of_copy"),
             "Choices": (self.choices, "name milliseconds chosen kept_in"),

@@ -7,7 +7,7 @@ import gc
 import statistics
 import time
 import timeit
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import chain, product
@@ -26,12 +26,8 @@ CANDIDATES: Mapping[str, Mapping[str, tuple[int, ...]]] = {
 }
 """Programs of a kernel that share a core, and rows for which a lookup asks at a time; the default first."""
 
-WORTH = 0.97
-"""Another number than the default has to take at most this share of its time."""
-
-MOST_SECONDS = 2.0
-"""After which no further repeat begins."""
-
+_WORTH = 0.97  # another number than the default has to take at most this share of its time
+_MOST_SECONDS = 2.0  # after which no further repeat begins
 _AHEAD = 64 << 20  # bytes of a copy that the device is busy with while the host launches what is measured
 
 
@@ -55,23 +51,17 @@ def _measure_all(report: Report, device: torch.device, case: LookupCase) -> None
     source = torch.zeros((16 if report.quick else 64 if device.type == "cpu" else 512) << 20, dtype=torch.uint8)
     copy = Call("copy", torch.Tensor.copy_, torch.Tensor.copy_, (source, source), bytes=2 * source.numel())
     calls = chain.from_iterable(calls_of(case, kind) for kind, place in kernels_here(device) if place == device)
-    tunable: dict[str, Call] = {}
+    measured: dict[str, Call] = {}
     for call in tqdm(chain([copy], calls), unit="measured", leave=False, disable=None):
         if call.bytes:
             milliseconds = median_ms(call, device, report.quick)
             copied = report.speeds[0] if report.speeds else Speed("copy", milliseconds, call.bytes, 1.0)
             share = call.bytes / milliseconds * copied.milliseconds / copied.bytes
             report.speeds.append(Speed(call.name, milliseconds, call.bytes, share))
-            if any(call.kernel in kernels for kernels in tuned.ALLOWED.values()):
-                tunable.setdefault(call.kernel, call)
-    if device.type != "cpu":
-        _tune(report, device, list(tunable.values()))
-
-
-def _tune(report: Report, device: torch.device, measured: Sequence[Call]) -> None:
+            measured.setdefault(call.kernel, call)
     kept: dict[str, dict[str, int]] = {}
     with contextlib.ExitStack() as chosen:  # what is chosen for one setting is in use while the next is tried
-        for setting, call in product(CANDIDATES, measured):
+        for setting, call in product(CANDIDATES if device.type != "cpu" else (), measured.values()):
             if call.kernel in tuned.ALLOWED[setting]:
                 choice = best_of(call, setting, device, report.quick)
                 report.choices.append(choice)
@@ -90,7 +80,7 @@ def best_of(call: Call, setting: str, device: torch.device, quick: bool) -> Choi
         with tuned.trying(setting, call.kernel, number):
             times[number] = median_ms(call, device, quick)
     default, best = candidates[0], min(candidates, key=times.__getitem__)
-    chosen = best if times[best] <= WORTH * times[default] else default
+    chosen = best if times[best] <= _WORTH * times[default] else default
     return Choice(f"{setting.replace('_', ' ')} of {call.kernel}", times, chosen)
 
 
@@ -105,7 +95,7 @@ def median_ms(call: Call, device: torch.device, quick: bool) -> float:
     gc.collect()
     for _ in range(warm_up):
         timed()
-    end, seconds = time.perf_counter() + MOST_SECONDS, [timed()]
+    end, seconds = time.perf_counter() + _MOST_SECONDS, [timed()]
     while len(seconds) < repeats and time.perf_counter() < end:
         seconds.append(timed())
     return 1e3 * statistics.median(seconds)

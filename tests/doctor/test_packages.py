@@ -13,7 +13,6 @@ import pytest
 
 from recfx.doctor import packages
 from recfx.doctor.packages import ANY_VERSIONS, refused, unfit
-from recfx.doctor.report import OK
 from recfx.versions.sets import DEFAULT, MODULES, SETS, minor
 
 ROOT = Path(__file__).parents[2]
@@ -124,7 +123,7 @@ def test_the_command_is_for_the_device_that_torch_is_for(adapter: str, device: s
 
 
 def test_what_is_here_is_right() -> None:
-    assert [finding for finding in packages.packages("cpu") if finding.status != OK] == []
+    assert [finding for finding in packages.packages("cpu") if finding.what_to_do] == []
 
 
 @pytest.mark.parametrize(
@@ -145,7 +144,7 @@ def test_what_cannot_be_imported_or_does_not_fit(
     device = "cpu" if failure else {"torch_npu": "npu", "fbgemm_gpu": "cuda", "versions": "cpu"}[module]
     put(place, "2.13.0a0+git1", "1.5.0" if module == "versions" else DEFAULT.torchrec, DEFAULT.fbgemm)
     monkeypatch.setattr(packages, "_import_failure", lambda name: failure if name == module else "")
-    (wrong,) = (finding for finding in packages.packages(device) if finding.status != OK)
+    (wrong,) = (finding for finding in packages.packages(device) if finding.what_to_do)
     assert wrong.name == module
     assert failure in wrong.found
     assert advice in wrong.what_to_do
