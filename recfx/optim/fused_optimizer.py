@@ -13,7 +13,6 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 
@@ -134,8 +133,6 @@ class FusedOptimizer:
         """
         if self.is_ready(weight):
             return
-        if weight.dtype != torch.float32:
-            self._own_state()
         if self.rule.counts_steps:
             self.state.setdefault(STEP, torch.tensor(0.0, dtype=torch.float32, device="cpu"))
         for spec in self.rule.states:
@@ -151,9 +148,6 @@ class FusedOptimizer:
                 )
             else:
                 self.state[name] = tensor.to(weight.device, torch.float32).contiguous().resolve_neg()
-
-    def _own_state(self) -> None:
-        """Called before ``state`` gets tensors that only kernels can use. If somebody else uses it, it is copied."""
 
     def reset_rows(self, rows: torch.Tensor) -> None:
         """Reset the state of ``rows``, which now belong to new ids."""
@@ -188,29 +182,18 @@ def _as_data(setting: Any) -> Hashable:
     return tuple(setting) if isinstance(setting, list) else setting
 
 
-@dataclass
-class _States:
-    """The state of an attached optimizer, and the form of it that ``prepare`` made for the kernels."""
-
-    theirs: dict[str, Any]
-    ours: dict[str, Any]
-
-
-_states: WeakKeyDictionary[torch.optim.Optimizer, _States] = WeakKeyDictionary()
-
-
 class AttachedOptimizer(FusedOptimizer):
     """The fused form of the optimizer that ``apply_optimizer_in_backward`` attached to a weight.
 
     Settings and state are read from that optimizer each time, because its ``load_state_dict`` replaces these objects.
-    All fused forms of one optimizer have the same state: collections that share a table train it together.
+    All fused forms of one optimizer have the same state: collections that share a table train it together. The state of
+    a table in half precision is float32 as well, which kernels need.
     """
 
     def __init__(
         self, rule: Rule, optimizer: torch.optim.Optimizer, weight: torch.Tensor, chosen: frozenset[str]
     ) -> None:
         self._optimizer, self._weight = optimizer, weight
-        self._states = _states.setdefault(optimizer, _States({}, {}))
         self.rule, self.chosen, self.left_out, self.shard = rule, chosen, 0.0, ""
 
     @property
@@ -219,36 +202,10 @@ class AttachedOptimizer(FusedOptimizer):
 
     @property
     def state(self) -> dict[str, Any]:  # type: ignore[override]  # nobody replaces it
-        """The optimizer's own state, or the form of it that ``prepare`` made for the kernels."""
-        theirs = self._optimizer.state[self._weight]
-        if theirs is not self._states.theirs:
-            self._states.theirs = self._states.ours = theirs
-        return self._states.ours
-
-    def _own_state(self) -> None:
-        # torch.optim keeps state in the table's dtype, and has to find it so: when it is asked for it, and to step.
-        if self.state is self._states.theirs:
-            self._states.ours = dict(self._states.theirs)
-            if _write_back not in self._optimizer._optimizer_state_dict_pre_hooks.values():
-                self._optimizer.register_state_dict_pre_hook(_write_back)
-
-    def forget_own_state(self) -> None:
-        """Record that the optimizer itself has the state now, and steps the table until it is fused again."""
-        self._states.ours = self._states.theirs
+        return self._optimizer.state[self._weight]
 
     def is_form_of(self, optimizer: object) -> bool:
         return optimizer is self._optimizer
-
-
-def _write_back(optimizer: torch.optim.Optimizer) -> None:
-    """Give an optimizer, whose ``state_dict`` was called, what the kernels have made of its state."""
-    states = _states.get(optimizer)
-    weight = optimizer.param_groups[0]["params"][0]
-    if states is not None and optimizer.state[weight] is states.theirs is not states.ours:
-        states.theirs.update(
-            (name, value if name == STEP else value.to(weight.device, weight.dtype))
-            for name, value in states.ours.items()
-        )
 
 
 def changed_settings(tables: Sequence[str], optimizers: Mapping[str, FusedOptimizer]) -> list[tuple[str, str]]:

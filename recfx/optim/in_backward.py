@@ -187,8 +187,6 @@ def attach_unfused(weight: nn.Parameter, fused: FusedOptimizer) -> None:
         (name, value if fused.rule.state_named(name) is None else value.to(weight.device, weight.dtype))
         for name, value in list(fused.state.items())
     )
-    if isinstance(fused, AttachedOptimizer):
-        fused.forget_own_state()
 
 
 def fused_optimizers(

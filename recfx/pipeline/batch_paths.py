@@ -115,10 +115,8 @@ def move(batch: Any, device: torch.device) -> Any:
     if isinstance(batch, Mapping):
         return {key: move(part, device) for key, part in batch.items()}
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        parts = {
-            field.name: move(getattr(batch, field.name), device) for field in dataclasses.fields(batch) if field.init
-        }
-        return dataclasses.replace(batch, **parts)
+        given = [field.name for field in dataclasses.fields(batch) if field.init]
+        return dataclasses.replace(batch, **{name: move(getattr(batch, name), device) for name in given})
     return batch
 
 

@@ -115,9 +115,18 @@ class CallsAhead:
         for call in started or ():
             waiting[call.call.name].append(call)
         learning, versions = started is None, Versions(batch)
+
+        def noting(path: str, module: Any) -> Callable[..., Any]:
+            def forward(*args: Any, **kwargs: Any) -> Any:
+                changed = versions.changed((args, kwargs))
+                calls.append((path, None if changed else KnownCall.find(path, module, batch, args, kwargs)))
+                return originals[path](*args, **kwargs)
+
+            return forward
+
         for path, module in self._modules.items():
             if learning:
-                module.forward = _noting(path, module, originals[path], batch, versions, calls)
+                module.forward = noting(path, module)
             else:
                 module.forward = self._taking(path, originals[path], versions, waiting, next)
         try:
@@ -209,19 +218,3 @@ class CallsAhead:
             why = f"its ids are {done} ahead but hashed in turn, because tables {in_turn} count every id or evict."
             return PipelinedCollection(path, True, Diagnostic("hashed_in_turn", path, why), together)
         return PipelinedCollection(path, True, together_with=together)
-
-
-def _noting(
-    path: str,
-    module: Any,
-    original: Callable[..., Any],
-    batch: Any,
-    versions: Versions,
-    calls: list[tuple[str, KnownCall | None]],
-) -> Callable[..., Any]:
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        changed = versions.changed((args, kwargs))
-        calls.append((path, None if changed else KnownCall.find(path, module, batch, args, kwargs)))
-        return original(*args, **kwargs)
-
-    return forward

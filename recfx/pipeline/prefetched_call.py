@@ -21,11 +21,7 @@ from recfx.runtime.transfers import ToHost
 
 
 class KnownCall:
-    """A call whose arguments are parts of the batch.
-
-    Args:
-        args, kwargs: where the arguments are in a batch.
-    """
+    """A call whose arguments are parts of the batch; ``args`` and ``kwargs`` say where they are in it."""
 
     def __init__(self, name: str, module: Any, args: list[Path], kwargs: dict[str, Path]) -> None:
         self.name, self.module, self.args, self.kwargs = name, module, args, kwargs
@@ -36,12 +32,9 @@ class KnownCall:
         cls, name: str, module: Any, batch: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> KnownCall | None:
         """The call that was made with these arguments; None if some of them are not part of the batch."""
-        places = [path_in(batch, arg) for arg in args]
-        named = {key: path_in(batch, arg) for key, arg in kwargs.items()}
-        known = [place for place in places if place is not None]
-        known_by_name = {key: place for key, place in named.items() if place is not None}
-        is_known = len(known) + len(known_by_name) == len(places) + len(named)
-        return cls(name, module, known, known_by_name) if is_known else None
+        places: list[Any] = [path_in(batch, arg) for arg in args]
+        named: dict[str, Any] = {key: path_in(batch, arg) for key, arg in kwargs.items()}
+        return None if None in [*places, *named.values()] else cls(name, module, places, named)
 
     def arguments(self, batch: Any) -> tuple[list[Any], dict[str, Any]] | None:
         """The arguments for another batch; None if it has no such parts."""
@@ -90,7 +83,15 @@ class StartedCall:
                 self._context.says = marks.AHEAD | (marks.LAST if is_last else 0)
                 if self._lacks_arguments:  # other ranks may have such parts, and wait for this rank's ids
                     self._context.says |= marks.LACKS
-                    self._sizes = module.refuse(self._context, _lacks_part(self.call.name))
+                    lacks_part = InputError(
+                        "this rank's batch has no such part as the collection was called with before, so no ids were "
+                        "sent for it, and all ranks refuse the batch.",
+                        reason="part_not_in_batch",
+                        module_path=self.call.name,
+                        what_to_do="give every batch that part; if there is nothing in it, a KeyedJaggedTensor without "
+                        "ids. Ranks are still in step: all may go on with the next batch.",
+                    )
+                    self._sizes = module.refuse(self._context, lacks_part)
                 else:
                     self._sizes = module.input_dist(self._context, *self.args, **self.kwargs)
         except Exception as error:
@@ -165,19 +166,13 @@ class StartedCall:
         return False
 
     def finish(self, streams: Streams) -> Any:
-        """The rest of the call, in the model's forward. Returns its result.
-
-        Raises:
-            Exception: the error of the call, whether it happened ahead or now.
-        """
+        """The rest of the call, in the model's forward. Returns its result, or raises what happened ahead or now."""
         if self.error is not None:
             raise self.error
         assert self._arrived is not None
         module = self.call.module
         module.in_step.refuse_if_failed()
-        with (
-            module.in_step
-        ):  # the ids were exchanged, so an error on the worker since then is in the middle of the step
+        with module.in_step:  # the ids were exchanged: an error on the worker since then is in the middle of the step
             arrived = self._arrived.result()
         streams.take((arrived, self._context), streams.ids)
         self._result = module.compute_and_output_dist(self._context, arrived)
@@ -206,17 +201,6 @@ def joint_exchanges(started: Sequence[StartedCall]) -> dict[StartedCall, Exchang
         exchange = Exchange(calls[0].module.groups.ids, [call.name for call in calls])
         exchanges.update({of_call[call]: exchange for call in calls})
     return exchanges
-
-
-def _lacks_part(path: str) -> InputError:
-    return InputError(
-        "this rank's batch has no such part as the collection was called with before, so no ids were sent for it, and "
-        "all ranks refuse the batch.",
-        reason="part_not_in_batch",
-        module_path=path,
-        what_to_do="give every batch that part; if there is nothing in it, a KeyedJaggedTensor without ids. Ranks are "
-        "still in step: all may go on with the next batch.",
-    )
 
 
 def batch_changed(how: str, path: str = "") -> InputError:
@@ -280,11 +264,7 @@ class HashedCall(StartedCall):
         return self.call.module.graph_module is not self._graph
 
     def finish(self, streams: Streams) -> Any:
-        """The rest of the call, in the model's forward. Returns its result.
-
-        Raises:
-            Exception: the error of the call, whether it happened ahead or now.
-        """
+        """The rest of the call, in the model's forward. Returns its result, or raises what happened ahead or now."""
         assert self._arrived is not None
         values, rows_are_found = self._arrived.result()
         streams.take(values, streams.ids)

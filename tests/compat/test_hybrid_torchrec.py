@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torchrec import KeyedJaggedTensor
-from torchrec.distributed.model_parallel import DefaultDataParallelWrapper
 from torchrec.distributed.model_parallel import DistributedModelParallel as TorchRecModelParallel
 from torchrec.distributed.planner import ParameterConstraints
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
@@ -87,7 +86,7 @@ def plan_of(model: nn.Module) -> ShardingPlan:
 
 
 def parallel(model: nn.Module, **arguments: Any) -> hybrid.DistributedModelParallel:
-    given = {"device": CPU, "plan": plan_of(model), "sharders": sharders(), "check_arguments": True, **arguments}
+    given = {"device": CPU, "plan": plan_of(model), "sharders": sharders(), **arguments}
     return hybrid.DistributedModelParallel(model, **given)
 
 
@@ -117,7 +116,7 @@ def test_names_are_where_theirs_are() -> None:
     assert hash_embedding.HashEmbeddingCollection is hybrid.HashEmbeddingCollection is recfx.HashEmbeddingCollection
     assert sharding_plan.get_default_hybrid_sharders is hybrid.get_default_hybrid_sharders
     assert hybrid_train_pipeline.HybridTrainPipelineSparseDist is hybrid.HybridTrainPipelineSparseDist
-    assert issubclass(hybrid.DistributedModelParallel, TorchRecModelParallel)
+    assert hybrid.DistributedModelParallel is TorchRecModelParallel
 
 
 @pytest.mark.parametrize("return_loss", [False, True])
@@ -162,43 +161,7 @@ def test_forward_has_to_return_the_loss_first() -> None:
     model = parallel(Model("no loss"))
     optimizer = torch.optim.SGD(model.module.over.parameters(), lr=0.1)
     pipeline = hybrid.HybridTrainPipelineSparseDist(model, optimizer, CPU)
-    refused("forward_without_loss", lambda: pipeline.progress(iter(batches(1))))
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"env": "world"},
-        {"init_data_parallel": False},
-        {"init_parameters": False},
-        {"data_parallel_wrapper": DefaultDataParallelWrapper()},
-        {"model_tracker_configs": object()},
-    ],
-    ids=", ".join,
-)
-def test_model_parallel_keeps_defaults(arguments: dict[str, Any]) -> None:
-    message = refused("npu_argument", lambda: parallel(Model(), **arguments))
-    assert next(iter(arguments)) in message
-
-
-@pytest.mark.parametrize("given", [None, [], "recfx.sharders", "torchrec"])
-def test_model_parallel_wants_the_hybrid_sharders(given: Any) -> None:
-    if given == "recfx.sharders":
-        given = recfx.sharders()
-    elif given == "torchrec":
-        given = recfx.sharders()[1:]
-    refused("npu_sharders", lambda: parallel(Model(), sharders=given))
-
-
-def test_model_parallel_wants_a_plan_of_this_model() -> None:
-    refused("npu_plan", lambda: parallel(Model(), plan=None))
-    refused("npu_plan", lambda: parallel(Model(), plan=ShardingPlan(plan={})))
-    refused("no_collection", lambda: parallel(nn.Linear(1, 1), plan=ShardingPlan(plan={})))
-
-
-def test_model_parallel_is_torchrecs_elsewhere() -> None:
-    model = hybrid.DistributedModelParallel(Model(), device=CPU, sharders=recfx.sharders(), init_data_parallel=False)
-    assert type(model.module.ebc).__name__ == "ShardedHashEmbeddingBagCollection"
+    refused("no_loss_and_output", lambda: pipeline.progress(iter(batches(1))))
 
 
 def test_host_env() -> None:

@@ -2,8 +2,7 @@
 
 Submodules have the same paths: put ``recfx.compat.`` in front of every ``hybrid_torchrec`` in an import. Rec SDK Torch
 patches what TorchRec says of devices; recfx patches other functions (``recfx/README.md`` lists them) and leaves devices
-alone, so the classes that know the device ``npu`` are here: ``DistributedModelParallel``, and ``Topology`` with its
-``EmbeddingShardingPlanner``.
+alone, so what knows the device ``npu`` is here: ``Topology``, with its ``EmbeddingShardingPlanner``.
 
 What Rec SDK Torch refuses because it has no kernel for it, but works here (all sharding types, any dim and data type,
 ids of all 64 bits), is not refused. Configs have no ``hashing``: raw ids are spread over all ``num_embeddings`` rows.

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from recfx.errors import ConversionError, type_of
+from recfx.errors import ConversionError
 from recfx.pipeline.train_pipeline import TrainPipeline
 
 
@@ -60,23 +60,12 @@ class HybridTrainPipelineSparseDist:
 
         Raises:
             StopIteration: every batch has been trained.
-            ConversionError: ``forward_without_loss``.
+            ConversionError: ``no_loss_and_output``.
         """
-        losses: list[torch.Tensor] = []
-        # Every pipeline calls the model once per batch; the loss is in what it returns.
-        hook = self._model.register_forward_hook(lambda _, __, returned: losses.append(_loss_of(returned)))
+        returned: list[Any] = []  # the pipeline calls the model once per batch, and checks what it returns
+        hook = self._model.register_forward_hook(lambda _, __, answer: returned.append(answer))
         try:
             output = self._pipeline.progress(dataloader_iter)
         finally:
             hook.remove()
-        return (output, losses[-1]) if self._return_loss else output
-
-
-def _loss_of(returned: Any) -> torch.Tensor:
-    if not (isinstance(returned, (tuple, list)) and len(returned) == 2 and isinstance(returned[0], torch.Tensor)):
-        raise ConversionError(
-            f"the model's forward returned {type_of(returned)}, not (loss, output).",
-            reason="forward_without_loss",
-            what_to_do="return the loss first, then the output.",
-        )
-    return returned[0].detach()
+        return (output, returned[-1][0].detach()) if self._return_loss else output
