@@ -27,7 +27,6 @@ from recfx.pipeline.prefetched_call import (
     batch_changed,
     hashed_on_host,
     joint_exchanges,
-    sent_together,
 )
 
 _log = logging.getLogger("recfx")
@@ -42,13 +41,11 @@ class PipelinedCollection:
         path: its path in the model.
         pipelined: whether its ids are sent ahead or, if this rank has the whole collection, hashed ahead on the host.
         why: why they are not, or what else is not done ahead; None if there is nothing to say.
-        together_with: the paths of other collections whose ids are sent in the same exchange.
     """
 
     path: str
     pipelined: bool
     why: Diagnostic | None = None
-    together_with: tuple[str, ...] = ()
 
 
 class CallsAhead:
@@ -205,16 +202,9 @@ class CallsAhead:
         if self._known is None:
             why = "calls are learned from the first batch."
             return PipelinedCollection(path, False, Diagnostic("no_batch_yet", path, why))
-        together = tuple(
-            name
-            for calls in sent_together(self._known)
-            if path in (names := dict.fromkeys(call.name for call in calls))
-            for name in names
-            if name != path
-        )
         in_turn = module.hashed_in_turn() if isinstance(module, ConvertedCollection) else []
         if in_turn:
             done = "copied to the host" if path in self._hashed else "sent"
             why = f"its ids are {done} ahead but hashed in turn, because tables {in_turn} count every id or evict."
-            return PipelinedCollection(path, True, Diagnostic("hashed_in_turn", path, why), together)
-        return PipelinedCollection(path, True, together_with=together)
+            return PipelinedCollection(path, True, Diagnostic("hashed_in_turn", path, why))
+        return PipelinedCollection(path, True)

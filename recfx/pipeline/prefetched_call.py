@@ -184,22 +184,17 @@ class StartedCall:
         return self._result.has_run if isinstance(self._result, Result) else self._result is not None
 
 
-def sent_together(calls: Sequence[KnownCall]) -> list[list[KnownCall]]:
-    """The calls whose ids are known at the same time, and are sent in the same group of ranks: an exchange for each."""
-    of_group: dict[dist.ProcessGroup, list[KnownCall]] = {}
-    for call in calls:
-        if isinstance(call.module, ShardedCollection) and call.module.groups.ids.size() > 1:
-            of_group.setdefault(call.module.groups.ids, []).append(call)
-    return [of_one for of_one in of_group.values() if len(of_one) > 1]
-
-
 def joint_exchanges(started: Sequence[StartedCall]) -> dict[StartedCall, Exchange]:
-    """The exchange of each call of a batch that is not sent alone."""
-    exchanges = {}
-    of_call = {call.call: call for call in started}
-    for calls in sent_together(list(of_call)):
-        exchange = Exchange(calls[0].module.groups.ids, [call.name for call in calls])
-        exchanges.update({of_call[call]: exchange for call in calls})
+    """The exchange of each call whose ids are sent along with those of other calls, in the same group of ranks."""
+    of_group: dict[dist.ProcessGroup, list[StartedCall]] = {}
+    for call in started:
+        module = call.call.module
+        if isinstance(module, ShardedCollection) and module.groups.ids.size() > 1:
+            of_group.setdefault(module.groups.ids, []).append(call)
+    exchanges: dict[StartedCall, Exchange] = {}
+    for group, calls in of_group.items():
+        if len(calls) > 1:
+            exchanges.update(dict.fromkeys(calls, Exchange(group, [call.call.name for call in calls])))
     return exchanges
 
 

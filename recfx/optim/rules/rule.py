@@ -203,13 +203,9 @@ class Rule(ABC):
         """Whether it keeps one number per row for all columns; if columns are cut, that is one per block of columns."""
         return any(state.per_row for state in self.states)
 
-    def state_named(self, name: str) -> StateTensor | None:
-        """The state of that name in ``torch.optim``; None for ``step`` and for any other name."""
-        return next((state for state in self.states if state.name == name), None)
-
     def start(self, name: str, group: Group) -> float:
-        """The value of a row's state ``name`` before the row's first step; 0 if the rule has no such state."""
-        return 0.0 if self.state_named(name) is None else float(group.get(self.start_setting, 0.0))
+        """The value of a row's state ``name`` before the row's first step."""
+        return 0.0 if name == STEP else float(group.get(self.start_setting, 0.0))
 
     def unlike_dense(self, group: Group) -> str:
         """The rule's description, if the dense rule changes rows that a batch did not touch; otherwise empty."""
