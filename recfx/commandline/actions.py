@@ -8,7 +8,6 @@ from dataclasses import asdict
 from typing import Any
 
 from torch import nn
-from torchrec.distributed.planner.types import ParameterConstraints
 
 import recfx.api as recfx
 from recfx.collections.converted_collection import converted_collections
@@ -63,11 +62,8 @@ def draw(given: argparse.Namespace) -> Outcome:
 
 def plan(given: argparse.Namespace) -> Outcome:
     """Write the plan, and print how it was chosen."""
-    limits = {table: ParameterConstraints(sharding_types=types) for table, types in given.constrain}
-    if len(limits) < len(given.constrain):
-        raise UsageError("--constrain takes TABLE=TYPE,TYPE once for each table")
     topology: Any = _topology(given.ranks, given.hardware)
-    made = recfx.plan(_converted(given, make(given.factory)), topology, limits, batch_size=given.batch_size)
+    made = recfx.plan(_converted(given, make(given.factory)), topology, batch_size=given.batch_size)
     text = json.dumps(plain_plan(made), indent=1)
     write_text(given.file, f"{text}\n")
     return text if given.json else "\n".join(price.message for price in price_of(made)), True

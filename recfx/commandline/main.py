@@ -113,10 +113,6 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     plan.add_argument("file", metavar="FILE", type=_path, help="the file to write")
     plan.add_argument("--batch-size", metavar="B", type=int, default=512, help="samples per rank (default: 512)")
-    plan.add_argument(
-        "--constrain", metavar="TABLE=TYPE[,TYPE]", type=_constraint, action="append", default=[],
-        help="the sharding types that a table may have; may be repeated",
-    )  # fmt: skip
     for sharded in (explain, draw, plan):
         if sharded is not plan:
             sharded.add_argument("--plan", metavar="FILE", type=_path, help="as this plan would shard it")
@@ -162,13 +158,6 @@ def _path(text: str) -> Path:
         return Path(text).absolute()
     except OSError as error:
         raise argparse.ArgumentTypeError(f"{text}: the current directory cannot be found: {error.strerror}") from error
-
-
-def _constraint(text: str) -> tuple[str, list[str]]:
-    table, equals, types = text.rpartition("=")
-    if not equals:
-        raise argparse.ArgumentTypeError(f"{text!r}: write TABLE=TYPE, such as users=row_wise")
-    return table, types.split(",")
 
 
 def _device(text: str) -> str:

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from torchrec.distributed.planner.types import ParameterConstraints
 
 import recfx
 from recfx.commandline.main import main
@@ -63,18 +62,14 @@ def test_ranks_that_are_not_there(tmp_path: Path) -> None:
 
 def test_a_plan_is_written_explained_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, page, model = tmp_path / "plan.json", tmp_path / "model.html", f"{MODELS}:dlrm"
-    assert main(["plan", model, str(file), "--ranks", "16", "--constrain", "t0=data_parallel", "--json"]) == 0
+    assert main(["plan", model, str(file), "--ranks", "16", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == json.loads(file.read_text())
-    limits = {"t0": ParameterConstraints(sharding_types=["data_parallel"])}
-    assert read_plan(file).plan == recfx.plan(recfx.convert(dlrm()[0]), make_topology(16, "cpu"), limits).plan
+    assert read_plan(file).plan == recfx.plan(recfx.convert(dlrm()[0]), make_topology(16, "cpu")).plan
     assert main(["explain", model, "--plan", str(file), "--no-verify", "--json"]) == 0
     (collection,) = json.loads(capsys.readouterr().out)["collections"]
     assert {table["sharding"]["world_size"] for table in collection["tables"]} == {16}
     assert main(["draw", model, str(page), "--plan", str(file), "--hardware", "h100"]) == 0
     assert "rank 0 of 16 as planned" in text_of(page)
-    for wrong, code in (("nix=row_wise", "unknown_table"), ("t0=rowwise", "no_sharding_option")):
-        assert main(["plan", model, str(file), "--ranks", "2", "--constrain", wrong]) == 1
-        assert f"[{code}]" in capsys.readouterr().err
 
 
 def test_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -95,8 +90,6 @@ def test_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["draw", f"{MODELS}:only_model", "x.html", "--whole-graph"], "only_model returns no sample"),
         (["draw", f"{MODELS}:dlrm", "x.html", "--ranks", "2", "--whole-graph"], "--whole-graph does not fit --ranks"),
         (["plan", f"{MODELS}:dlrm", "x.json", "--ranks", "0"], "--ranks 0: there must be one at least"),
-        (["plan", f"{MODELS}:dlrm", "x.json", "--ranks", "2", "--constrain", "row_wise"], "write TABLE=TYPE"),
-        (["plan", f"{MODELS}:dlrm", "x.json", "--ranks", "2", *["--constrain", "t0=row_wise"] * 2], "once for each"),
         (["export", f"{MODELS}:dlrm", "model.pt", "--quantize", "t0=int8", "--quantize", "fp16"], "takes one format"),
     ],
 )
