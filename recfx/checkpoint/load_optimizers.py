@@ -125,7 +125,6 @@ def plan_fused(
     table: Table, fused: FusedOptimizer, saved: SavedOptimizer | None, move: RowMove | None
 ) -> Callable[[], None]:
     """Check what was saved of a table's fused optimizer (None: it begins anew), and return what loads it on this rank.
-
     ``move`` says where the rows go, if the table has more rows than saved.
     """
     rule, names = fused.rule, {} if saved is None else saved.names
@@ -169,11 +168,8 @@ def rebuild_state(
     in_backward: Collection[str] = (),
 ) -> tuple[dict[str, Any], list[Diagnostic]]:
     """The ``state_dict`` for ``optimizer``, which steps the parameters ``stepped``, and warnings about those that it
-    steps with other settings than when saving. Changes nothing.
-
-    ``groups`` are those of the ordinary optimizer that was saved. ``moves`` has the tables that have more rows than
-    saved, by weight name. An optimizer in backward steps the parameters ``in_backward`` here, and takes what was saved
-    of them.
+    steps with other settings than when saving. ``groups`` are those of the ordinary optimizer that was saved; ``moves``
+    is of tables that have more rows now. What was saved of the parameters ``in_backward`` goes to other optimizers.
     """
     rebuilt: list[dict[str, Any]] = []
     state: dict[int, dict[str, Any]] = {}

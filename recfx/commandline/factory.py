@@ -30,11 +30,7 @@ class Made(NamedTuple):
 
 
 def make(name: str) -> Made:
-    """Import the factory and call it.
-
-    Raises:
-        UsageError: it cannot be imported or called, or returns something else.
-    """
+    """Import the factory and call it; ``UsageError`` if it cannot be imported or called, or returns no model."""
     factory = _factory(name)
     made = _run(factory, f"{name} ")
     if isinstance(made, nn.Module):

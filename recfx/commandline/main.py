@@ -39,14 +39,7 @@ exit status:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status.
-
-    Args:
-        arguments: those of the command, without the program's name. Default: those of the command line.
-
-    Raises:
-        SystemExit: 2, for a command line that is wrong or gives no model; 0 for ``--help``.
-    """
+    """Run one command and return its exit status; ``SystemExit`` for a wrong command line, and for ``--help``."""
     given = _parser().parse_args(arguments)
     try:
         logging.getLogger("torch.fx").setLevel(logging.ERROR)  # it warns of the names of its own functions

@@ -61,11 +61,8 @@ def run_in_backward(optimizer_class: type, weight: nn.Parameter, settings: dict[
 
 def take_over_step(weight: torch.Tensor, step: Callable[[], None]) -> Any:
     """Have ``step`` called, instead of what torch calls to step ``weight``, when a backward pass has accumulated the
-    whole gradient of ``weight`` that comes through autograd.
-
-    Returns:
-        autograd's node of the weight. The caller keeps it: torch does so only if it has attached an optimizer, and
-        without the node the hook is lost.
+    whole gradient of ``weight`` that comes through autograd. The caller keeps the node that this returns, without which
+    the hook is lost: torch does so only if it has attached an optimizer.
     """
     from torch.distributed.optim.apply_optimizer_in_backward import param_to_optim_hook_handle_map as hook_handles
 

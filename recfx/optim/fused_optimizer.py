@@ -57,11 +57,7 @@ class FusedOptimizer:
         return False
 
     def refuse_other_readers(self) -> None:
-        """Called when something else than lookups gives a gradient of the weight.
-
-        Raises:
-            ConversionError: ``shard_read_elsewhere``.
-        """
+        """Called when something else than lookups gives a gradient of the weight (``shard_read_elsewhere``)."""
         if self.shard:
             raise ConversionError(
                 "something else than its collection has read the weight and gives it a gradient, but it is this rank's "
@@ -111,12 +107,8 @@ class FusedOptimizer:
         return {name: tensor.view(-1) if name in one_dimensional else tensor for name, tensor in state.items()}
 
     def step(self, weight: torch.Tensor, rows: torch.Tensor, gradient: torch.Tensor) -> None:
-        """Step the touched rows in place, with the rule's own maths. ``prepare`` must have been called.
-
-        Args:
-            weight: ``[table rows, dim]``.
-            rows: ``[n]`` int64, repeats allowed.
-            gradient: ``[n, dim]`` float32; the gradients of a repeated row are summed.
+        """Step the touched ``rows`` in place, with the rule's own maths; the gradients of a repeated row are summed.
+        ``prepare`` must have been called.
         """
         rule, state, step = self.rule, self.state, 0.0
         if rule.counts_steps:
@@ -126,11 +118,7 @@ class FusedOptimizer:
         step_touched_rows(update, weight, rows, gradient, {spec.name: state[spec.name] for spec in rule.states})
 
     def prepare(self, weight: torch.Tensor) -> None:
-        """Create the state that ``weight`` needs if it is missing or kernels cannot read it.
-
-        Raises:
-            ConversionError: ``optimizer_state_shape``.
-        """
+        """Create the state that ``weight`` needs if it is missing or kernels cannot read it."""
         if self.is_ready(weight):
             return
         if self.rule.counts_steps:

@@ -43,15 +43,8 @@ def fused_optimizer_from_params(params: Mapping[str, Any]) -> FusedOptimizer:
     row-wise Adagrad it is added to the gradient with ``WeightDecayMode.L2`` and taken off the weights with
     ``WeightDecayMode.DECOUPLE``, but left out with ``WeightDecayMode.NONE``, FBGEMM's default; SGD and Adagrad leave it
     out in every mode. LAMB, LARS-SGD and partial row-wise Adam have a weight decay of their own, in every mode.
-    ``left_out`` tells what was not applied.
-
-    Args:
-        params: ``optimizer`` (an ``EmbOptimType``), ``learning_rate``, ``eps``, ``beta1``, ``beta2``, ``weight_decay``,
-            ``weight_decay_mode``, and ``eta`` and ``momentum`` of LARS-SGD; other arguments of FBGEMM are only allowed
-            at values that change nothing.
-
-    Raises:
-        ConversionError: ``unsupported_fused_param``.
+    ``left_out`` tells what was not applied. Arguments that no rule reads are only allowed at values that change nothing
+    (``unsupported_fused_param``).
     """
     optimizer = EmbOptimType.EXACT_SGD if params.get("optimizer") is None else params["optimizer"]
     rule = rule_of_type(optimizer)
@@ -66,9 +59,6 @@ def optimizer_from_params(rule: Rule, params: Mapping[str, Any]) -> FusedOptimiz
 
     ``eps``, betas and ``weight_decay`` have no effect if the rule does not read them, as in FBGEMM;
     ``weight_decay_mode`` may choose one of its variants, and ``optimizer`` is ignored.
-
-    Raises:
-        ConversionError: ``unsupported_fused_param``.
     """
     arguments = {name: value for name, value in params.items() if value is not None and name != "optimizer"}
     mode = arguments.pop("weight_decay_mode", WeightDecayMode.NONE)

@@ -45,26 +45,14 @@ def fused_step_triton_(
     per_sample_weights: Tensor | None,
     unpooled: bool = False,
 ) -> None:
-    """Step the touched rows of some tables in place, once, with the gradients of a lookup.
+    """Step the touched rows of some tables in place, once, with the gradients of a lookup: contiguous float32
+    ``[B, sum of the features' dims]``, ``[n, dim]`` if ``unpooled``.
 
-    The step of a lookup that does not pool is that of bags of one id: a feature has one for each position of the batch,
-    and only its own positions are in any.
-
-    Args:
-        rows, offsets, table_of_feature, mean, per_sample_weights, unpooled: as in ``recfx::pooled_lookup_triton``; rows
-            of -1 get no gradient.
-        gradients: contiguous float32 ``[B, sum of the features' dims]``, of the lookup's output; ``[n, dim]`` if
-            ``unpooled``.
-        weights: the tables.
-        first_states: float32 and contiguous, one per table; empty if the rule has none.
-        second_states: likewise.
-        is_stepped: of each table; the others are left alone.
-        rule_module: the module with the rule's ``step`` in Triton; see ``triton_module``.
-        first_is_per_row: whether the first state is ``[rows, 1]``.
-        numbers: ``StepNumbers``.
-
-    Raises:
-        ValueError: ``unpooled``, and ``n`` times the features are more than 2**31 - 1. Nothing has changed then.
+    ``rows`` and what is not named here are as in ``recfx::pooled_lookup_triton``; rows of -1 get no gradient. States
+    are float32 and contiguous, one per table; empty if the rule has none, and ``[rows, 1]`` if ``first_is_per_row``.
+    ``rule_module`` is as ``triton_module`` says, ``numbers`` are ``StepNumbers``. The step of a lookup that does not
+    pool is that of bags of one id: a feature has one for each position of the batch, and only its own are in any.
+    ``ValueError`` if ``unpooled`` and ``n`` times the features is more than 2**31 - 1; nothing has changed then.
     """
     from recfx.kernels.step.fused_step_triton import recfx_fused_step, recfx_fused_step_of_borders
 

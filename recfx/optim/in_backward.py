@@ -67,11 +67,9 @@ def positions_with_hooks(weights: Sequence[torch.Tensor], attached: Sequence[Seq
 
 
 def fused_optimizer_of(weight: nn.Parameter, path: str) -> FusedOptimizer | Diagnostic | None:
-    """The fused form of the optimizer in backward that is attached to the weight of the table at ``path``.
-
-    None if there is no optimizer; if it has no fused form, a diagnostic that says why. Its code is
-    ``unsupported_optimizer_argument`` if the optimizer is known but an argument is not: ignoring the argument would
-    train a different model.
+    """The fused form of the optimizer in backward of the table at ``path``; None if there is no optimizer, and a
+    diagnostic that says why if it has no fused form. Its code is ``unsupported_optimizer_argument`` if the optimizer is
+    known but an argument is not: ignoring the argument would train a different model.
     """
     optimizers = attached_optimizers(weight)
     if not optimizers:
@@ -193,11 +191,7 @@ def fused_optimizers(
     bags: nn.ModuleDict, collection: str, tables: str
 ) -> tuple[dict[str, FusedOptimizer], dict[str, Diagnostic]]:
     """The optimizers in backward of these tables: those that have a fused form, and diagnostics for the others.
-
     ``bags``, the attribute ``tables`` of ``collection``, holds the rows of each table.
-
-    Raises:
-        ConversionError: ``unsupported_optimizer_argument``.
     """
     optimizers, not_fused = {}, {}
     for name, bag in bags.items():

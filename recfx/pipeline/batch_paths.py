@@ -39,11 +39,7 @@ def path_in(batch: Any, part_of_batch: Any) -> Path | None:
 
 
 def follow(batch: Any, path: Path) -> Any:
-    """The object at the same place in another batch.
-
-    Raises:
-        AttributeError, LookupError, TypeError: this batch has no such part.
-    """
+    """The object at the same place in another batch; ``AttributeError`` and the like if it has no such part."""
     for kind, name in path:
         batch = getattr(batch, name) if kind == ATTRIBUTE else batch[name]
     return batch

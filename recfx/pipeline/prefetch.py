@@ -35,17 +35,11 @@ _STOCK = (ShardedEmbeddingBagCollection, ShardedEmbeddingCollection)
 
 @dataclass(frozen=True)
 class PipelinedCollection:
-    """What a pipeline does with one collection.
-
-    Args:
-        path: its path in the model.
-        pipelined: whether its ids are sent ahead or, if this rank has the whole collection, hashed ahead on the host.
-        why: why they are not, or what else is not done ahead; None if there is nothing to say.
-    """
+    """What a pipeline does with one collection."""
 
     path: str
-    pipelined: bool
-    why: Diagnostic | None = None
+    pipelined: bool  # whether its ids are sent ahead or, if this rank has the whole collection, hashed ahead
+    why: Diagnostic | None = None  # why they are not, or what else is not done ahead
 
 
 class CallsAhead:
@@ -80,9 +74,7 @@ class CallsAhead:
 
     def send(self, started: list[StartedCall] | None, *, finds_rows: bool = True) -> bool | None:
         """Send the ids of a batch that was started; whether all ranks have another one, None if that is not known.
-
-        Args:
-            finds_rows: whether no earlier batch changes the indexes any more, so that rows can be found ahead.
+        ``finds_rows``: whether no earlier batch changes the indexes any more, so that rows can be found ahead.
         """
         with self._together():
             for call in started or ():
@@ -97,13 +89,9 @@ class CallsAhead:
 
     @contextmanager
     def given(self, batch: Any, started: list[StartedCall] | None, next: list[StartedCall] | None) -> Iterator[None]:
-        """Within this context, collections use what was started for this batch; calls are learned from the first batch.
-
-        A model that is called outside of it, between the steps of a pipeline, is not affected.
-
-        Args:
-            started: its calls; None for the first batch.
-            next: those of the batch after it, which were started as well.
+        """Within this context, collections use what was ``started`` for this batch; calls are learned from the first
+        batch, for which it is None. ``next`` was started for the batch after it. A model that is called outside of it,
+        between the steps of a pipeline, is not affected.
         """
         before = {path: module.__dict__.get("forward") for path, module in self._modules.items()}
         originals = {path: module.forward for path, module in self._modules.items()}

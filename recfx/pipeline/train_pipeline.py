@@ -79,16 +79,11 @@ class Agreement:
 
 @dataclass
 class _Batch:
-    """A batch on the device.
-
-    Attributes:
-        calls: those that were started ahead; None if none could be.
-        is_overwritten: whether the iterator has loaded another batch into its memory.
-    """
+    """A batch on the device."""
 
     value: Any
-    calls: list[StartedCall] | None = None
-    is_overwritten: bool = False
+    calls: list[StartedCall] | None = None  # that were started ahead; None if none could be
+    is_overwritten: bool = False  # whether the iterator has loaded another batch into its memory
 
 
 class TrainPipeline:
@@ -278,12 +273,8 @@ class TrainPipeline:
                 self._batches.append(_Batch(value))
 
     def _share(self) -> None:
-        """Ask all ranks how many batches they have.
-
-        Raises:
-            StopIteration: no rank has any.
-            Exception: the error of the iterator; an ``OutOfStepError`` if it is that of another rank, or if only some
-                ranks have batches.
+        """Ask all ranks how many batches they have. Raises ``StopIteration`` if no rank has any, the error of the
+        iterator, or an ``OutOfStepError`` if it is that of another rank, or if only some ranks have batches.
         """
         error = None if isinstance(self._ended, StopIteration) else self._ended
         ranks = self._agreement.exchange(Held(len(self._batches), error is not None))

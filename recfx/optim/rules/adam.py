@@ -34,16 +34,8 @@ ROWWISE_AVERAGES = (StateTensor("exp_avg", "momentum1"), StateTensor("exp_avg_sq
 
 
 def moving_averages(gradient: Tensor, state: State, step: float, group: Group) -> tuple[Tensor, Tensor]:
-    """Bring both averages up to date, in place.
-
-    Args:
-        gradient: ``[n, dim]``.
-        state: ``exp_avg`` ``[n, dim]``, and ``exp_avg_sq`` of the same shape, or ``[n, 1]`` for the mean per row.
-        step: the number of steps of the table, including this one.
-        group: the settings.
-
-    Returns:
-        the average of the gradients, not corrected for its start at zero, and what it is divided by.
+    """Bring both averages up to date, in place; ``exp_avg_sq`` may be ``[n, 1]``, for the mean per row. Returns the
+    average of the gradients, not corrected for its start at zero, and what it is divided by.
     """
     first_beta, second_beta = group["betas"]
     first, second = state["exp_avg"], state["exp_avg_sq"]

@@ -132,7 +132,7 @@ class Rule(ABC):
     def update(
         self, values: torch.Tensor, gradient: torch.Tensor, state: State, step: float, group: Group
     ) -> torch.Tensor:
-        """Step the rows that a batch touched, in float32. This is the reference for every kernel.
+        """The new weights of the rows that a batch touched, in float32. This is the reference for every kernel.
 
         Args:
             values: ``[n, dim]``, the weights of the rows.
@@ -140,9 +140,6 @@ class Rule(ABC):
             state: the states of the rows; changed in place.
             step: the number of steps, including this one; 0 for rules that do not count steps.
             group: the settings.
-
-        Returns:
-            The new weights of the rows.
         """
 
     @property

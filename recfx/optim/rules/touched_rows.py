@@ -31,12 +31,7 @@ class TouchedRowsRule(Rule):
 class TouchedRowsOptimizer(torch.optim.Optimizer):
     """Steps the rows whose gradient is not zero, as its rule does; all other rows and their state stay as they are.
 
-    Args:
-        params: tables ``[rows, dim]``, or groups of them.
-        settings: the settings that the rule reads, by name; those that are not given have FBGEMM's defaults.
-
-    Raises:
-        TypeError: the rule has no setting of that name.
+    ``settings`` are those that the rule reads, by name; those that are not given have FBGEMM's defaults.
     """
 
     rule: Rule
@@ -52,11 +47,7 @@ class TouchedRowsOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take one step.
-
-        Args:
-            closure: computes the loss again and returns it.
-        """
+        """Take one step; ``closure`` computes the loss again and returns it."""
         loss = None
         if closure is not None:
             with torch.enable_grad():

@@ -53,14 +53,10 @@ class HybridTrainPipelineSparseDist:
         self._pipeline = TrainPipeline(model, optimizer, device)
 
     def progress(self, dataloader_iter: Iterator[Any]) -> Any:
-        """Train one batch.
-
-        Returns:
-            what the model returned as ``output``; with ``return_loss``, ``(output, loss)``, the loss detached.
+        """Train one batch, and return the model's output; with ``return_loss``, ``(output, loss)``, the loss detached.
 
         Raises:
             StopIteration: every batch has been trained.
-            ConversionError: ``no_loss_and_output``.
         """
         returned: list[Any] = []  # the pipeline calls the model once per batch, and checks what it returns
         hook = self._model.register_forward_hook(lambda _, __, answer: returned.append(answer))

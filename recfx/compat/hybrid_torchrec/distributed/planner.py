@@ -21,13 +21,8 @@ from recfx.planner.topology import NpuTopology, npu_topology
 def Topology(world_size: int, compute_device: str, **settings: Any) -> TorchRecTopology | NpuTopology:
     """TorchRec's topology, or an NPU pod with the figures of :func:`recfx.planner.topology.npu_topology`.
 
-    Args:
-        world_size: total number of devices.
-        compute_device: ``"npu"``, or a device that TorchRec knows.
-        settings: TorchRec's other arguments; not allowed for ``"npu"``, whose documented defaults are those of a GPU.
-
-    Raises:
-        ConversionError: ``npu_argument``.
+    ``settings`` are TorchRec's other arguments; not allowed for ``"npu"`` (``npu_argument``), whose documented defaults
+    are those of a GPU.
     """
     if compute_device != "npu":
         return TorchRecTopology(world_size=world_size, compute_device=compute_device, **settings)
@@ -37,17 +32,7 @@ def Topology(world_size: int, compute_device: str, **settings: Any) -> TorchRecT
 
 
 class EmbeddingShardingPlanner:
-    """TorchRec's planner, for NPU pods too.
-
-    Args:
-        topology: the result of :func:`Topology`.
-        batch_size: samples per rank.
-        constraints: constraints by table.
-        settings: TorchRec's other arguments; not allowed for an NPU pod.
-
-    Raises:
-        ConversionError: ``npu_argument``.
-    """
+    """TorchRec's planner, for NPU pods too, for which its other arguments are not allowed (``npu_argument``)."""
 
     def __init__(
         self,

@@ -15,11 +15,7 @@ _HOW = "pass ShardingEnv.from_process_group(dist.new_group(backend='gloo'))."
 def get_default_hybrid_sharders(host_env: ShardingEnv) -> list[ModuleSharder[nn.Module]]:
     """Sharders for the planner and for ``DistributedModelParallel``.
 
-    Args:
-        host_env: an environment over a gloo group of all ranks, which sends the ids; pooled rows use the model's group.
-
-    Raises:
-        ConversionError: ``host_env_missing``, ``host_env_without_group``, ``host_env_not_gloo``.
+    ``host_env`` is over a gloo group of all ranks, which sends the ids; pooled rows use the model's group.
     """
     if not isinstance(host_env, ShardingEnv):
         raise ConversionError(
