@@ -70,11 +70,11 @@ class FusedOptimizer:
 
     def changed_setting(self) -> str:
         """A setting that was changed after attaching, to a value that no fused update supports; or ``""``."""
-        group = self.group
-        if any(map(group.get, self.rule.refused)):
-            name = next(name for name in self.rule.refused if group.get(name))
+        group, rule = self.group, self.rule
+        if any(map(group.get, rule.refused)):
+            name = next(name for name in rule.refused if group.get(name))
             return f"{name}={group[name]!r}"
-        for name, values in self.rule.neutral.items():
+        for name, values in rule.neutral.items():
             if name in group and group[name] not in values:
                 return f"{name}={group[name]!r}"
         return ""
@@ -197,13 +197,9 @@ class AttachedOptimizer(FusedOptimizer):
 
 
 def changed_settings(tables: Sequence[str], optimizers: Mapping[str, FusedOptimizer]) -> list[tuple[str, str]]:
-    """Find the tables whose optimizer has a ``changed_setting``, and that setting. Every batch asks for all tables, in
-    some models for thousands.
-    """
-    pairs = [(table, optimizer) for table in tables if (optimizer := optimizers.get(table)) is not None]
-    may_have = [
-        (table, optimizer)
-        for table, optimizer in pairs
-        if (rule := optimizer.rule).neutral or any(map(optimizer.group.get, rule.refused))
+    """Find the tables whose optimizer has a ``changed_setting``, and that setting. Every batch asks for all tables."""
+    return [
+        (table, changed)
+        for table in tables
+        if (optimizer := optimizers.get(table)) is not None and (changed := optimizer.changed_setting())
     ]
-    return [(table, changed) for table, optimizer in may_have if (changed := optimizer.changed_setting())]

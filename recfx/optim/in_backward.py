@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import operator
 from collections.abc import Sequence
-from itertools import chain
 from typing import Any
 
 import torch
@@ -15,7 +13,6 @@ from recfx.errors import ConversionError, Diagnostic, Severity
 from recfx.optim.attached import (
     attached_classes,
     attached_optimizers,
-    attached_to_each,
     keep_form,
     kept_form,
     run_in_backward,
@@ -32,37 +29,19 @@ def hooks_on_step(weight: torch.Tensor) -> str:
 
     The hooks of ``apply_optimizer_in_backward`` do not count: they are on the weight's ``AccumulateGrad`` node.
     """
-    if any(hooks_of(weight) for hooks_of in _HOOKS):
+    if weight._backward_hooks or weight._post_accumulate_grad_hooks:
         return "a gradient hook is registered on its weight"
-    if any(map(_watches_steps, attached_optimizers(weight))):
-        return "its optimizer has a step hook, or a step() that replaces the one of its class"
+    for optimizer in attached_optimizers(weight):
+        attributes = optimizer.__dict__
+        # Learning-rate schedulers replace step() by one that only records that it was called.
+        has_own_step = "step" in attributes and not hasattr(attributes["step"], "_wrapped_by_lr_sched")
+        if has_own_step or attributes.get("_optimizer_step_pre_hooks") or attributes.get("_optimizer_step_post_hooks"):
+            return "its optimizer has a step hook, or a step() that replaces the one of its class"
     return ""
 
 
-_BEFORE_STEP, _AFTER_STEP = "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"
-_HOOKS = operator.attrgetter("_backward_hooks"), operator.attrgetter("_post_accumulate_grad_hooks")
-
-
-def _watches_steps(optimizer: Any) -> bool:
-    attributes = optimizer.__dict__
-    if attributes.get(_BEFORE_STEP) or attributes.get(_AFTER_STEP):
-        return True
-    # Learning-rate schedulers replace step() by one that only records that it was called.
-    return "step" in attributes and not hasattr(attributes["step"], "_wrapped_by_lr_sched")
-
-
-def positions_with_hooks(weights: Sequence[torch.Tensor], attached: Sequence[Sequence[Any]] | None = None) -> list[int]:
-    """Which of ``weights`` have ``hooks_on_step``. Every forward calls this, in some models for thousands of tables.
-
-    ``attached``: what ``attached_to_each`` says about them, if the caller has asked already.
-    """
-    optimizers = chain.from_iterable(attached_to_each(weights) if attached is None else attached)
-    if not any(any(map(hooks_of, weights)) for hooks_of in _HOOKS) and not any(
-        _watches_steps(optimizer)
-        for optimizer in optimizers
-        if (attributes := optimizer.__dict__).get(_BEFORE_STEP) or attributes.get(_AFTER_STEP) or "step" in attributes
-    ):
-        return []
+def positions_with_hooks(weights: Sequence[torch.Tensor]) -> list[int]:
+    """Which of ``weights`` have ``hooks_on_step``. Every forward calls this, in some models for thousands of tables."""
     return [position for position, weight in enumerate(weights) if hooks_on_step(weight)]
 
 

@@ -130,7 +130,7 @@ class TableStore:
         seen: list[Any] = list(chain.from_iterable(attached))
         if seen or self.optimizers or self.aside:
             seen += map(id, weights)
-            seen += [-1 - position for position in positions_with_hooks(weights, attached)]
+            seen += [-1 - position for position in positions_with_hooks(weights)]
         return seen, facts_of_weights(weights)
 
     def refuse_gradient_hooks(self, tables: Sequence[str], collection: str) -> None:
