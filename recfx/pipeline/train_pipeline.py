@@ -95,23 +95,20 @@ class TrainPipeline:
     the same way. Results are bit for bit those of running the steps one by one: indexes insert, count and evict in the
     order of the batches, each in its own step, and a lookup comes after the update of the previous step.
 
-    A batch must not be changed in place once the iterator has returned it: neither by a loader that fills its memory
-    again, which is an error (``batch_changed``), nor by a model before it calls the collections. A collection whose
-    input the model changes so with the first batch is not pipelined; with a later one, it is that error. What torch
-    does not know of, such as writing through ``.numpy()`` or ``.data``, is not noticed.
+    A batch must not be changed in place once the iterator has returned it (``batch_changed``): neither by a loader that
+    fills its memory again, nor by a model before it calls the collections; a collection whose input the model changes
+    with the first batch is not pipelined. Writing through ``.numpy()`` or ``.data`` is not noticed.
 
     The model is called with one batch and returns ``(losses, output)``. A collection that it calls with a part of the
     batch (the batch itself, an attribute or an item, up to a depth of 4) is pipelined; ``report()`` says which are not,
     and why, and so does a warning. Between steps the model may be used freely: run it, save it, switch its mode.
 
-    Every rank runs the same number of steps: along with the messages of a batch, ranks tell each other whether they
-    have another one, and if the data of only some ranks ends, all ranks raise the same error. An error of a batch (in
-    selecting its ids, or a full table) is raised by the ``progress`` of that batch, which is then dropped; later
-    batches stay. An error on only some ranks has the same effect as without a pipeline: a batch that one rank refuses
-    is refused by all; after an error in the middle of a step (such as a full table) this rank sends nothing more
-    (``OutOfStepError``), and the others wait in a collective. If the model or the backward raises on only some ranks,
-    these wait for the others before they begin another step, and all fail when the group's timeout expires. So do ranks
-    of which only some call a collection with something other than the part of the batch that was sent ahead.
+    Every rank runs the same number of steps: if the data of only some ranks ends, all ranks raise the same error. An
+    error of a batch (in selecting its ids, or a full table) is raised by the ``progress`` of that batch, which is then
+    dropped; later batches stay. A batch that one rank refuses is refused by all; after an error in the middle of a step
+    on only some ranks (a full table, or an error of the model or the backward), these send nothing more
+    (``OutOfStepError``) or wait for the others before the next step, and all fail when the group's timeout expires. So
+    do ranks of which only some call a collection with something other than the part of the batch that was sent ahead.
 
     Example:
         >>> class Training(torch.nn.Module):
