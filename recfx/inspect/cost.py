@@ -22,20 +22,14 @@ from recfx.errors import ConversionError, did_you_mean
 from recfx.ir.operator_graph import lowered_from
 from recfx.passes import Rewriting
 from recfx.planner.plan import make_plan, plans_of_collections
-from recfx.planner.priced_plan import topology_of, world_size_of
+from recfx.planner.priced_plan import world_size_of
 from recfx.planner.pricing.cost import Cost, PlanComparison, PlanRow, features_of
 from recfx.planner.pricing.graph_prices import GraphPrices, ModelPrices
 from recfx.planner.pricing.hardware import CPU_HOST, NAMED, TYPICAL, Hardware, HardwareName
 from recfx.planner.pricing.node_facts import KnownBatch, whole_number
-from recfx.planner.pricing.planned_collection import PlannedCollection, graph_on, planned_by, planned_with
+from recfx.planner.pricing.step_price import PlannedCollection, graph_on, planned_by, planned_with
 from recfx.planner.pricing.work import BATCH_SIZE, NodeCost
-from recfx.planner.topology import (
-    device_of,
-    device_of_tables,
-    hardware_of,
-    of_ranks,
-    plain_topology,
-)
+from recfx.planner.topology import device_of, device_of_tables, hardware_of, of_ranks, plain_topology
 from recfx.replacement.replace_collections import as_converted
 
 
@@ -131,7 +125,7 @@ def priced_with_graphs(
             check_plan(plan)
             is_for_ranks = world_size is None and isinstance(topology, Topology)
             world_size = world_size_of(plan, ranks if is_for_ranks else world_size)
-            topology = topology_of(plan) if topology is None else topology
+            topology = getattr(plan, "topology", None) if topology is None else topology
         again = None if isinstance(topology, Hardware) else _again(model_or_graph, topology, sample)
         if plan is None and ranks > 1:
             plan, world_size = make_plan(model, topology, with_torchrec=False), ranks

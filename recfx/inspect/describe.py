@@ -31,19 +31,13 @@ from recfx.collections.sharding.settings import check_optimizers, optimizer_sett
 from recfx.collections.wrappers import users_path
 from recfx.errors import Diagnostic, RecfxWarning, Severity, few
 from recfx.hashing import HashIndex
-from recfx.inspect.report_data import (
-    CollectionReport,
-    NodeReport,
-    ShardingReport,
-    TableReport,
-    type_name,
-)
+from recfx.inspect.report_data import CollectionReport, NodeReport, ShardingReport, TableReport, type_name
 from recfx.inspect.tables import declared_table, parts_here, table_reports
 from recfx.ir.meta import node_meta
 from recfx.ir.shards import CollectionSharding, ShardedTable
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.passes import Rewriting
-from recfx.planner.pricing.planned_collection import planned_with
+from recfx.planner.pricing.step_price import planned_with
 from recfx.planner.topology import device_of, device_of_tables
 from recfx.printing.grid import size
 from recfx.replacement.conversion_record import conversion_of

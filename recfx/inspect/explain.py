@@ -36,7 +36,7 @@ from recfx.inspect.report import REPORT_VERSION, Report
 from recfx.inspect.report_data import CollectionReport, Verification
 from recfx.passes import Pass
 from recfx.planner.plan import make_plan
-from recfx.planner.priced_plan import price_of, topology_of, world_size_of
+from recfx.planner.priced_plan import price_of, world_size_of
 from recfx.planner.pricing.node_facts import whole_number
 from recfx.planner.topology import device_of_tables, plain_topology
 from recfx.replacement.conversion_record import Found, conversion_of
@@ -289,7 +289,9 @@ def _planned(
         problems = [error.diagnostic]
     if plan is None:
         return None, problems
-    return AsPlanned(plan, rank, world_size, asked.topology or topology_of(plan)), price_of(plan) + problems
+    return AsPlanned(plan, rank, world_size, asked.topology or getattr(plan, "topology", None)), price_of(
+        plan
+    ) + problems
 
 
 class _Records:

@@ -9,7 +9,7 @@ import json
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -29,7 +29,7 @@ from recfx.inspect.report_data import (
     place_of,
     shape_text,
 )
-from recfx.planner.pricing.cost_text import expression, plain
+from recfx.planner.pricing.work import expression
 from recfx.printing.grid import Grid, groups_of, size
 from recfx.printing.shown import escape, fragment, heading, html_table, page, plain_text, pre, rich_table
 
@@ -89,7 +89,7 @@ class Report:
             >>> json.loads(recfx.explain(Model()).to_json())["ok"]
             True
         """
-        return json.dumps(plain(self), indent=2)
+        return json.dumps(asdict(self), indent=2, default=str)
 
     def to_html(self) -> str:
         """A single page that needs no other file.

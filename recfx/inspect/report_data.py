@@ -15,7 +15,7 @@ from recfx.hashing.storage import EVAL_COUNTERS
 from recfx.ir.meta import NodeMeta
 from recfx.ir.shards import CollectionSharding, ShardedTable
 from recfx.kernels.index.index_buffers import COUNTERS
-from recfx.planner.pricing.cost_text import expression
+from recfx.planner.pricing.work import expression
 from recfx.replacement.conversion_record import Conversion
 
 DENSE = "none: gradients to weight.grad"

@@ -32,12 +32,10 @@ from recfx.collections.sharding.plan import on_all_ranks_with_plan, plan_of_coll
 from recfx.collections.sharding.shard import shard_collection
 from recfx.errors import ConversionError, did_you_mean
 from recfx.planner.priced_plan import PlanPrice, PricedPlan, Pricing, world_size_of
-from recfx.planner.pricing.cost_text import step_text
 from recfx.planner.pricing.graph_prices import ModelPrices
 from recfx.planner.pricing.node_facts import Values, not_negative, shares_of, whole_number
-from recfx.planner.pricing.planned_collection import planned_by
-from recfx.planner.pricing.step_price import price, price_step
-from recfx.planner.pricing.work import LENGTH, Totals
+from recfx.planner.pricing.step_price import planned_by, price, price_step
+from recfx.planner.pricing.work import LENGTH, Totals, step_text
 from recfx.planner.search import Placed, ShardingOptions, busy, is_plannable, no_sharding_option, plans_to_price
 from recfx.planner.sharder import HashEmbeddingBagCollectionSharder, torchrec_sharders
 from recfx.planner.topology import check_topology, device_of, device_of_tables, hardware_of, on_npus, plain_topology

@@ -2,24 +2,10 @@
 
 ::
 
-    {
-      "version": "1",
-      "world_size": 2,
-      "topology": null,
-      "collections": {
-        "ebc": {
-          "users": {
-            "sharding_type": "row_wise",
-            "compute_kernel": "fused",
-            "ranks": [0, 1],
-            "shards": [
-              {"offsets": [0, 0], "sizes": [50, 8], "placement": "rank:0/cpu"},
-              {"offsets": [50, 0], "sizes": [50, 8], "placement": "rank:1/cpu"}
-            ]
-          }
-        }
-      }
-    }
+    {"version": "1", "world_size": 2, "topology": null, "collections": {"ebc": {"users": {
+        "sharding_type": "row_wise", "compute_kernel": "fused", "ranks": [0, 1],
+        "shards": [{"offsets": [0, 0], "sizes": [50, 8], "placement": "rank:0/cpu"},
+                   {"offsets": [50, 0], "sizes": [50, 8], "placement": "rank:1/cpu"}]}}}}
 
 Collections are named by their paths in the model, ``""`` if the model is one. ``shards`` is null for ``data_parallel``;
 ``world_size`` and ``ranks`` may be null. ``topology`` is what ``recfx.plan`` made the plan for, and what prices are
@@ -47,7 +33,7 @@ from recfx.collections.sharding.plan import MOST_RANKS, check_plan
 from recfx.collections.sharding.types import table_error
 from recfx.errors import ConversionError, printable
 from recfx.kernels.build.private_files import new_file
-from recfx.planner.priced_plan import PricedPlan, topology_of, world_size_said
+from recfx.planner.priced_plan import PricedPlan, world_size_said
 from recfx.planner.pricing.node_facts import whole_number
 from recfx.planner.topology import check_topology, settings_of, topology_of_settings
 
@@ -87,7 +73,7 @@ def plain_plan(plan: ShardingPlan, *, world_size: int | None = None) -> dict[str
     check_plan(plan)
     if world_size is not None:
         world_size = whole_number(world_size, "world_size", most=MOST_RANKS)
-    made_for = topology_of(plan)
+    made_for = getattr(plan, "topology", None)
     return {
         "version": VERSION,
         "world_size": world_size_said(plan, world_size),

@@ -13,7 +13,7 @@ from torchrec.distributed.types import ShardingPlan
 
 from recfx.collections.sharding.plan import ranks_named, ranks_spanned
 from recfx.errors import ConversionError, Diagnostic
-from recfx.planner.pricing.cost_text import in_time
+from recfx.planner.pricing.work import in_time
 
 
 @dataclass(frozen=True)
@@ -131,8 +131,3 @@ def world_size_said(plan: ShardingPlan, requested: int | None = None) -> int | N
             what_to_do="make a plan for as many ranks as there are: recfx.plan(model, topology).",
         )
     return own or requested
-
-
-def topology_of(plan: ShardingPlan | None) -> Topology | None:
-    """The topology that a plan was made for; None if it is not recfx's own."""
-    return plan.topology if isinstance(plan, PricedPlan) else None

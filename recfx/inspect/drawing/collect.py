@@ -36,10 +36,10 @@ from recfx.ir.operator_graph import node_name
 from recfx.ir.printer import attributes_text, format_call, format_node
 from recfx.passes import Rewriting
 from recfx.passes.base import BEFORE, PASSES_KEY, PassRecord
-from recfx.planner.pricing.cost_text import expression
 from recfx.planner.pricing.hardware import Hardware
 from recfx.planner.pricing.node_facts import NOTHING_KNOWN, KnownBatch
-from recfx.planner.pricing.planned_collection import graph_on
+from recfx.planner.pricing.step_price import graph_on
+from recfx.planner.pricing.work import expression
 from recfx.replacement.conversion_record import Found, conversion_of
 from recfx.versions import __version__
 

@@ -17,13 +17,11 @@ from recfx.inspect.cost import cost
 from recfx.ir.meta import BATCH, WORLD, mean_length
 from recfx.ir.tables import Shard
 from recfx.planner.pricing.cost import Cost
-from recfx.planner.pricing.cost_text import expression
 from recfx.planner.pricing.graph_prices import costs_of_shard
 from recfx.planner.pricing.hardware import CPU_HOST, Hardware
 from recfx.planner.pricing.node_facts import KnownBatch
-from recfx.planner.pricing.planned_collection import PlannedCollection
-from recfx.planner.pricing.step_price import runs_on_host, seconds_of_call, seconds_of_work
-from recfx.planner.pricing.work import LENGTH, NOTHING, NodeCost, Resident, Work
+from recfx.planner.pricing.step_price import PlannedCollection, runs_on_host, seconds_of_call, seconds_of_work
+from recfx.planner.pricing.work import LENGTH, NOTHING, NodeCost, Resident, Work, expression
 from recfx.planner.topology import PRIVATE, device_of_tables
 
 

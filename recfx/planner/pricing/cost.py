@@ -11,13 +11,11 @@ from typing import Any
 import sympy
 
 from recfx.errors import ConversionError, InputError
-from recfx.planner.pricing.cost_text import expression, in_time, step_text
 from recfx.planner.pricing.graph_prices import DENSE
 from recfx.planner.pricing.hardware import Hardware
 from recfx.planner.pricing.node_facts import NOTHING_KNOWN, KnownBatch, Values, shares_of, whole_number
-from recfx.planner.pricing.planned_collection import PlannedCollection
-from recfx.planner.pricing.step_price import StepPrice, price, price_step
-from recfx.planner.pricing.work import NodeCost, Totals
+from recfx.planner.pricing.step_price import PlannedCollection, StepPrice, price, price_step
+from recfx.planner.pricing.work import NodeCost, Totals, expression, in_time, step_text
 from recfx.printing.grid import Grid, size
 from recfx.printing.shown import Shown
 

@@ -44,7 +44,7 @@ def dedup_ids(facts: NodeFacts) -> Phases:
         Work(
             read_bytes=(ID_BYTES + PROBE_BYTES) * ids + kept,
             written_bytes=ID_BYTES * ids + kept,
-            index_accesses=ids,
+            random_accesses=ids,
             indexes=len(facts.tables),
         )
     )
@@ -172,10 +172,10 @@ def _find(table: TableLoad, counts: bool) -> Work:
     rows = ID_BYTES * table.ids
     if not table.spec.has_index:
         return Work(read_bytes=rows, written_bytes=rows)
-    found = Work(rows + PROBE_BYTES * table.ids, rows, index_accesses=table.ids, indexes=1)
+    found = Work(rows + PROBE_BYTES * table.ids, rows, random_accesses=table.ids, indexes=1)
     if not (counts and (table.spec.evicts or table.spec.admits)):
         return found
-    return found + Work(8 * table.ids, 8 * table.ids, index_accesses=table.ids)  # scores of rows, or sightings
+    return found + Work(8 * table.ids, 8 * table.ids, random_accesses=table.ids)  # scores of rows, or sightings
 
 
 def _pool(table: TableLoad, is_weighted: bool) -> Work:

@@ -39,17 +39,11 @@ DENSE_ALL_REDUCE = "dense_all_reduce"
 """The name of the line that averages its gradients over ranks."""
 
 
-class Counted(set[int]):
-    """The tensors that are here and whose bytes are counted already, by ``id``."""
-
-    def is_new(self, tensor: object) -> bool:
-        is_new = id(tensor) not in self
-        self.add(id(tensor))
-        return is_new
-
-    def bytes_of(self, tensors: Iterable[torch.Tensor]) -> int:
-        """The bytes of those that were not counted yet."""
-        return sum(tensor.nbytes for tensor in tensors if self.is_new(tensor))
+def bytes_once(tensors: Iterable[torch.Tensor], counted: set[int]) -> int:
+    """The bytes of those tensors that are not among the ``counted`` yet, by ``id``; then they are."""
+    new = {id(tensor): tensor.nbytes for tensor in tensors if id(tensor) not in counted}
+    counted |= new.keys()
+    return sum(new.values())
 
 
 def resident_of(table: TableSpec, facts: TableFacts) -> Resident:
@@ -89,12 +83,12 @@ class GraphPrices:
         self,
         graph: OperatorGraph,
         trains: bool,
-        counted: Counted | None = None,
+        counted: set[int] | None = None,
         store: TableStore | None = None,
         symbols: Symbols | Values = SYMBOLS,
     ) -> None:
         self.graph, self.trains, self.store, self.symbols = graph, trains, store, symbols
-        self.counted = Counted() if counted is None else counted
+        self.counted = set[int]() if counted is None else counted
         self.metas = {node: meta_of_value(graph, node) for node in graph.operators}
         collections = graph.context.collections
         self._load = functools.cache(lambda name, table: load_of(collections[name], table, symbols))
@@ -144,11 +138,13 @@ class GraphPrices:
         once, collection, resident = NODE_KINDS[self.graph.kind(node)].once, self.graph.collection(node), NO_RESIDENT
         for table in self.graph.tables(node) if once else ():
             store = self.store
-            if "lookup" in once and (store is None or self.counted.is_new(store.weight(table.name))):
+            if "lookup" in once and (store is None or bytes_once([store.weight(table.name)], self.counted)):
                 resident += _table(table, collection.facts_of(table))
             if "hash_ids" in once:  # an index that was loaded may keep more than a new one
                 is_here = store is not None and table.name in store.indexes
-                own = self.counted.bytes_of(store.index(table.name).buffers()) if store and is_here else _index(table)
+                own = (
+                    bytes_once(store.index(table.name).buffers(), self.counted) if store and is_here else _index(table)
+                )
                 resident += Resident(index=own)
         return resident
 
@@ -181,7 +177,7 @@ class ModelPrices:
 
     def __init__(self, trains: bool) -> None:
         self._trains = trains
-        self.counted = Counted()
+        self.counted = set[int]()
 
     def nodes_of(self, graph_module: fx.GraphModule, calls: int = 1) -> list[NodeCost]:
         """What each node of a graph costs, in order; nodes that only take items of a value are left out."""
@@ -227,7 +223,7 @@ class ModelPrices:
                 )
         backward = work + work if self._trains else NOTHING.mapped(sympy.sympify)
         device = next((parameter.device.type for parameter in module.parameters()), "")
-        resident = Resident(weights=self.counted.bytes_of([*module.parameters(), *module.buffers()]))
+        resident = Resident(weights=bytes_once([*module.parameters(), *module.buffers()], self.counted))
         return NodeCost(name, DENSE, "", (), device, "", work, backward, (), resident, calls)
 
     def dense_all_reduce(self, model: nn.Module, collections: Sequence[nn.Module]) -> list[NodeCost]:

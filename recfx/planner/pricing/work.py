@@ -1,9 +1,10 @@
-"""What one node does in one step: expressions in ``B``, ``W`` and ``L_<feature>``, or numbers."""
+"""What one node does in one step: expressions in ``B``, ``W`` and ``L_<feature>``, or numbers; and these as text."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -22,8 +23,7 @@ class Work:
     read_bytes: Any = 0  # bytes read from memory
     written_bytes: Any = 0  # bytes written to memory
     flops: Any = 0  # floating-point operations
-    random_accesses: Any = 0  # how many of the reads go to places that no prefetcher can guess: rows of tables
-    index_accesses: Any = 0  # the same for what indexes know of ids: their slots, the scores of rows
+    random_accesses: Any = 0  # how many of the reads go to places that no prefetcher can guess: rows of tables, slots
     copied_bytes: Any = 0  # bytes copied between the host and a device
     sorted_ids: Any = 0  # how many ids are sorted by row, before a fused step
     tables: Any = 0  # how many tables are gone through one after the other, with rows to read or to step
@@ -164,3 +164,35 @@ def total(terms: Iterable[Any]) -> Any:
     if not _NUMBERS.issuperset(map(type, listed)) and any(isinstance(term, sympy.Basic) for term in listed):
         return sympy.Add(*listed)
     return sum(listed)
+
+
+_MOST_TERMS, _MOST_LENGTHS = 4, 8
+
+
+def in_time(seconds: float) -> str:
+    """A time in the unit that fits it."""
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.1f} us"
+    return f"{seconds * 1e3:.2f} ms" if seconds < 1 else f"{seconds:.2f} s"
+
+
+def step_text(trains: bool, hardware: str, batch: int, lengths: Mapping[str, float], world_size: int) -> str:
+    """The step that a time is predicted for, which is shown beside it; lengths as ``2.5`` or ``user=1, watched=50``."""
+    kind, per_rank = "training step" if trains else "step in eval mode", " per rank" if world_size > 1 else ""
+    shown = [
+        f"{name}={round(length, 3):g}" for name, length in sorted(lengths.items(), key=lambda named: named[1] == 1)
+    ]
+    if len(set(lengths.values())) == 1:
+        shown = [f"{round(next(iter(lengths.values())), 3):g}"]
+    more = [f"and {len(shown) - _MOST_LENGTHS} more"] if len(shown) > _MOST_LENGTHS else []
+    return f"{kind} on {hardware}, B={batch}{per_rank}, L: {', '.join([*shown[:_MOST_LENGTHS], *more])}"
+
+
+def expression(value: sympy.Expr) -> str:
+    """A symbolic size; a sum over the lengths of many features is shortened: ``8*B*(L_f0 + 25 more)``."""
+    lengths = sorted((symbol for symbol in value.free_symbols if symbol.name.startswith("L_")), key=str)
+    if len(lengths) <= _MOST_TERMS:
+        return str(value)
+    first = lengths[0]
+    shown = str(value.xreplace(dict.fromkeys(lengths[1:], sympy.Integer(0))))
+    return re.sub(rf"(?<!\w){re.escape(first.name)}(?!\w)", lambda _: f"({first} + {len(lengths) - 1:,} more)", shown)
