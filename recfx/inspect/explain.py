@@ -289,9 +289,8 @@ def _planned(
         problems = [error.diagnostic]
     if plan is None:
         return None, problems
-    return AsPlanned(plan, rank, world_size, asked.topology or getattr(plan, "topology", None)), price_of(
-        plan
-    ) + problems
+    topology = asked.topology or getattr(plan, "topology", None)
+    return AsPlanned(plan, rank, world_size, topology), price_of(plan) + problems
 
 
 class _Records:

@@ -42,7 +42,7 @@ DENSE_ALL_REDUCE = "dense_all_reduce"
 def bytes_once(tensors: Iterable[torch.Tensor], counted: set[int]) -> int:
     """The bytes of those tensors that are not among the ``counted`` yet, by ``id``; then they are."""
     new = {id(tensor): tensor.nbytes for tensor in tensors if id(tensor) not in counted}
-    counted |= new.keys()
+    counted.update(new)
     return sum(new.values())
 
 
@@ -141,10 +141,8 @@ class GraphPrices:
             if "lookup" in once and (store is None or bytes_once([store.weight(table.name)], self.counted)):
                 resident += _table(table, collection.facts_of(table))
             if "hash_ids" in once:  # an index that was loaded may keep more than a new one
-                is_here = store is not None and table.name in store.indexes
-                own = (
-                    bytes_once(store.index(table.name).buffers(), self.counted) if store and is_here else _index(table)
-                )
+                here = store is not None and table.name in store.indexes
+                own = bytes_once(store.index(table.name).buffers(), self.counted) if store and here else _index(table)
                 resident += Resident(index=own)
         return resident
 
