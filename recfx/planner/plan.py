@@ -20,7 +20,7 @@ from torchrec.distributed.planner import Topology
 from torchrec.distributed.planner.constants import BATCH_SIZE
 from torchrec.distributed.planner.planners import to_sharding_plan
 from torchrec.distributed.planner.storage_reservations import HeuristicalStorageReservation
-from torchrec.distributed.planner.types import ParameterConstraints, PlannerError, PlannerErrorType
+from torchrec.distributed.planner.types import ParameterConstraints, PlannerError
 from torchrec.distributed.types import ModuleSharder, ShardingEnv, ShardingPlan
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
@@ -31,11 +31,11 @@ from recfx.collections.sharding.collection import ShardedCollection, sharded_col
 from recfx.collections.sharding.plan import on_all_ranks_with_plan, plan_of_collection, refuse_unknown_collections
 from recfx.collections.sharding.shard import shard_collection
 from recfx.errors import ConversionError, did_you_mean
-from recfx.planner.priced_plan import PlanPrice, PricedPlan, Pricing, world_size_of
+from recfx.planner.priced_plan import PricedPlan, world_size_of
 from recfx.planner.pricing.graph_prices import ModelPrices
 from recfx.planner.pricing.node_facts import Values, not_negative, shares_of, whole_number
 from recfx.planner.pricing.step_price import planned_by, price, price_step
-from recfx.planner.pricing.work import LENGTH, Totals, step_text
+from recfx.planner.pricing.work import LENGTH, Totals, counted, in_time, step_text
 from recfx.planner.search import Placed, ShardingOptions, busy, is_plannable, no_sharding_option, plans_to_price
 from recfx.planner.sharder import HashEmbeddingBagCollectionSharder, torchrec_sharders
 from recfx.planner.topology import check_topology, device_of, device_of_tables, hardware_of, on_npus, plain_topology
@@ -43,9 +43,6 @@ from recfx.replacement.replace_collections import as_converted
 
 RESERVED = 0.15
 """The share of each device's memory that TorchRec's planner sets aside by default."""
-
-OTHERS = "others"
-"""The part of a step that recfx does not price, but TorchRec."""
 
 
 @typed(ConversionError)
@@ -61,8 +58,8 @@ def plan(
 
     TorchRec's proposals are tried, with shards placed by TorchRec's partitioner and estimates; the best few of those
     that fit, each with other sharding types, are priced as ``recfx.cost`` prices them, with the constants of the
-    topology. The plan is the cheapest. It is a :class:`recfx.planner.priced_plan.PricedPlan`, whose ``pricing`` also
-    names the runner-up; ``recfx.explain(model, plan=plan)`` shows both. For hundreds of tables, only some are tried.
+    topology. The plan is the cheapest. It is a :class:`recfx.planner.priced_plan.PricedPlan`, whose ``price`` names the
+    runner-up, too; ``recfx.explain(model, plan=plan)`` shows both. For hundreds of tables, only some are tried.
 
     No process group is needed, and the model is not changed. It may be on the meta device, and converted or not (recfx
     shards collections after conversion, pooled ones and those of sequences, so the plan may use everything that
@@ -85,7 +82,7 @@ def plan(
         empty_ranks: accept a cut that leaves ranks without rows if the constraints allow no other.
 
     Raises:
-        ConversionError: ``plan_does_not_fit`` with TorchRec's own text, ``plan_failed``, ``unknown_table``,
+        ConversionError: ``plan_does_not_fit`` with TorchRec's own text, ``unknown_table``,
             ``no_sharding_option``, ``no_collection``, ``already_sharded``, ``invalid_topology``,
             ``invalid_argument``.
         InputError: ``invalid_argument``: ``batch_size`` or a number in the constraints is none.
@@ -129,13 +126,17 @@ def make_plan(
         capacity = _capacity(topology, batch_size, model, sharders, limits)
         tried, plans = plans_to_price(options, capacity, bound)
     except PlannerError as error:
-        raise _refusal(error) from error
+        raise ConversionError(
+            f"no plan fits: {error}",
+            reason="plan_does_not_fit",
+            what_to_do="give more devices or memory, a smaller batch_size, or constraints that allow more.",
+        ) from error
     values = _values(collections, limits, batch_size, topology.world_size)
-    cheapest, pricing = _cheapest(model, collections, topology, values, plans, tried)
+    cheapest, seconds, words = _cheapest(model, collections, topology, values, plans, tried)
     best = to_sharding_plan(cheapest.assigned(), topology)
     if is_npu:
         on_npus(best, topology.local_world_size)
-    return PricedPlan(best.plan, int(topology.world_size), topology, pricing)
+    return PricedPlan(best.plan, int(topology.world_size), topology, seconds, words)
 
 
 def _capacity(
@@ -164,40 +165,41 @@ def _cheapest(
     values: Values,
     plans: Sequence[Placed],
     tried: int,
-) -> tuple[Placed, Pricing]:
-    """The cheapest of the plans as ``recfx.cost`` prices them, and how it was chosen of so many that were tried."""
+) -> tuple[Placed, float, str]:
+    """The cheapest of the plans as ``recfx.cost`` prices them, its seconds, and how it was chosen of so many."""
     hardware, device = hardware_of(topology), device_of(topology)
     trains = model.training
     dense = ModelPrices(trains).rest(model, list(collections.values()), topology.world_size)
     rest = Totals.of(price(node, values, hardware) for node in dense)
 
-    def priced(plan: Placed) -> PlanPrice:
+    def priced(plan: Placed) -> tuple[float, str]:
         options = plan.assigned()
         ours = [option for option in options if option.path in collections]
+        others = [option for option in options if option.path not in collections]  # which TorchRec rates
         tables: Mapping[str, Any] = to_sharding_plan(ours, topology).plan
         planned = [
             planned_by(collections[path], of_tables, topology.world_size, device, path)
             for path, of_tables in tables.items()
         ]
-        parts = dict(price_step(planned, trains, values, hardware, rest).parts)
-        if len(ours) < len(options):
-            others = [option for option in options if option.path not in collections]
-            parts[OTHERS] = float(busy(others, topology.world_size).max()) / 1e3
-        types = {option.fqn.lstrip("."): str(option.sharding_type) for option in options}
-        return PlanPrice(sum(parts.values()), parts, types)
+        seconds = price_step(planned, trains, values, hardware, rest).seconds
+        seconds += float(busy(others, topology.world_size).max()) / 1e3
+        return seconds, counted(one.sharding_type for one in options)
 
     prices = [priced(plan) for plan in plans]
-    chosen = min(prices, key=lambda one: one.seconds)
-    others = [one for one in prices if one != chosen]
+    best = min(prices)
     lengths = {name: float(length) for name, length in values.lengths.items()}
-    pricing = Pricing(
-        step=step_text(trains, hardware.name, values.batch, lengths, topology.world_size),
-        tried=max(tried, len(plans)),
-        priced=len(plans),
-        chosen=chosen,
-        runner_up=min(others, key=lambda one: one.seconds, default=None),
-    )
-    return plans[prices.index(chosen)], pricing
+    step = step_text(trains, hardware.name, values.batch, lengths, topology.world_size)
+    text, tried = f"{best[1]}, {in_time(best[0])} predicted for a {step}", max(tried, len(plans))
+    others = [one for one in prices if one != best]
+    if others:
+        seconds, types = min(others)
+        runner_up = f"the runner-up ({types}) takes {in_time(seconds)}."
+        words = f"the cheapest of the {len(plans)} best of {tried:,} plans: {text}; {runner_up}"
+    elif tried > 1:
+        words = f"the best of {tried:,}: {text}."
+    else:
+        words = f"the only one that TorchRec's planner found within the constraints and the memory: {text}."
+    return plans[prices.index(best)], best[0], words
 
 
 def _values(
@@ -286,18 +288,6 @@ def _check_constraints(
             if not limits.compute_kernels or kernel in limits.compute_kernels
         ):
             raise no_sharding_option(table, path, f"on {device}")
-
-
-def _refusal(error: PlannerError) -> ConversionError:
-    """TorchRec's error as one of recfx's, with TorchRec's text."""
-    memory = (PlannerErrorType.INSUFFICIENT_STORAGE, PlannerErrorType.STRICT_CONSTRAINTS, PlannerErrorType.PARTITION)
-    if error.error_type in memory:
-        problem, reason = "no plan fits", "plan_does_not_fit"
-        advice = "give more devices or memory, a smaller batch_size, or constraints that allow more."
-    else:
-        problem, reason = f"TorchRec cannot plan it ({error.error_type.value})", "plan_failed"
-        advice = "see TorchRec's text; the constraints can be changed here."
-    return ConversionError(f"{problem}: {error}", reason=reason, what_to_do=advice)
 
 
 # Sharding for ``recfx.convert(model, plan=..., env=...)``

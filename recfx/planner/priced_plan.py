@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from torchrec.distributed.planner import Topology
@@ -13,46 +11,7 @@ from torchrec.distributed.types import ShardingPlan
 
 from recfx.collections.sharding.plan import ranks_named, ranks_spanned
 from recfx.errors import ConversionError, Diagnostic
-from recfx.planner.pricing.work import in_time
-
-
-@dataclass(frozen=True)
-class PlanPrice:
-    """What one plan that was tried would cost."""
-
-    seconds: float  # the predicted time of a step
-    parts: Mapping[str, float]  # how it is made up: ids, tables, output, wire, dense
-    types: Mapping[str, str]  # the sharding type of every table, by ``<collection>.<table>``
-
-    def __str__(self) -> str:
-        counts = Counter(self.types.values()).most_common()
-        return ", ".join(f"{count} {name}" for name, count in counts)
-
-
-@dataclass(frozen=True)
-class Pricing:
-    """How a plan was chosen."""
-
-    step: str  # the step that times were predicted for, with its hardware and its batch
-    tried: int  # the number of plans that fit
-    priced: int  # how many of them, the best by estimates, were priced
-    chosen: PlanPrice  # the cheapest
-    runner_up: PlanPrice | None = None  # the cheapest of the others; None if there was no other
-
-    def __str__(self) -> str:
-        text = f"{self.chosen}, {self.step_text}"
-        if self.runner_up is None:
-            only = "the only one that TorchRec's planner found within the constraints and the memory of the ranks"
-            return f"{only if self.tried == 1 else f'the best of {self.tried:,}'}: {text}."
-        return (
-            f"the cheapest of the {self.priced} best of {self.tried:,} plans: {text}; the runner-up "
-            f"({self.runner_up}) takes {in_time(self.runner_up.seconds)}."
-        )
-
-    @property
-    def step_text(self) -> str:
-        """The predicted time of the plan, and the step that it is predicted for."""
-        return f"{in_time(self.chosen.seconds)} predicted for a {self.step}"
+from recfx.planner.pricing.work import counted
 
 
 class PricedPlan(ShardingPlan):
@@ -62,7 +21,8 @@ class PricedPlan(ShardingPlan):
         plan: as in ``ShardingPlan``.
         world_size: the number of ranks; None if nobody has said it.
         topology: what it was made for, if that is known.
-        pricing: how it was chosen; None if nothing was priced.
+        seconds: the predicted time of a step, if it was priced.
+        price: that in words, with the step that it is for, and how the plan was chosen; ``""`` if it was not priced.
     """
 
     def __init__(
@@ -70,18 +30,18 @@ class PricedPlan(ShardingPlan):
         plan: dict[str, Any],
         world_size: int | None,
         topology: Topology | None = None,
-        pricing: Pricing | None = None,
+        seconds: float | None = None,
+        price: str = "",
     ) -> None:
         super().__init__(plan)
-        self.world_size, self.topology, self.pricing, self._priced = world_size, topology, pricing, _tables(plan)
+        self.world_size, self.topology, self.seconds, self.price = world_size, topology, seconds, price
+        self._priced = _tables(plan)
 
     def __repr__(self) -> str:
-        per_collection: dict[str, Any] = self.plan
-        types = Counter(str(table.sharding_type) for tables in per_collection.values() for table in tables.values())
-        kinds = ", ".join(f"{count:,} {kind}" for kind, count in types.most_common())
+        tables = [table for of_collection in self.plan.values() for table in of_collection.values()]
         ranks = "?" if self.world_size is None else f"{self.world_size:,}"
-        price = "" if self.pricing is None else f"; {self.pricing.step_text}"
-        return f"PricedPlan(W={ranks}: {kinds}{price})"
+        kinds = counted(str(getattr(table, "sharding_type", table)) for table in tables)
+        return f"PricedPlan(W={ranks}: {kinds}{'; ' * bool(self.price)}{self.price})"
 
     @property
     def is_as_priced(self) -> bool:
@@ -91,12 +51,12 @@ class PricedPlan(ShardingPlan):
 
 def price_of(plan: ShardingPlan | None) -> list[Diagnostic]:
     """What a report says about the price of a plan; nothing if the plan has none, because it is not recfx's own."""
-    if not isinstance(plan, PricedPlan) or plan.pricing is None:
+    if not isinstance(plan, PricedPlan) or not plan.price:
         return []
     if not plan.is_as_priced:
         message = "the plan was changed after recfx.plan had made it, so it is not the one whose price is known."
         return [Diagnostic("plan_price", "", message, "ask recfx.compare_plans what the changed plan costs.")]
-    return [Diagnostic("plan_price", "", f"the plan is {plan.pricing}")]
+    return [Diagnostic("plan_price", "", f"the plan is {plan.price}")]
 
 
 def _tables(plan: Mapping[str, Any]) -> dict[str, dict[str, object]]:

@@ -164,9 +164,9 @@ def test_a_step_has_one_number_wherever_it_is_shown(trains: bool, tmp_path: Path
         assert total == pytest.approx(at.seconds)
         assert {at.hardware.name, f"B={at.batch}", "L"} <= set(re.findall(r"[^\s,:)]+", repr(at)))
     plan = recfx.plan(model, make_topology(2, "cpu"))
-    assert plan.pricing.chosen.seconds == pytest.approx(recfx.cost(model, plan=plan).at().seconds)
-    assert f"{plan.pricing.step_text}; the runner-up" in " ".join(str(recfx.explain(model, plan=plan)).split())
-    assert f"step {'' if trains else 'in eval mode '}on CPU, B=512 per rank, L: 1)" in repr(plan)
+    assert plan.seconds == pytest.approx(recfx.cost(model, plan=plan).at().seconds)
+    assert plan.price in " ".join(str(recfx.explain(model, plan=plan)).split())
+    assert f"step {'' if trains else 'in eval mode '}on CPU, B=512 per rank, L: 1; the runner-up" in repr(plan)
 
 
 def test_a_page_planned_for_npus_shows_their_nodes_and_kernels(tmp_path: Path) -> None:

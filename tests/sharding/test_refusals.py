@@ -11,16 +11,12 @@ import torch.distributed as dist
 from torch import nn
 from torchrec import EmbeddingBagCollection
 from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.distributed.planner import Topology
-from torchrec.distributed.planner.partitioners import GreedyPerfPartitioner
-from torchrec.distributed.planner.types import PlannerError, PlannerErrorType
 
 import recfx
 from recfx.collections.sharding.collection import ShardedHashEmbeddingBagCollection
 from tests.sharding.cases import Case, Table, build, shard_converted
 from tests.sharding.pipelined import CPU, PIPELINES, batches_of_rank, dense_optimizer, sharded_model
 from tests.sharding.ranks import ranks
-from tests.support.refusals import refused
 
 CASE = Case((Table("a", 8, 4, ("f0",)), Table("b", 6, 4, ("f1",), "MEAN", ("row_wise",))))
 HASHED = Case(CASE.tables, hashing=recfx.HashConfig(dense_rows=0, rows=24, buckets=2), raw_ids=8)
@@ -75,16 +71,6 @@ def load_nothing(rank: int, world_size: int, value: Any) -> tuple[str, str, bool
 @pytest.mark.parametrize("value", ["no tensor", torch.empty(6, 4, device="meta")])
 def test_a_weight_that_is_none_changes_nothing(value: Any) -> None:
     assert ranks(1).run(load_nothing, value) == [("not_a_tensor", "embedding_bags.b.weight", True)]
-
-
-def test_a_planner_that_fails_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any, **__: Any) -> None:
-        raise PlannerError("no words for it", error_type=PlannerErrorType.OTHER)
-
-    monkeypatch.setattr(GreedyPerfPartitioner, "partition", fail)
-    model = nn.ModuleDict({"ebc": build(CASE)[0]})
-    with refused("plan_failed", match="no words for it"):
-        recfx.plan(model, Topology(world_size=2, compute_device="cpu"))
 
 
 def worker_fails(rank: int, world_size: int) -> list[str]:

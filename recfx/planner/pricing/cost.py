@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +14,7 @@ from recfx.planner.pricing.graph_prices import DENSE
 from recfx.planner.pricing.hardware import Hardware
 from recfx.planner.pricing.node_facts import NOTHING_KNOWN, KnownBatch, Values, shares_of, whole_number
 from recfx.planner.pricing.step_price import PlannedCollection, StepPrice, price, price_step
-from recfx.planner.pricing.work import NodeCost, Totals, expression, in_time, step_text
+from recfx.planner.pricing.work import NodeCost, Totals, counted, expression, in_time, step_text
 from recfx.printing.grid import Grid, size
 from recfx.printing.shown import Shown
 
@@ -235,8 +234,7 @@ class PlanComparison(Shown):
         best, columns = self.best, ("plan", *_HEADS, "sharding")
         rows = []
         for row in self.rows:
-            counts = ", ".join(f"{count} {kind}" for kind, count in Counter(row.types.values()).most_common())
-            rows.append((f"{'*' if row is best else ' '} {row.name}", *_cells(row.cost), counts))
+            rows.append((f"{'*' if row is best else ' '} {row.name}", *_cells(row.cost), counted(row.types.values())))
         more = "step is ids + tables + output + wire + the rest of the model (dense and dense_all_reduce)"
         above = (f"{_times(best.cost)}; * is the fastest plan", *best.cost.notes)
         return Grid(best.cost._step_in_words, columns, tuple(rows), frozenset(_HEADS), more, above)
