@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch import fx, nn
@@ -20,14 +21,13 @@ from recfx.collections.wrappers import unwrap
 from recfx.discovery.sample import Sample
 from recfx.errors import ConversionError, did_you_mean
 from recfx.ir.operator_graph import lowered_from
-from recfx.passes import Rewriting
 from recfx.planner.plan import make_plan, plans_of_collections
 from recfx.planner.priced_plan import world_size_of
 from recfx.planner.pricing.cost import Cost, PlanComparison, PlanRow, features_of
 from recfx.planner.pricing.graph_prices import GraphPrices, ModelPrices
 from recfx.planner.pricing.hardware import CPU_HOST, NAMED, TYPICAL, Hardware, HardwareName
 from recfx.planner.pricing.node_facts import KnownBatch, whole_number
-from recfx.planner.pricing.step_price import PlannedCollection, graph_on, planned_by, planned_with
+from recfx.planner.pricing.step_price import graph_on, planned_by, planned_with
 from recfx.planner.pricing.work import BATCH_SIZE, NodeCost
 from recfx.planner.topology import device_of, device_of_tables, hardware_of, of_ranks, plain_topology
 from recfx.replacement.replace_collections import as_converted
@@ -79,26 +79,7 @@ def cost(
             sharding.
         InputError: ``invalid_argument``: ``world_size`` is no number of ranks.
     """
-    priced, _ = priced_with_graphs(model_or_graph, checked_topology(topology), plan, world_size, sample)
-    return priced if sample is None else replace(priced, known=batch_of(sample))
-
-
-def batch_of(sample: Any) -> KnownBatch:
-    """What a call of the model, or None, tells of a batch."""
-    size, lengths = (None, {}) if sample is None else Sample.of(sample).sizes()
-    return KnownBatch(size or BATCH_SIZE, lengths)
-
-
-def priced_with_graphs(
-    model_or_graph: nn.Module,
-    topology: Topology | Hardware | None,
-    plan: ShardingPlan | None,
-    world_size: int | None,
-    sample: Any = None,
-) -> tuple[Cost, dict[str, Rewriting]]:
-    """What ``cost`` returns; and, of a model as a plan would shard it, what the passes make of each collection on rank
-    0, by the first of its paths.
-    """
+    topology = checked_topology(topology)
     if world_size is not None:
         world_size = whole_number(world_size, "world_size", most=MOST_RANKS)
         refuse_ranks_without_plan(world_size, plan, topology)
@@ -126,29 +107,33 @@ def priced_with_graphs(
             is_for_ranks = world_size is None and isinstance(topology, Topology)
             world_size = world_size_of(plan, ranks if is_for_ranks else world_size)
             topology = getattr(plan, "topology", None) if topology is None else topology
-        again = None if isinstance(topology, Hardware) else _again(model_or_graph, topology, sample)
+        again = None if isinstance(topology, Hardware) else partial(_on_ranks, model_or_graph, topology, sample)
         if plan is None and ranks > 1:
             plan, world_size = make_plan(model, topology, with_torchrec=False), ranks
         collections = list({id(collection): collection for collection in converted.values()}.values())
-    prices, graphs, rank = ModelPrices(model.training), dict[str, Rewriting](), 0
+    prices, rank = ModelPrices(model.training), 0
     hardware = TYPICAL.get(device_of_tables(model), CPU_HOST) if topology is None else hardware_of(topology)
     device = ("" if topology is None else device_of(topology)) or device_of_tables(model)
     if plan is None or world_size is None:
-        nodes, device = _as_it_is(prices, model, collections, device)
+        rank, world_size = _ranks([model, *(collection.graph_module for collection in collections)])
+        nodes, device = _as_it_is(prices, model, collections, device, world_size)
         sharded = (collection for collection in collections if collection.is_sharded)
         planned = tuple(planned_with(one, one.collection, one.sharding, device) for one in sharded)
-        rank, world_size = _ranks([model, *(collection.graph_module for collection in collections)])
-        nodes += prices.dense_all_reduce(model, collections) if world_size > 1 else []
     else:
-        planned = _as_planned(converted, plan, world_size, device)
-        graphs = {part.name: part.rewriting(rank=0) for part in planned}
+        for collection in collections:
+            check_optimizers(collection)
+        planned = tuple(
+            planned_by(converted[path], of_collection, world_size, device, path)
+            for path, of_collection in plans_of_collections(converted, plan).items()
+        )
         nodes = []
         for part in planned:
-            nodes += GraphPrices(graphs[part.name].graph, model.training).nodes(part.calls)
+            nodes += GraphPrices(part.graph(rank=0), model.training).nodes(part.calls)
         for collection in collections:
             prices.dense("", collection)  # what it keeps is counted above
         nodes += prices.rest(model, collections, world_size)
-    priced = Cost(
+    size, lengths = (None, {}) if sample is None else Sample.of(sample).sizes()
+    return Cost(
         nodes=tuple(nodes),
         features=features_of(nodes),
         world_size=world_size,
@@ -158,8 +143,14 @@ def priced_with_graphs(
         hardware=hardware,
         planned=planned,
         again=again,
+        known=KnownBatch(size or BATCH_SIZE, lengths),
     )
-    return priced, graphs
+
+
+def _on_ranks(model: nn.Module, topology: Topology | None, sample: Any, ranks: int) -> Cost:
+    """The cost of a model on another number of ranks, for which a plan is made."""
+    like = plain_topology(ranks, device_of_tables(unwrap(model))) if topology is None else of_ranks(topology, ranks)
+    return cost(model, like, sample=sample)
 
 
 def refuse_ranks_without_plan(world_size: int | None, plan: ShardingPlan | None, topology: object) -> None:
@@ -172,50 +163,31 @@ def refuse_ranks_without_plan(world_size: int | None, plan: ShardingPlan | None,
         )
 
 
-def _as_it_is(prices: ModelPrices, model: nn.Module, parts: Sequence[Any], target: str) -> tuple[list[NodeCost], str]:
-    """The nodes of a graph as it is, or of a model with converted collections, on one device; and its type."""
-    device, nodes = device_of_tables(model), list[NodeCost]()
+def _as_it_is(
+    prices: ModelPrices, model: nn.Module, parts: Sequence[Any], device: str, world_size: int
+) -> tuple[list[NodeCost], str]:
+    """The nodes of a graph as it is, or of a model with converted collections as on one device of this type; and the
+    type of the device that they are on.
+    """
+    here, nodes = device_of_tables(model), list[NodeCost]()
+    is_elsewhere = device not in (here, "cpu") and not any(part.is_sharded for part in parts)
     if isinstance(model, fx.GraphModule):
-        nodes = prices.nodes_of(model)
+        nodes, is_elsewhere = prices.nodes_of(model), False
+        nodes += prices.dense_all_reduce(model, parts) if world_size > 1 else []
     else:
-        is_elsewhere = target not in (device, "cpu") and not any(part.is_sharded for part in parts)
-        device = target if is_elsewhere else device
         for part in parts:
             if not part.is_sharded:
                 part.fused_optimizers()  # makes the graph for what the tables are now
             calls = max(part.calls, 1)
             if is_elsewhere:
-                graph = graph_on(part, target).graph
+                graph = graph_on(part, device).graph
                 nodes += GraphPrices(graph, model.training, prices.counted, part.store).nodes(calls)
             else:
                 nodes += prices.nodes_of(part.graph_module, calls)
-        nodes += prices.rest(model, parts, world_size=1)
+        nodes += prices.rest(model, parts, world_size)
     if all(node.kind == "dense" for node in nodes):
         raise _no_collection()
-    return nodes, device
-
-
-def _as_planned(
-    converted: Mapping[str, UnshardedCollection], plan: ShardingPlan, world_size: int, device: str
-) -> tuple[PlannedCollection, ...]:
-    """The collections as ``plan`` shards them; ``converted`` has those of the model by every path."""
-    for collection in converted.values():
-        check_optimizers(collection)
-    return tuple(
-        planned_by(converted[path], of_collection, world_size, device, path)
-        for path, of_collection in plans_of_collections(converted, plan).items()
-    )
-
-
-def _again(model: nn.Module, topology: Topology | None, sample: Any) -> Callable[[int], Cost]:
-    """The cost of the model on another number of ranks, for which a plan is made."""
-
-    def again(world_size: int) -> Cost:
-        if topology is not None:
-            return cost(model, of_ranks(topology, world_size), sample=sample)
-        return cost(model, plain_topology(world_size, device_of_tables(unwrap(model))), sample=sample)
-
-    return again
+    return nodes, device if is_elsewhere else here
 
 
 def checked_topology(given: Any) -> Topology | Hardware | None:
@@ -282,8 +254,7 @@ def compare_plans(
         InputError: ``invalid_argument``, ``unknown_feature``.
     """
     named: Any = dict(enumerate(plans)) if isinstance(plans, (list, tuple)) else plans
-    is_mapping = isinstance(named, Mapping) and named
-    if not is_mapping or not all(isinstance(plan, ShardingPlan) for plan in named.values()):
+    if not isinstance(named, Mapping) or not named or not all(isinstance(one, ShardingPlan) for one in named.values()):
         raise ConversionError(
             f"plans are {plans!r}.",
             reason="invalid_argument",

@@ -25,7 +25,7 @@ from recfx.discovery.classify import CONVERTED, Finding
 from recfx.discovery.discover import discover
 from recfx.discovery.shallow_tracer import source_of
 from recfx.errors import DrawingError
-from recfx.inspect.cost import priced_with_graphs
+from recfx.inspect.cost import cost
 from recfx.inspect.describe import declared_tables
 from recfx.inspect.drawing.costs import NO_COSTS, DrawnCosts, costs_of
 from recfx.inspect.report_data import NodeReport, TableReport, place_of, shape_text
@@ -37,7 +37,6 @@ from recfx.ir.printer import attributes_text, format_call, format_node
 from recfx.passes import Rewriting
 from recfx.passes.base import BEFORE, PASSES_KEY, PassRecord
 from recfx.planner.pricing.hardware import Hardware
-from recfx.planner.pricing.node_facts import NOTHING_KNOWN, KnownBatch
 from recfx.planner.pricing.step_price import graph_on
 from recfx.planner.pricing.work import expression
 from recfx.replacement.conversion_record import Found, conversion_of
@@ -64,9 +63,9 @@ def collect(
     topology: Topology | Hardware | None = None,
     plan: ShardingPlan | None = None,
     world_size: int | None = None,
-    known: KnownBatch = NOTHING_KNOWN,
+    sample: Any = None,
 ) -> dict[str, Any]:
-    """What the page of a model or a graph shows, as the page's script reads it; ``known`` is where numbers start."""
+    """What the page of a model or a graph shows, as the page's script reads it; numbers start from ``sample``."""
     model = unwrap(subject)
     graph_module = model.graph_module if isinstance(model, WholeGraph) else model
     hardware = topology if isinstance(topology, Hardware) else None
@@ -76,10 +75,11 @@ def collect(
     graphs: Mapping[str, Rewriting] = {}  # of collections that are not drawn as they are
     if is_planned:
         _refuse_other_plan(model)
-        cost, graphs = priced_with_graphs(model, topology, plan, world_size)
-        costs, findings = DrawnCosts(cost), discover(model).findings
+        costs = DrawnCosts(cost(model, topology, plan=plan, world_size=world_size, sample=sample))
+        graphs = {part.name: part.rewriting(rank=0) for part in costs.cost.planned}
+        findings = discover(model).findings
     else:
-        costs, findings = costs_of(model, hardware), discover(subject if inner is model else inner).findings
+        costs, findings = costs_of(model, hardware, sample), discover(subject if inner is model else inner).findings
     records = {record.paths[0]: record for record in conversion_of(model).found}
     collections = [_collection(one, records.get(one.path), graphs.get(one.path), costs, nodes) for one in findings]
     if isinstance(graph_module, fx.GraphModule):
@@ -111,7 +111,7 @@ def collect(
         "nodes": nodes.all,  # of all steps
         "outer": outer,  # the nodes around the collections, with their calls; only the calls without a whole graph
         "collections": [one | {"paths": [users_path(subject, path) for path in one["paths"]]} for one in collections],
-        "costs": costs.as_data(positions, known),
+        "costs": costs.as_data(positions),
     }
 
 

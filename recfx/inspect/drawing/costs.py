@@ -19,7 +19,6 @@ from recfx.ir.tables import Shard
 from recfx.planner.pricing.cost import Cost
 from recfx.planner.pricing.graph_prices import costs_of_shard
 from recfx.planner.pricing.hardware import CPU_HOST, Hardware
-from recfx.planner.pricing.node_facts import KnownBatch
 from recfx.planner.pricing.step_price import PlannedCollection, runs_on_host, seconds_of_call, seconds_of_work
 from recfx.planner.pricing.work import LENGTH, NOTHING, NodeCost, Resident, Work, expression
 from recfx.planner.topology import PRIVATE, device_of_tables
@@ -72,7 +71,6 @@ class DrawnCosts:
     """A cost as pictures show it."""
 
     cost: Cost
-    note: str = ""  # what is not in the times
     device: str = ""  # what the graphs were made for, if the tables are somewhere else
 
     @functools.cached_property
@@ -103,9 +101,9 @@ class DrawnCosts:
             amounts += [] if value == 0 else [(name, expression(value), formula(value, lengths))]
         return tuple(amounts)
 
-    def as_data(self, positions: Mapping[str, int], known: KnownBatch) -> dict[str, Any]:
+    def as_data(self, positions: Mapping[str, int]) -> dict[str, Any]:
         """What the page's script reads; ``positions`` has the place of each collection, by path."""
-        cost = self.cost
+        cost, known, note = self.cost, self.cost.known, self.cost.copies_left_out
         lengths = [(name, float(known.lengths.get(name, LENGTH))) for name in cost.features]
         named = [f"{name}={length:g}" for name, length in lengths if length != LENGTH]
         return {
@@ -120,7 +118,7 @@ class DrawnCosts:
             "lengths": ", ".join([f"{LENGTH:g}", *named]),
             "trains": cost.trains,
             "hardware": cost.hardware.label if cost.nodes else "",
-            "note": self.note,
+            "note": note and f"{note[0].upper()}{note[1:]}.",
             "rank": cost.rank,
             "shards": [
                 {"collection": positions.get(planned.name, -1), **shards}
@@ -158,19 +156,17 @@ class DrawnCosts:
 NO_COSTS = DrawnCosts(Cost((), (), 1, 0, False, "", replace(CPU_HOST, device="")))
 
 
-def costs_of(model: nn.Module, hardware: Hardware | None = None) -> DrawnCosts:
+def costs_of(model: nn.Module, hardware: Hardware | None = None, sample: Any = None) -> DrawnCosts:
     """The costs of a converted model or of a graph on ``hardware``, or on what is typical of its device; nothing if it
     is not converted.
     """
     try:
-        priced = cost(model, hardware)
+        priced = cost(model, hardware, sample=sample)
     except ConversionError as error:
         if hardware is not None and error.reason != "no_collection":
             raise
         return NO_COSTS  # nothing is converted, or its graph cannot be priced
-    left_out = priced.copies_left_out
-    device = "" if priced.device == device_of_tables(model) else priced.device
-    return DrawnCosts(priced, left_out and f"{left_out[0].upper()}{left_out[1:]}.", device)
+    return DrawnCosts(priced, "" if priced.device == device_of_tables(model) else priced.device)
 
 
 def formula(value: sympy.Expr, lengths: Mapping[sympy.Symbol, int]) -> Any:

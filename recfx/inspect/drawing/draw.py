@@ -19,7 +19,7 @@ from torchrec.distributed.types import ShardingPlan
 
 from recfx.argument_types import typed
 from recfx.errors import ConversionError, DrawingError, printable
-from recfx.inspect.cost import batch_of, checked_topology
+from recfx.inspect.cost import checked_topology
 from recfx.inspect.drawing.collect import collect
 from recfx.kernels.build.private_files import new_file
 from recfx.planner.pricing.hardware import Hardware, HardwareName
@@ -124,7 +124,7 @@ def draw(
             reason="unknown_ending",
             what_to_do="end the path in .html; the page can be printed, and its picture saved, from any browser.",
         )
-    drawing = collect(model_or_graph, checked_topology(topology), plan, world_size, batch_of(sample))
+    drawing = collect(model_or_graph, checked_topology(topology), plan, world_size, sample)
     text = render_html(drawing)
     if target is None:
         return Picture(text)
