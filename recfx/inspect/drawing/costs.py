@@ -5,7 +5,7 @@ formulas that a page evaluates.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,32 +19,10 @@ from recfx.ir.tables import Shard
 from recfx.planner.pricing.cost import Cost
 from recfx.planner.pricing.graph_prices import costs_of_shard
 from recfx.planner.pricing.hardware import CPU_HOST, Hardware
-from recfx.planner.pricing.step_price import PlannedCollection, runs_on_host, seconds_of_call, seconds_of_work
-from recfx.planner.pricing.work import LENGTH, NOTHING, NodeCost, Resident, Work, expression
+from recfx.planner.pricing.node_facts import SYMBOLS
+from recfx.planner.pricing.step_price import PlannedCollection, price
+from recfx.planner.pricing.work import LENGTH, NodeCost, Resident, expression
 from recfx.planner.topology import PRIVATE, device_of_tables
-
-
-def time_formula(node: NodeCost, hardware: Hardware, world_size: int, formula: Callable[[sympy.Expr], Any]) -> Any:
-    """The seconds that :func:`recfx.planner.pricing.step_price.price` predicts for a node of one rank, as a formula.
-
-    It is 0 for a node that has nothing to do, and None if ``formula`` gives None for one of its expressions.
-    """
-    on_host = runs_on_host(node, hardware)
-    overhead = seconds_of_work(NOTHING, hardware, on_host)
-    terms: list[Any] = []
-    for work in (node.forward, node.backward):
-        amounts = {name: amount for name, amount in vars(work).items() if amount != 0}
-        for name, amount in amounts.items():
-            unit = seconds_of_work(Work(**dict[str, Any]({name: 1.0})), hardware, on_host)
-            terms.append(["*", unit - overhead, formula(amount)])
-        terms += [overhead] if amounts else []
-    for call in node.collectives:
-        latency, whole = (seconds_of_call(replace(call, bytes=size), world_size, hardware) for size in (0.0, 1.0))
-        terms += [latency, ["*", whole - latency, formula(call.bytes)]]
-    if any(isinstance(term, list) and term[-1] is None for term in terms):
-        return None
-    return ["*", node.calls, ["+", *terms]] if terms else 0
-
 
 AMOUNTS = {
     "read_bytes": "bytes read",
@@ -94,8 +72,10 @@ class DrawnCosts:
         """What a node costs on some hardware; default: that of the cost."""
         hardware = hardware or self.cost.hardware
         lengths = self._lengths
-        seconds = time_formula(node, hardware, self.cost.world_size, lambda value: formula(value, lengths))
-        amounts: list[Amount] = [] if seconds == 0 else [(TIME, f"on {hardware.name}", seconds)]
+        seconds: Any = price(node, SYMBOLS._replace(world=self.cost.world_size), hardware).seconds
+        amounts: list[Amount] = []
+        if seconds != 0:
+            amounts.append((TIME, f"on {hardware.name}", formula(sympy.sympify(seconds), lengths)))
         for attribute, name in AMOUNTS.items():
             value = sympy.sympify(getattr(node, attribute))
             amounts += [] if value == 0 else [(name, expression(value), formula(value, lengths))]

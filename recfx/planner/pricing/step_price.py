@@ -28,7 +28,7 @@ from recfx.passes import Pass, passes
 from recfx.passes.base import Rewriting
 from recfx.planner.pricing.graph_prices import GraphPrices, resident_of
 from recfx.planner.pricing.hardware import Hardware
-from recfx.planner.pricing.node_facts import Values
+from recfx.planner.pricing.node_facts import Symbols, Values
 from recfx.planner.pricing.work import NO_RESIDENT, NOTHING, NodeCost, Resident, Totals, Work
 
 CHIPS = {"npu": "Ascend910B3"}
@@ -157,8 +157,8 @@ def planned_with(
     return PlannedCollection(context, max(collection.calls, 1), collection.backend, collection.passes)
 
 
-def price(node: NodeCost, values: Values, hardware: Hardware) -> NodeCost:
-    """A node in the numbers of one batch, with its time."""
+def price(node: NodeCost, values: Values | Symbols, hardware: Hardware) -> NodeCost:
+    """A node in the numbers of one batch, or in expressions but for the number of ranks, with its time."""
     priced = node.mapped(values.number)
     waits = (seconds_of_call(call, values.world, hardware) for call in priced.collectives)
     return replace(priced, seconds=sum(seconds_of_phases(priced, hardware)) + node.calls * sum(waits))
@@ -199,18 +199,19 @@ def seconds_of_call(call: Collective, world: int, hardware: Hardware, times: flo
     operations do so only once per host, because the ranks of a host first add up their parts, or share what arrived. An
     all-reduce is a reduce-scatter and an all-gather. A call across hosts has each of its ranks on another host.
     """
-    ranks, operation, passed = call.ranks or world, call.operation, times * call.bytes
+    ranks, operation = call.ranks or world, call.operation
     if ranks <= 1:
         return 0.0
     local = 1 if call.across_hosts else min(ranks, hardware.ranks_per_host)
     hosts = math.ceil(ranks / local)
-    whole = passed * ranks if operation == "all_gather" else passed
+    whole = ranks if operation == "all_gather" else 1
     inside, outside = whole * (local - 1) / ranks, whole * (ranks - local) / ranks
     if operation != "all_to_all":
         is_double = operation == "all_reduce" or (operation == "reduce_scatter" and not hardware.has_reduce_scatter)
         rounds = 2 if is_double else 1
         inside, outside = rounds * whole * (local - 1) / local, rounds * whole / local * (hosts - 1) / hosts
-    return hardware.collective_latency + max(inside / hardware.link_bandwidth, outside / hardware.network_bandwidth)
+    per_byte = max(inside / hardware.link_bandwidth, outside / hardware.network_bandwidth)
+    return hardware.collective_latency + times * call.bytes * per_byte
 
 
 IDS, TABLES, OUTPUT, WIRE, DENSE = "ids", "tables", "output", "wire", "dense"
