@@ -181,8 +181,8 @@ def _cheapest(
             planned_by(collections[path], of_tables, topology.world_size, device, path)
             for path, of_tables in tables.items()
         ]
-        seconds = price_step(planned, trains, values, hardware, rest).seconds
-        seconds += float(busy(others, topology.world_size).max()) / 1e3
+        _, parts = price_step(planned, trains, values, hardware, rest)
+        seconds = sum(parts.values()) + float(busy(others, topology.world_size).max()) / 1e3
         return seconds, counted(one.sharding_type for one in options)
 
     prices = [priced(plan) for plan in plans]

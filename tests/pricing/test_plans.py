@@ -121,7 +121,7 @@ def test_gradients_take_the_way_of_the_rows_back() -> None:
         table = EmbeddingBagConfig(name="t", num_embeddings=4096, embedding_dim=dim, feature_names=["f"])
         model = nn.ModuleDict({"ebc": EmbeddingBagCollection([table])}).train(trains)
         plan = plan_of(model, 4, {"t": table_wise(1)})
-        return recfx.cost(model, ASCEND_910B, plan=plan, world_size=4).at(B=512, L=3).step.parts["wire"]
+        return recfx.cost(model, ASCEND_910B, plan=plan, world_size=4).at(B=512, L=3).parts["wire"]
 
     rows = wire(128, False) - wire(64, False)
     gradients = (wire(128, True) - wire(128, False)) - (wire(64, True) - wire(64, False))

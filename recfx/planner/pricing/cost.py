@@ -13,7 +13,7 @@ from recfx.errors import ConversionError, InputError
 from recfx.planner.pricing.graph_prices import DENSE
 from recfx.planner.pricing.hardware import Hardware
 from recfx.planner.pricing.node_facts import NOTHING_KNOWN, KnownBatch, Values, shares_of, whole_number
-from recfx.planner.pricing.step_price import PlannedCollection, StepPrice, price, price_step
+from recfx.planner.pricing.step_price import PlannedCollection, price, price_step
 from recfx.planner.pricing.work import NodeCost, Totals, counted, expression, in_time, step_text
 from recfx.printing.grid import Grid, size
 from recfx.printing.shown import Shown
@@ -29,7 +29,8 @@ class CostAt(Shown):
     lengths: Mapping[str, float]  # the mean number of ids per sample, by feature
     hardware: Hardware  # what the times are predicted for
     nodes: tuple[NodeCost, ...]  # every node, in order
-    step: StepPrice  # all ranks; without parts of the step if the model is not sharded
+    ranks: tuple[Totals, ...]  # the totals of every rank; their seconds do not count waiting for other ranks
+    parts: Mapping[str, float]  # the seconds of each part of a step of all ranks; none if the model is not sharded
     trains: bool = True  # whether the step has a backward
     notes: tuple[str, ...] = ()  # what the numbers assume, and what is not in them, in sentences
 
@@ -41,17 +42,13 @@ class CostAt(Shown):
     @property
     def seconds(self) -> float:
         """The predicted time of a step; if there are several ranks, with their waiting for each other."""
-        return self.step.seconds
-
-    @property
-    def ranks(self) -> tuple[Totals, ...]:
-        """The totals of every rank."""
-        return self.step.ranks
+        return sum(self.parts.values()) if self.parts else self.totals.seconds
 
     @property
     def imbalance(self) -> float:
         """The time of the slowest rank over the mean of all ranks, 1 if all are equal."""
-        return self.step.imbalance
+        times = [rank.seconds for rank in self.ranks]
+        return max(1.0, max(times) * len(times) / sum(times)) if sum(times) else 1.0  # sums are rounded
 
     @property
     def step_text(self) -> str:
@@ -64,15 +61,15 @@ class CostAt(Shown):
 
     def as_grid(self) -> Grid:
         rows = [(node.name, node.kind, *_numbers(node)) for node in self.nodes]
-        rows.append(("total of this rank" if self.step.parts else "total", "", *_numbers(self.totals)))
-        sums = " + ".join(f"{name} {in_time(seconds)}" for name, seconds in self.step.parts.items() if seconds)
+        rows.append(("total of this rank" if self.parts else "total", "", *_numbers(self.totals)))
+        sums = " + ".join(f"{name} {in_time(seconds)}" for name, seconds in self.parts.items() if seconds)
         ranks = f"a step of all {self.world_size} ranks, which wait for each other: {in_time(self.seconds)} = {sums}"
         return Grid(
             title=f"{_rank(self.rank, self.world_size)}{self._step_in_words}",
             columns=("node", "kind", *_AMOUNTS),
             rows=tuple(rows),
             numbers=frozenset(_AMOUNTS),
-            more=ranks if self.step.parts else "",
+            more=ranks if self.parts else "",
             above=(f"{_times(self)}; wire is what the rank passes to collectives", *self.notes),
         )
 
@@ -139,6 +136,9 @@ class Cost:
         batch = self.known.batch if B is None else B
         values = Values(batch, self.world_size, L, self.features, shares, self.known)
         nodes = tuple(price(node, values, self.hardware) for node in self.nodes)
+        sharded = {collection.name for collection in self.planned}
+        rest = Totals.of(node for node in nodes if node.kind == DENSE or node.collection not in sharded)
+        priced = price_step(self.planned, self.trains, values, self.hardware, rest) if self.planned else ((rest,), {})
         return CostAt(
             batch=values.batch,
             world_size=values.world,
@@ -146,17 +146,11 @@ class Cost:
             lengths={name: float(length) for name, length in values.lengths.items()},
             hardware=self.hardware,
             nodes=nodes,
-            step=self._step(nodes, values),
+            ranks=priced[0],
+            parts=priced[1],
             trains=self.trains,
             notes=tuple(filter(None, [self.copies_left_out, _NOT_IN_IT])),
         )
-
-    def _step(self, nodes: Sequence[NodeCost], values: Values) -> StepPrice:
-        sharded = {collection.name for collection in self.planned}
-        rest = Totals.of(node for node in nodes if node.kind == DENSE or node.collection not in sharded)
-        if not self.planned:
-            return StepPrice((rest,), rest.seconds, {})
-        return price_step(self.planned, self.trains, values, self.hardware, rest)
 
     @property
     def copies_left_out(self) -> str:
@@ -262,7 +256,7 @@ def _cells(cost: CostAt) -> tuple[str, ...]:
     return (
         str(cost.world_size),
         in_time(cost.seconds),
-        *(in_time(cost.step.parts[name]) if name in cost.step.parts else "" for name in _SHOWN),
+        *(in_time(cost.parts[name]) if name in cost.parts else "" for name in _SHOWN),
         size(max(rank.wire_bytes for rank in cost.ranks)),
         size(max(rank.resident_bytes for rank in cost.ranks)),
         f"{cost.imbalance:.2f}",

@@ -222,25 +222,14 @@ MOST_KINDS = 32
 """If there are more kinds of ranks, this many graphs are made, from the kind with most rows to read down."""
 
 
-@dataclass(frozen=True)
-class StepPrice:
-    """All ranks, in numbers."""
-
-    ranks: tuple[Totals, ...]  # the totals of every rank; their seconds do not count waiting for other ranks
-    seconds: float  # the predicted time of a step, in which ranks wait for each other at every collective
-    parts: dict[str, float]  # how it is made up, by part of a step
-
-    @property
-    def imbalance(self) -> float:
-        """The time of the slowest rank over the mean of all ranks, 1 if all are equal."""
-        times = [rank.seconds for rank in self.ranks]
-        return max(1.0, max(times) * len(times) / sum(times)) if sum(times) else 1.0  # sums are rounded
-
-
 def price_step(
     planned: Sequence[PlannedCollection], trains: bool, values: Values, hardware: Hardware, rest: Totals
-) -> StepPrice:
-    """The price of one step on all ranks; ``rest`` is what each of them does beside the collections."""
+) -> tuple[tuple[Totals, ...], dict[str, float]]:
+    """The price of one step on all ranks; ``rest`` is what each of them does beside the collections.
+
+    The totals of every rank, whose seconds do not count waiting for other ranks; and the seconds of each part of the
+    step, in which ranks wait for each other at every collective.
+    """
     alike = _ranks_alike(planned, values)
     known = {rank: _price_rank(planned, rank, trains, values, hardware) for rank in dict.fromkeys(alike)}
     parts = dict.fromkeys((IDS, TABLES, OUTPUT, WIRE), 0.0) | {DENSE: rest.seconds}
@@ -256,7 +245,7 @@ def price_step(
     for rank, like in enumerate(alike):
         resident = sum((collection.residents_of_ranks[rank] for collection in planned), start=rest.resident)
         totals.append(replace(Totals.of([known[like].totals, rest]), resident=resident))
-    return StepPrice(tuple(totals), sum(parts.values()), parts)
+    return tuple(totals), parts
 
 
 def _ranks_alike(planned: Sequence[PlannedCollection], values: Values) -> list[int]:
