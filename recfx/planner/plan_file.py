@@ -34,14 +34,13 @@ from recfx.collections.sharding.types import table_error
 from recfx.errors import ConversionError, printable
 from recfx.kernels.build.private_files import new_file
 from recfx.planner.priced_plan import PricedPlan, world_size_said
-from recfx.planner.pricing.node_facts import whole_number
 from recfx.planner.topology import check_topology, settings_of, topology_of_settings
 
 VERSION = "1"
 _WRITTEN = ("sharding_type", "compute_kernel", "ranks", "sharding_spec")
 
 
-def write_plan(plan: ShardingPlan, path: str | os.PathLike[str], *, world_size: int | None = None) -> None:
+def write_plan(plan: ShardingPlan, path: str | os.PathLike[str]) -> None:
     """Write a plan into a file, such as one of ``recfx.plan``.
 
     Example:
@@ -53,30 +52,25 @@ def write_plan(plan: ShardingPlan, path: str | os.PathLike[str], *, world_size: 
     Args:
         plan: the plan of a whole model.
         path: the file; one that exists is replaced, once the new one is whole.
-        world_size: the number of ranks; default: those that the plan knows, if ``recfx.plan`` or ``read_plan`` made
-            it.
 
     Raises:
-        ConversionError: ``invalid_argument``, ``unsupported_plan_option``; ``plan_rank``: it was made for others.
-        InputError: ``invalid_argument``: ``world_size`` is no number of ranks.
+        ConversionError: ``invalid_argument``, ``unsupported_plan_option``.
         OSError: the file cannot be written.
     """
-    text = json.dumps(plain_plan(plan, world_size=world_size), indent=1) + "\n"
+    text = json.dumps(plain_plan(plan), indent=1) + "\n"
     place = Path(os.path.realpath(path))
     with new_file(place) as file:
         file.path.write_text(text, encoding="utf-8")
         file.put_in_place()
 
 
-def plain_plan(plan: ShardingPlan, *, world_size: int | None = None) -> dict[str, Any]:
+def plain_plan(plan: ShardingPlan) -> dict[str, Any]:
     """What ``write_plan`` writes."""
     check_plan(plan)
-    if world_size is not None:
-        world_size = whole_number(world_size, "world_size", most=MOST_RANKS)
     made_for = getattr(plan, "topology", None)
     return {
         "version": VERSION,
-        "world_size": world_size_said(plan, world_size),
+        "world_size": world_size_said(plan),
         "topology": None if made_for is None else settings_of(made_for),
         "collections": {
             path: {table: _plain(sharding, table, path) for table, sharding in tables.items()}

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import heapq
 import math
-from bisect import bisect_left
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy
@@ -279,28 +278,13 @@ def _sizes(option: ShardingOption) -> tuple[int, int, int, int]:
 
 
 def in_order(plan: Proposal, capacity: Topology) -> Placed | None:
-    """Whole tables in this order, rank by rank, with the least work for the busiest; None if they do not fit."""
-    if capacity.world_size == 1:
-        return None
-    seconds = [option.shards[0].perf.total for option in plan]
-    low, high = max(seconds), sum(seconds)
-    limits = [low + (high - low) * share / 100 for share in range(101)]
-    least = bisect_left(limits, True, key=lambda limit: _ranks_in_order(plan, capacity, limit) is not None)
-    ranks = _ranks_in_order(plan, capacity, limits[min(least, 100)])
-    return None if ranks is None else Placed(plan, [[rank] for rank in ranks])
-
-
-def _ranks_in_order(plan: Proposal, capacity: Topology, most: float) -> list[int] | None:
-    """The rank of each table, if no rank works longer than ``most``; None if there are not enough ranks for that."""
-    ranks = list[int]()
-    rank, left, time = 0, capacity.devices[0].storage, 0.0
-    for option in plan:
-        storage, seconds = option.shards[0].storage, option.shards[0].perf.total
-        while time + seconds > most or not storage.fits_in(left):
-            rank, time = rank + 1, 0.0
-            if rank == capacity.world_size:
-                return None
-            left = capacity.devices[rank].storage
-        left, time = left - storage, time + seconds
-        ranks.append(rank)
-    return ranks
+    """Whole tables in this order, rank by rank, each rank with its share of the work; None if they do not fit."""
+    world_size, left = capacity.world_size, [device.storage for device in capacity.devices]
+    times = [option.shards[0].perf.total for option in plan]
+    share, ends = (sum(times) or 1.0) / world_size, accumulate(times)
+    ranks = [min(int((end - time / 2) / share), world_size - 1) for end, time in zip(ends, times, strict=True)]
+    for option, rank in zip(plan, ranks, strict=True):
+        if not option.shards[0].storage.fits_in(left[rank]):
+            return None
+        left[rank] -= option.shards[0].storage
+    return None if world_size == 1 else Placed(plan, [[rank] for rank in ranks])

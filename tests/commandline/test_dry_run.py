@@ -16,6 +16,7 @@ from torchrec.distributed.types import ParameterSharding, ShardingPlan
 import recfx
 from recfx.commandline.main import main
 from recfx.planner.plan_file import plain_plan, read_plan, write_plan
+from recfx.planner.priced_plan import PricedPlan
 from recfx.planner.topology import hardware_of, npu_topology
 from recfx.versions.differences import make_topology
 from tests.inspect.models import dlrm
@@ -40,7 +41,7 @@ def test_a_plan_survives_its_file(tmp_path: Path) -> None:
     for options, code in (({"enforce_hbm": True}, "unsupported_plan_option"), ({}, None)):
         plan.plan[PATH]["t0"] = ParameterSharding("table_wise", "fused", [0], None, **options)
         if code is None:
-            write_plan(ShardingPlan(plan.plan), file, world_size=3)
+            write_plan(PricedPlan(plan.plan, 3), file)
             assert read_plan(file).world_size == 3
         else:
             with pytest.raises(recfx.ConversionError, match=rf"^\[{code}\] .*t0.*enforce_hbm"):

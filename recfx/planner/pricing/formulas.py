@@ -2,8 +2,8 @@
 
 A formula always gives the backward as well: :func:`work_of` drops it if the step has none.
 
-The formulas count what must be moved: each id and each length once, a row per id, each pooled value once. Work that
-depends on the order of a batch's keys is counted as if they had to be put into order.
+The formulas count what must be moved: each id and each length once, a row per id, each pooled value once, as if a
+batch's keys had to be put into order.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from recfx.errors import ConversionError
 from recfx.planner.pricing.node_facts import NodeFacts, TableLoad
 from recfx.planner.pricing.work import NOTHING, Phases, Work
 
-ID_BYTES, LENGTH_BYTES, WEIGHT_BYTES, POOLED_BYTES = 8, 8, 4, 4
+ID_BYTES, LENGTH_BYTES, WEIGHT_BYTES = 8, 8, 4
 # A find reads one group of four slots, which is one line of the cache: at most four of nine slots of an index are
 # filled, so that an id is nearly always in its first group.
 PROBE_BYTES = 64
@@ -25,15 +25,19 @@ STEP_FLOPS = 6
 Formula = Callable[[NodeFacts], Phases]
 
 
-def _batch_bytes(facts: NodeFacts, bags: Any | None = None) -> Any:
-    per_id = ID_BYTES + (WEIGHT_BYTES if facts.is_weighted else 0)
-    return per_id * facts.ids + LENGTH_BYTES * (facts.bags if bags is None else bags)
+def _batch_bytes(facts: NodeFacts) -> Any:
+    return (ID_BYTES + (WEIGHT_BYTES if facts.is_weighted else 0)) * facts.ids + LENGTH_BYTES * facts.bags
 
 
-def select_features(facts: NodeFacts) -> Phases:
-    """Reads the ids once to check them, and once to put them into order."""
-    size = _batch_bytes(facts)
-    return Phases(Work(read_bytes=size + ID_BYTES * facts.ids, written_bytes=size))
+def move_ids(facts: NodeFacts) -> Phases:
+    """Reads ids, lengths and weights, and writes them in another order, if they are not in that order yet."""
+    size = _batch_bytes(facts) if facts.moves else 0
+    return Phases(Work(size, size))
+
+
+def move_rows(facts: NodeFacts) -> Phases:
+    """Reads the rows of its value, and writes them in another order, or changed; in the backward, their gradients."""
+    return Phases.same(Work(facts.value_bytes, facts.value_bytes))
 
 
 def dedup_ids(facts: NodeFacts) -> Phases:
@@ -50,38 +54,14 @@ def dedup_ids(facts: NodeFacts) -> Phases:
     )
 
 
-def bucketize(facts: NodeFacts) -> Phases:
-    """Reads the ids once to count them by rank, and once to send them there; their places, if their rows come back."""
-    places = 0 if facts.is_pooled else ID_BYTES * facts.ids
-    size, written = _batch_bytes(facts) + places, _batch_bytes(facts, facts.sent_bags) + places
-    return Phases(Work(read_bytes=size + ID_BYTES * facts.ids, written_bytes=written))
-
-
-def input_dist_start(facts: NodeFacts) -> Phases:
-    """Puts bags into the order of ranks, if they are not in that order yet."""
-    size = _batch_bytes(facts, facts.sent_bags) if facts.moves else 0
-    return Phases(Work(size, size))
-
-
-def input_dist_wait(facts: NodeFacts) -> Phases:
-    """Puts what has arrived into the order of features."""
-    size = _batch_bytes(facts)
-    return Phases(Work(size, size))
-
-
 def copy(facts: NodeFacts) -> Phases:
     """Copies ids, or rows, and lengths between the host and a device."""
     return Phases(Work(copied_bytes=_batch_bytes(facts)))
 
 
 def hash_ids(facts: NodeFacts) -> Phases:
-    """Finds each id's slot; a table that evicts or admits also counts the id."""
+    """Finds each id's slot; in training, a table that evicts or admits also counts the id."""
     return Phases(Work.total([_find(table, facts.trains) for table in facts.tables]))
-
-
-def find_rows(facts: NodeFacts) -> Phases:
-    """Finds each id's slot, in a copy of the index."""
-    return Phases(Work.total([_find(table, False) for table in facts.tables]))
 
 
 def lookup(facts: NodeFacts) -> Phases:
@@ -97,62 +77,32 @@ def hash_lookup(facts: NodeFacts) -> Phases:
     return Phases(hashed.forward + pooled.forward + Work(read_bytes=-rows, written_bytes=-rows), pooled.backward)
 
 
-def output_dist_start(facts: NodeFacts) -> Phases:
-    """Joins pooled parts, and puts rows into the order in which they are sent; the backward averages over ranks."""
-    copies = (1 if facts.parts > 1 and facts.is_pooled else 0) + 1
-    size = facts.value_bytes
-    moved = copies * size
-    return Phases(Work(moved, moved), Work(moved, moved, flops=size / POOLED_BYTES))
-
-
-def output_dist_wait(facts: NodeFacts) -> Phases:
-    """Puts what has arrived into the order of samples, or of ids, whose places are read."""
-    places = 0 if facts.is_pooled else ID_BYTES * facts.ids
-    return Phases.same(Work(facts.value_bytes + places, facts.value_bytes))
-
-
-def expand_rows(facts: NodeFacts) -> Phases:
-    """Reads the number of each id and its row, and writes the row; the backward adds up the gradients of equal ids."""
-    return Phases.same(Work(facts.value_bytes + ID_BYTES * facts.ids, facts.value_bytes))
-
-
-def mean_divide(facts: NodeFacts) -> Phases:
-    """Divides each value."""
-    flops = facts.value_bytes / POOLED_BYTES
-    return Phases.same(Work(facts.value_bytes + LENGTH_BYTES * facts.bags, facts.value_bytes, flops))
-
-
-def keyed_tensor(facts: NodeFacts) -> Phases:
-    """Puts ranges of columns into order, row by row; a single range is only renamed."""
+def order_columns(facts: NodeFacts) -> Phases:
+    """Puts ranges of columns into order, row by row; a single range, or rows of several dims, are only renamed."""
     if facts.ranges < 2:
         return Phases(Work())
     return Phases.same(Work(facts.value_bytes, facts.value_bytes, copied_ranges=facts.rows * facts.ranges))
 
 
-def nothing(facts: NodeFacts) -> Phases:
-    """Takes references, or gives names to parts of its inputs."""
-    return Phases(Work())
-
-
 FORMULAS: dict[str, Formula] = {
     "collection": lookup,  # one that is not expanded: its lookups
-    "select_features": select_features,
+    "select_features": move_ids,
     "dedup_ids": dedup_ids,
-    "bucketize": bucketize,
-    "input_dist_start": input_dist_start,
-    "input_dist_wait": input_dist_wait,
+    "bucketize": move_ids,
+    "input_dist_start": move_ids,
+    "input_dist_wait": move_ids,
     "to_host": copy,
     "hash_ids": hash_ids,
-    "find_rows": find_rows,
+    "find_rows": hash_ids,
     "to_device": copy,
     "lookup": lookup,
     "hash_lookup": hash_lookup,
-    "output_dist_start": output_dist_start,
-    "output_dist_wait": output_dist_wait,
-    "expand_rows": expand_rows,
-    "mean_divide": mean_divide,
-    "keyed_tensor": keyed_tensor,
-    "jagged_dict": nothing,
+    "output_dist_start": move_rows,
+    "output_dist_wait": move_rows,
+    "expand_rows": move_rows,
+    "mean_divide": move_rows,
+    "keyed_tensor": order_columns,
+    "jagged_dict": order_columns,
 }
 
 
@@ -180,14 +130,11 @@ def _find(table: TableLoad, counts: bool) -> Work:
 
 def _pool(table: TableLoad, is_weighted: bool) -> Work:
     per_id = ID_BYTES + table.row_bytes + (WEIGHT_BYTES if is_weighted else 0)
-    dim = table.spec.embedding_dim
-    written = table.spec.output_dtype.itemsize * dim * table.returned_rows
-    if not table.spec.is_pooled:
-        return Work(per_id * table.ids, written, random_accesses=table.ids, tables=1)
+    dim, is_pooled = table.spec.embedding_dim, table.spec.is_pooled
     return Work(
-        read_bytes=per_id * table.ids + LENGTH_BYTES * table.bags,
-        written_bytes=written,
-        flops=dim * (2 if is_weighted else 1) * table.ids,
+        read_bytes=per_id * table.ids + (LENGTH_BYTES * table.bags if is_pooled else 0),
+        written_bytes=table.spec.output_dtype.itemsize * dim * table.returned_rows,
+        flops=dim * (2 if is_weighted else 1) * table.ids if is_pooled else 0,
         random_accesses=table.ids,
         tables=1,
     )

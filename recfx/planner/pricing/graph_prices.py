@@ -114,19 +114,15 @@ class GraphPrices:
         loads = tuple(self._load(collection.name, table) for table in self.graph.tables(node))
         rows = [giver for giver in node.all_input_nodes if giver in self.metas and len(self.metas[giver].shape) == 2]
         orders_columns = ValueType.KEYED_TENSOR in kind.outputs and rows
-        is_sent = kind.outputs[0] in (ValueType.ROUTED_IDS, ValueType.IDS_IN_FLIGHT)
-        sent = collection.sharding.tables if is_sent and collection.sharding is not None else ()
         of_ids = kind.name == "output_dist_wait" and not collection.is_pooled  # of different ones, maybe
         return NodeFacts(
             kind=kind.name,
             tables=loads,
             ids=total(load.ids for load in loads) if has_rows and not of_ids else number(meta.shape[0]),
             bags=total(load.bags for load in loads),
-            sent_bags=self.symbols.batch * sum(len(one.filled) * len(one.table.feature_names) for one in sent),
             value_bytes=number(meta.bytes) if has_rows else 0,
             is_weighted=collection.is_weighted,
             is_pooled=collection.is_pooled,
-            parts=len(rows),
             ranges=keyed_order(collection.keys, list(map(self.graph.columns, rows))).ranges if orders_columns else 1,
             rows=number(meta.shape[0]),
             moves=kind.outputs[0] is not ValueType.IDS_IN_FLIGHT or self.graph.puts_keys_into_order(node),

@@ -78,11 +78,9 @@ class NodeFacts:
     tables: tuple[TableLoad, ...] = ()
     ids: Any = 0  # the number of ids that it takes
     bags: Any = 0  # the number of bags that they are in
-    sent_bags: Any = 0  # the number of bags that leave it, if it copies bags to several ranks
     value_bytes: Any = 0  # bytes of its value, if that is rows
     is_weighted: bool = False  # whether ids carry weights
     is_pooled: bool = True  # whether the rows of its collection are combined
-    parts: int = 1  # the number of its inputs that hold rows
     ranges: int = 1  # the number of ranges of columns that it puts into order; 1 if they are in order
     rows: Any = 0  # the number of rows that it puts into order
     moves: bool = True  # whether it puts bags into another order
