@@ -102,9 +102,8 @@ class Report:
         return page(self._headline, "ok" if self.ok else "error", [about, *self._parts()])
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: all but what is folded up in the page."""
-        title = heading(self._headline, "ok" if self.ok else "error")
-        return fragment([title, *self._parts(folded=False)])
+        """What a notebook shows."""
+        return fragment([heading(self._headline, "ok" if self.ok else "error"), *self._parts()])
 
     @property
     def _headline(self) -> str:
@@ -141,8 +140,8 @@ class Report:
             if rows[0].reason.severity == Severity.INFO:
                 yield from _reason(rows, width)
 
-    def _parts(self, folded: bool = True) -> Iterator[str]:
-        """The reasons and the tables in HTML; ``folded``: with those that are folded up."""
+    def _parts(self) -> Iterator[str]:
+        """The reasons and the tables in HTML."""
         rows = reason_rows(self.reasons)
         matter = [row for row in rows if row.reason.severity != Severity.INFO]
         notes = [row for row in rows if row.reason.severity == Severity.INFO]
@@ -152,10 +151,10 @@ class Report:
                 yield from html_table(Grid.of(title, some, _REASONS))
         yield f"<h2>Verification</h2>{pre(self.verification.text)}"
         for grid in sections(self.collections):
-            if not grid.title.startswith(_FOLDED):
-                yield from (f"<h2>{escape(grid.title)}</h2>", *html_table(grid))
-            elif folded:
+            if grid.title.startswith(_FOLDED):
                 yield f"<details><summary>{escape(grid.title)}</summary>{''.join(html_table(grid))}</details>"
+            else:
+                yield from (f"<h2>{escape(grid.title)}</h2>", *html_table(grid))
 
 
 def _reason(rows: list[ReasonRow], width: int) -> Iterator[Text]:

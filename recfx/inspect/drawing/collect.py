@@ -76,7 +76,7 @@ def collect(
     if is_planned:
         _refuse_other_plan(model)
         costs = DrawnCosts(cost(model, topology, plan=plan, world_size=world_size, sample=sample))
-        graphs = {part.name: part.rewriting(rank=0) for part in costs.cost.planned}
+        graphs = {part.context.name: part.rewriting(rank=0) for part in costs.cost.planned}
         findings = discover(model).findings
     else:
         costs, findings = costs_of(model, hardware, sample), discover(subject if inner is model else inner).findings

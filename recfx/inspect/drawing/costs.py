@@ -101,7 +101,7 @@ class DrawnCosts:
             "note": note and f"{note[0].upper()}{note[1:]}.",
             "rank": cost.rank,
             "shards": [
-                {"collection": positions.get(planned.name, -1), **shards}
+                {"collection": positions.get(planned.context.name, -1), **shards}
                 for planned in cost.planned
                 for shards in self._shards(planned)
             ],

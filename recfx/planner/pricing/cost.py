@@ -132,11 +132,11 @@ class Cost:
                     what_to_do="pass the model before it is sharded, with a topology.",
                 )
             return self.again(W).at(B, L=L)
-        shares = shares_of(table for collection in self.planned for table in collection.tables)
+        shares = shares_of(table for collection in self.planned for table in collection.context.tables)
         batch = self.known.batch if B is None else B
         values = Values(batch, self.world_size, L, self.features, shares, self.known)
         nodes = tuple(price(node, values, self.hardware) for node in self.nodes)
-        sharded = {collection.name for collection in self.planned}
+        sharded = {collection.context.name for collection in self.planned}
         rest = Totals.of(node for node in nodes if node.kind == DENSE or node.collection not in sharded)
         priced = price_step(self.planned, self.trains, values, self.hardware, rest) if self.planned else ((rest,), {})
         return CostAt(

@@ -22,7 +22,7 @@ from recfx.ir.meta import Collective
 from recfx.ir.node_kinds import NODE_KINDS, Stage
 from recfx.ir.operator_graph import OperatorGraph
 from recfx.ir.shards import CollectionSharding
-from recfx.ir.tables import Shard, TableSpec
+from recfx.ir.tables import Shard
 from recfx.lowering.targets import PlannedTargets
 from recfx.passes import Pass, passes
 from recfx.passes.base import Rewriting
@@ -43,14 +43,6 @@ class PlannedCollection:
     calls: int = 1  # how often a step calls it
     backend: str = "auto"  # ``"auto"``, or the one backend that every lookup must use
     rewrites: tuple[Pass, ...] | None = None  # the user's passes; None: recfx's
-
-    @property
-    def name(self) -> str:
-        return self.context.name
-
-    @property
-    def tables(self) -> tuple[TableSpec, ...]:
-        return self.context.tables
 
     @property
     def sharding(self) -> CollectionSharding:
