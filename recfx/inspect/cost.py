@@ -61,12 +61,11 @@ def cost(
     Args:
         model_or_graph: a model, converted or not, sharded (this rank's graph is priced) or not; or a graph of
             ``recfx.trace``. A model that is not converted yet is priced as ``convert`` would convert it by default.
-        topology: TorchRec's topology or an :func:`recfx.planner.topology.npu_topology`: its links and memories are what
-            times are predicted for, and a model that is not sharded is priced as ``recfx.plan`` would shard it over its
-            ranks; a graph cannot be. Or a :class:`recfx.planner.pricing.hardware.Hardware` or the name of one
-            (``"ascend_910b"``, ``"h100"``, ``"cpu"``): one such device, or of a CPU its times alone. Default: the
-            topology that ``plan`` was made for, if ``recfx.plan`` made it; otherwise what is typical of the device that
-            has the tables (a CPU, an H100, an Ascend 910B); nothing is measured.
+        topology: TorchRec's topology or an :func:`recfx.planner.topology.npu_topology`: times are predicted for its
+            links and memories, and a model that is not sharded is priced as ``recfx.plan`` would shard it over its
+            ranks. Or a :class:`recfx.planner.pricing.hardware.Hardware` or the name of one (``"ascend_910b"``,
+            ``"h100"``, ``"cpu"``): one such device, or of a CPU its times alone. Default: what ``recfx.plan``
+            made ``plan`` for, if it did; otherwise what is typical of the device that has the tables.
         plan: the plan to price, for a model that is not sharded.
         world_size: the number of ranks that ``plan`` is for. Default: those that it knows, if
             ``recfx.plan`` or ``read_plan`` made it; those of the topology; or those of a table that is on all ranks.

@@ -87,13 +87,10 @@ def explain(
             with the original. Not needed if the model was converted with a sample.
         plan: TorchRec's sharding plan for a model that is not sharded: the report says what it would do to the tables,
             and what is wrong with it. The nodes are those of this rank, on the devices for which ``recfx.plan`` made
-            the plan, or else where the tables are. A sharded model is explained as this rank sees it; nothing is
-            communicated.
+            the plan, or else where the tables are. A sharded model is explained as this rank sees it.
         topology: as for ``recfx.cost``. Without ``plan``, the report is about the plan that ``recfx.plan`` makes for it
             and for what these settings make of the model; with ``plan``, its devices have the tables.
-        world_size: the number of ranks that ``plan`` is for. Default: those that the plan knows, if
-            ``recfx.plan`` or ``read_plan`` made it; those of ``topology`` or ``env``; or those of the default process
-            group.
+        world_size: as for ``recfx.cost``; otherwise the ranks of ``env``, or of the default process group.
         hashing, env, whole_graph, inplace, on_unsupported, id_ranges, passes, managed_collisions, dedup: as for
             ``convert``, but with ``env`` nothing is communicated.
         device, backend: as for ``convert``. The report describes the tables where they are now.

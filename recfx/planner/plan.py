@@ -61,12 +61,10 @@ def plan(
     topology. The plan is the cheapest. It is a :class:`recfx.planner.priced_plan.PricedPlan`, whose ``price`` names the
     runner-up, too; ``recfx.explain(model, plan=plan)`` shows both. For hundreds of tables, only some are tried.
 
-    No process group is needed, and the model is not changed. It may be on the meta device, and converted or not (recfx
-    shards collections after conversion, pooled ones and those of sequences, so the plan may use everything that
-    converted collections support). No cut leaves a rank without rows unless ``empty_ranks`` allows it; tables with an
-    index are cut between buckets, and the plan says where. Other modules that TorchRec can shard are planned too,
-    except for NPUs, on which TorchRec's own lookups do not run. The host memory of indexes is counted if the model is
-    converted.
+    No process group is needed, and the model, which may be on the meta device and converted or not, is not changed. No
+    cut leaves a rank without rows unless ``empty_ranks`` allows it; tables with an index are cut between buckets, and
+    the plan says where. Other modules that TorchRec can shard are planned too, except for NPUs, on which TorchRec's own
+    lookups do not run. The host memory of indexes is counted if the model is converted.
 
     Example:
         >>> from recfx.planner.topology import npu_topology

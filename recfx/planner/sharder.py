@@ -120,11 +120,8 @@ class HashEmbeddingBagCollectionSharder(BaseEmbeddingSharder[UnshardedCollection
     """Sharder of converted collections, pooled or not, for TorchRec's planners and ``DistributedModelParallel``.
 
     Args:
-        fused_params: TorchRec's dict, see :func:`recfx.optim.fused_params.fused_optimizer_from_params`; used if a table
-            has no optimizer in backward. None or empty: no fused optimizer.
-        host_env: an environment with a gloo group, which sends the ids if the model's own group (hccl, nccl) cannot.
+        fused_params, host_env, qcomm_codecs_registry: as for :func:`sharders`.
         module_type: class of the collections; TorchRec looks sharders up by it, and a converted subclass has its own.
-        qcomm_codecs_registry: as for :func:`sharders`.
         stock: TorchRec's sharder that would shard the standard collections; instead of all others but ``module_type``.
             On kernel ``dense``, a table is then left to the script's ordinary optimizer, whatever is attached to it, so
             a plain TorchRec script trains the same model.

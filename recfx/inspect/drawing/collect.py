@@ -226,7 +226,6 @@ class _Nodes:
             if meta is None:
                 return self.place(node.name, ITEM, line, inputs=inputs)
             report = NodeReport.of(node.name, meta)
-            kernel = report.kernel if costs.is_of(report.device) else ""
             return self.place(
                 node.name,
                 meta.kind,
@@ -237,8 +236,8 @@ class _Nodes:
                 bytes=_expression(report.bytes),
                 dtype=report.dtype,
                 device=report.device,
-                kernel=kernel,
-                why=_why(kernels[node.name]) if kernel and node.name in kernels else (),
+                kernel=report.kernel,
+                why=_why(kernels[node.name]) if node.name in kernels else (),
                 # A shard is called after its table.
                 tables=tuple(positions.get(name, positions.get(name.rpartition("@")[0], -1)) for name in meta.tables),
                 passes=meta.passes,

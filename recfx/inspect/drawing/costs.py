@@ -22,7 +22,7 @@ from recfx.planner.pricing.hardware import CPU_HOST, Hardware
 from recfx.planner.pricing.node_facts import SYMBOLS
 from recfx.planner.pricing.step_price import PlannedCollection, price
 from recfx.planner.pricing.work import LENGTH, NodeCost, Resident, expression
-from recfx.planner.topology import PRIVATE, device_of_tables
+from recfx.planner.topology import device_of_tables
 
 AMOUNTS = {
     "read_bytes": "bytes read",
@@ -62,11 +62,6 @@ class DrawnCosts:
     def place(self, collection: str, name: str) -> int:
         """The position of a node among the nodes of the cost; -1 if it is not there."""
         return self._places.get((collection, name), -1)
-
-    def is_of(self, device: str) -> bool:
-        """Whether the times are those of what runs on tensors of a device; on meta, nothing runs."""
-        kind = device.split(":")[0]
-        return kind != "meta" and self.cost.hardware.device in ("", "npu" if kind == PRIVATE else kind)
 
     def amounts_of(self, node: NodeCost, hardware: Hardware | None = None) -> tuple[Amount, ...]:
         """What a node costs on some hardware; default: that of the cost."""

@@ -85,19 +85,13 @@ def draw(
     Args:
         model_or_graph: a model, converted or not, also inside DDP and torch.compile wrappers; or a graph that
             ``recfx.trace`` returns, or one of ``convert(..., whole_graph=True)``, with the code around the collections.
-            Each rank of a sharded model draws its own graphs. Without a graph of the
-            whole model, each collection is drawn by itself; one that is not converted is drawn as it is.
+            Of any other model, each collection is drawn by itself. Each rank of a sharded model draws its own graphs.
         path: the ``.html`` file, which is replaced if it exists: one page that needs no network, with every pass, what
             is known of each node, and a search. Default: no file.
-        topology: draws a model that is not sharded as rank 0 would have it if ``recfx.plan`` sharded it over the ranks
-            of this topology, which need not be there: one of TorchRec's, or ``recfx.planner.topology.npu_topology``.
-            Nodes and kernels are those of its devices, as if all that kernels need were installed. A page also predicts
-            the time of each node. Or a :class:`recfx.planner.pricing.hardware.Hardware` or its name, such as
-            ``"h100"``: one such device, with ``plan`` several, and of a CPU its times alone. Default: times are for
-            what is typical of the device that has the tables (a CPU, an H100, an Ascend 910B); nothing is measured.
-        plan: draws the model as this plan shards it; times are for what ``recfx.plan`` made it for, if it did.
-        world_size: the number of ranks that ``plan`` is for. Default: those that it knows, if
-            ``recfx.plan`` or ``read_plan`` made it; those of the topology; or those of a table that is on all ranks.
+        topology: as for ``recfx.cost``: what times are predicted for. A model that is not sharded is drawn as rank 0
+            would have it if ``recfx.plan`` sharded it over the ranks of this topology, which need not be there: nodes
+            and kernels are those of its devices, as if all that kernels need were installed.
+        plan, world_size: as for ``recfx.cost``: draws the model as this plan shards it.
         sample: as for ``recfx.cost``: the batch and the lengths that a page starts from.
 
     Returns:
