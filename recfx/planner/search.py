@@ -179,7 +179,7 @@ def plans_to_price(options: Proposal, capacity: Topology, bound: Collection[str]
     seen, tried, error = set[tuple[int, ...]](), 0, None
     tables = len({option.fqn for option in options})
     for most in (max(FEWEST, MOST_SHARDS // (tables * ranks)) * factor for factor in (1, 10)):
-        for proposal in proposals(options, capacity, most):
+        for proposal in proposals(options, most):
             key = tuple(map(id, proposal))
             if key in seen:
                 continue
@@ -222,12 +222,12 @@ def _is_on_all_ranks(option: ShardingOption) -> bool:
     return bool(option.partition_by == PartitionByType.UNIFORM.value)
 
 
-def proposals(options: Proposal, capacity: Topology, most: int) -> Iterator[Proposal]:
+def proposals(options: Proposal, most: int) -> Iterator[Proposal]:
     """A greedy series of at most so many proposals; then one sharding type for all tables that have a choice."""
     ways: dict[str, list[ShardingOption]] = {}
     for option in options:
         ways.setdefault(option.fqn, []).append(option)
-    yield from _greedy(list(ways.values()), capacity, most)
+    yield from _greedy(list(ways.values()), most)
     for kind in dict.fromkeys(option.sharding_type for option in options):
         of_kind = [
             [one for one in of_table if one.sharding_type == kind or len({way.sharding_type for way in of_table}) == 1]
@@ -241,40 +241,31 @@ def _times(option: ShardingOption) -> list[float]:
     return [shard.perf.total for shard in option.shards]
 
 
-def _greedy(ways: Sequence[Proposal], capacity: Topology, most: int) -> Iterator[Proposal]:
+def _greedy(ways: Sequence[Proposal], most: int) -> Iterator[Proposal]:
     """The option of each table with least work; then the table whose shards take most memory takes its next one, and so
-    on. Of the proposals that may fit, at most so many, at equal distances.
+    on: as TorchRec's greedy proposer does. At most so many proposals, at equal distances.
     """
     ordered = [sorted(of_table, key=lambda option: sum(_times(option))) for of_table in ways]
-    sizes = [[_sizes(option) for option in of_table] for of_table in ordered]
-    heap = [(tuple(-size for size in of_table[0]), place) for place, of_table in enumerate(sizes)]
+    heap = [(_room(of_table[0]), place) for place, of_table in enumerate(ordered)]
     heapq.heapify(heap)
-    chosen, fitting = bytearray(len(ordered)), list[bytes]()
-    device, host = (sum(of_table[0][kind] for of_table in sizes) for kind in (1, 3))
-    storages = [rank.storage for rank in capacity.devices]
-    most_device, most_host = sum(one.hbm for one in storages), sum(one.ddr for one in storages)
-    while True:
-        if device <= most_device and host <= most_host:
-            fitting.append(bytes(chosen))
-        while heap and (chosen[heap[0][1]] + 1 == len(sizes[heap[0][1]]) or not any(heap[0][0])):
+    chosen = bytearray(len(ordered))
+    made = [bytes(chosen)]
+    while heap:
+        room, place = heap[0]
+        if chosen[place] + 1 == len(ordered[place]) or not any(room):
             heapq.heappop(heap)  # it has no other option, or takes no memory
-        if not heap:
-            break
-        place = heap[0][1]
-        before, after = sizes[place][chosen[place] : chosen[place] + 2]
+            continue
         chosen[place] += 1
-        device, host = device + after[1] - before[1], host + after[3] - before[3]
-        heapq.heapreplace(heap, (tuple(-size for size in after), place))
-    fitting = fitting or [bytes(len(ordered))]  # one that does not fit, for TorchRec's words about it
-    for step in fitting[:: -(-len(fitting) // most)]:
+        heapq.heapreplace(heap, (_room(ordered[place][chosen[place]]), place))
+        made.append(bytes(chosen))
+    for step in made[:: -(-len(made) // most)]:
         yield [of_table[place] for of_table, place in zip(ordered, step, strict=True)]
 
 
-def _sizes(option: ShardingOption) -> tuple[int, int, int, int]:
-    """The largest memory of a shard and that of all, on devices and on hosts."""
+def _room(option: ShardingOption) -> tuple[int, int]:
+    """The largest memory of a shard on devices and on hosts, negated: the largest first."""
     storages: list[Any] = [shard.storage for shard in option.shards]
-    device, host = [storage.hbm for storage in storages], [storage.ddr for storage in storages]
-    return max(device), sum(device), max(host), sum(host)
+    return -max(storage.hbm for storage in storages), -max(storage.ddr for storage in storages)
 
 
 def in_order(plan: Proposal, capacity: Topology) -> Placed | None:

@@ -239,9 +239,6 @@ def test_every_type_of_sequence_tables_is_planned(sharding_type: str, kind: str)
     assert plan.seconds > 0
 
 
-WRONG = {"pooling_factors": [1.0, -1.0], "batch_sizes": [0], "min_partition": -1}
-
-
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [
@@ -249,10 +246,6 @@ WRONG = {"pooling_factors": [1.0, -1.0], "batch_sizes": [0], "min_partition": -1
         ({"constraints": 5}, "constraints is an int"),
         ({"constraints": {"wide": 5}}, "constraints of table 'wide' are 5"),
         ({"batch_size": -1}, "batch_size is -1"),
-        *(
-            ({"constraints": {"p0": ParameterConstraints(**{name: value})}}, f"{name} of table 'p0' is")
-            for name, value in WRONG.items()
-        ),
     ],
 )
 def test_a_wrong_argument_is_named(arguments: dict[str, Any], match: str) -> None:

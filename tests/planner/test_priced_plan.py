@@ -192,8 +192,7 @@ def of_torchrec(options: list[ShardingOption]) -> list[Proposal]:
 
 
 def proposed(options: list[ShardingOption], most: int) -> list[tuple[str, ...]]:
-    capacity = Topology(4, "cuda", hbm_cap=2**58, ddr_cap=2**60)
-    return list(map(names, proposals(options, capacity, most)))
+    return list(map(names, proposals(options, most)))
 
 
 def test_greedy_proposals_are_those_of_torchrec_or_some_of_them() -> None:
