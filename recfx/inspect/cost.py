@@ -99,8 +99,6 @@ def cost(
             )
     else:
         converted = as_converted(model)
-        if not converted:
-            raise _no_collection()
         if plan is not None:
             check_plan(plan)
             is_for_ranks = world_size is None and isinstance(topology, Topology)
@@ -131,6 +129,12 @@ def cost(
         for collection in collections:
             prices.dense("", collection)  # what it keeps is counted above
         nodes += prices.rest(model, collections, world_size)
+    if all(node.kind == "dense" for node in nodes):
+        raise ConversionError(
+            "there is no collection in it that is converted or can be.",
+            reason="no_collection",
+            what_to_do="pass a model that holds collections of TorchRec, or a graph of recfx.trace.",
+        )
     size, lengths = (None, {}) if sample is None else Sample.of(sample).sizes()
     return Cost(
         nodes=tuple(nodes),
@@ -184,8 +188,6 @@ def _as_it_is(
             else:
                 nodes += prices.nodes_of(part.graph_module, calls)
         nodes += prices.rest(model, parts, world_size)
-    if all(node.kind == "dense" for node in nodes):
-        raise _no_collection()
     return nodes, device if is_elsewhere else here
 
 
@@ -199,14 +201,6 @@ def checked_topology(given: Any) -> Topology | Hardware | None:
             what_to_do=f"pass one of the names {', '.join(map(repr, NAMED))}, a Hardware, or a topology.",
         )
     return topology
-
-
-def _no_collection() -> ConversionError:
-    return ConversionError(
-        "there is no collection in it that is converted or can be.",
-        reason="no_collection",
-        what_to_do="pass a model that holds collections of TorchRec, or a graph of recfx.trace.",
-    )
 
 
 def _ranks(graphs: Iterable[nn.Module]) -> tuple[int, int]:

@@ -25,9 +25,9 @@ from recfx.collections.collection import UnshardedCollection
 from recfx.collections.converted_collection import ConvertedCollection
 from recfx.collections.kinds import kind_of, shown_by
 from recfx.collections.sharding.collection import ShardedCollection
-from recfx.collections.sharding.plan import plan_of_collection, read_plan
+from recfx.collections.sharding.plan import plan_of_collection
 from recfx.collections.sharding.ranks_agree import on_all_ranks
-from recfx.collections.sharding.settings import check_optimizers, optimizer_settings
+from recfx.collections.sharding.settings import check_optimizers
 from recfx.collections.wrappers import users_path
 from recfx.errors import Diagnostic, RecfxWarning, Severity, few
 from recfx.hashing import HashIndex
@@ -37,7 +37,7 @@ from recfx.ir.meta import node_meta
 from recfx.ir.shards import CollectionSharding, ShardedTable
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.passes import Rewriting
-from recfx.planner.pricing.step_price import planned_with
+from recfx.planner.pricing.step_price import planned_by
 from recfx.planner.topology import device_of, device_of_tables
 from recfx.printing.grid import size
 from recfx.replacement.conversion_record import conversion_of
@@ -115,21 +115,19 @@ def _as_planned(
     tables: dict[str, TableReport], paths: Sequence[str], collection: UnshardedCollection, planned: AsPlanned
 ) -> tuple[dict[str, TableReport], Rewriting]:
     """The tables of a collection as they would be sharded, and the graph of the rank that sees them so."""
-    plan, path = plan_of_collection(planned.plan, paths), paths[0]
-    sharding = read_plan(collection.tables, plan, planned.rank, planned.world_size, path)
     check_optimizers(collection)
-    settings = optimizer_settings(collection, sharding, None, dense_as_torchrec=False)
-    here = device_of_tables(collection)
+    here, path = device_of_tables(collection), paths[0]
     device = here if planned.topology is None else device_of(planned.topology)
-    made = planned_with(collection, path, sharding, device).rewriting(planned.rank)
+    part = planned_by(collection, plan_of_collection(planned.plan, paths), planned.world_size, device, path)
+    sharding, fused, made = part.sharding.seen_from(planned.rank), part.settings.fused, part.rewriting(planned.rank)
     kernels = {name: meta.kernel for meta in made.metas.values() if meta.kernel for name in meta.tables}
     for name, report in tables.items():
-        if name in settings.fused:  # a fused kernel has an optimizer in backward, by default TorchRec's
-            report = replace(report, optimizer=f"fused {settings.fused[name].rule.name}")
+        if name in fused:  # a fused kernel has an optimizer in backward, by default TorchRec's
+            report = replace(report, optimizer=f"fused {fused[name].rule.name}")
         if device != here:  # what serves it now is for where it is now
             report = replace(report, kernel=kernels.get(name, ""), kernels_passed_over=())
         tables[name] = report
-    return _sharded(tables, collection, path, sharding, settings.fused, settings.taken), made
+    return _sharded(tables, collection, path, sharding, fused, part.settings.taken), made
 
 
 def _sharded(

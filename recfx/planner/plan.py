@@ -118,7 +118,7 @@ def make_plan(
     limits = dict(constraints or {})
     _check_constraints(limits, model, sharders, topology.compute_device)
     bound = {table for table, limit in limits.items() if len(limit.sharding_types or ()) == 1}
-    enumerator = ShardingOptions(topology, batch_size, limits, empty_ranks=empty_ranks)
+    enumerator = ShardingOptions(topology, batch_size, limits, empty_ranks)
     try:
         options = enumerator.enumerate(model, sharders)
         capacity = _capacity(topology, batch_size, model, sharders, limits)

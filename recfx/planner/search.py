@@ -9,9 +9,8 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 from torch import nn
@@ -44,16 +43,11 @@ class ShardingOptions(EmbeddingEnumerator):
     """
 
     def __init__(
-        self,
-        topology: Topology,
-        batch_size: int,
-        constraints: dict[str, ParameterConstraints] | None,
-        *,
-        empty_ranks: bool = False,
+        self, topology: Topology, batch_size: int, limits: dict[str, ParameterConstraints], empty_ranks: bool
     ) -> None:
         self._empty_ranks = empty_ranks
         self._has_whole_hosts = topology.world_size % topology.local_world_size == 0
-        super().__init__(topology, batch_size, constraints)
+        super().__init__(topology, batch_size, limits)
 
     def enumerate(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> list[ShardingOption]:
         """Every way to shard every table, with estimates; ``no_sharding_option`` if a table has none."""
@@ -137,8 +131,7 @@ Proposal = Sequence[ShardingOption]
 """One option for each table."""
 
 
-@dataclass(frozen=True)
-class Placed:
+class Placed(NamedTuple):
     """A proposal with the rank of every shard: a plan."""
 
     options: Proposal  # one for each table
@@ -162,16 +155,9 @@ class Placed:
 def plans_to_price(options: Proposal, capacity: Topology, bound: Collection[str]) -> tuple[int, list[Placed]]:
     """How many plans fit, and of these the best of each set of sharding types, by the busiest rank.
 
-    What the nodes of all tables together cost is in no estimate, but it depends on these types. Whole tables in the
-    order of the model are a plan as well, because they need no node to reorder columns.
-
-    Args:
-        options: every way to shard every table, with estimates.
-        capacity: the ranks with the memory that there is for tables.
-        bound: the names of the tables to which the constraints leave one type, which does not count.
-
-    Raises:
-        PlannerError: no proposal fits.
+    What the nodes of all tables together cost is in no estimate, but it depends on these types; those of the ``bound``
+    tables, to which the constraints leave one, do not count. Whole tables in the order of the model are a plan as well,
+    because they need no node to reorder columns. ``capacity``: the ranks with the memory that there is for tables.
     """
     ranks, partitioner = capacity.world_size, GreedyPerfPartitioner()
     times = {id(option): numpy.array(_times(option)) for option in options if _is_on_all_ranks(option)}

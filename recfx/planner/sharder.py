@@ -54,10 +54,6 @@ def sharders(
     Without them, or with TorchRec's own sharders, converted collections are sharded as TorchRec would shard the
     standard ones; these add row-wise types on CPUs, ``host_env``, and fused optimizers of data-parallel tables.
 
-    TorchRec looks sharders up by a module's exact class. A converted subclass of a standard collection has a class that
-    the conversion made, so there is one sharder per class made so far; those of classes that are made later are added
-    when the list is used.
-
     Example:
         >>> from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
         >>> planner = EmbeddingShardingPlanner(topology=Topology(world_size=2, compute_device="cpu"))

@@ -16,7 +16,7 @@ from recfx.collections.collection import UnshardedCollection
 from recfx.collections.compile_graph import FIND_ON_DEVICE, rewritten
 from recfx.collections.sharding.collection import ShardedCollection
 from recfx.collections.sharding.plan import read_plan
-from recfx.collections.sharding.settings import optimizer_settings
+from recfx.collections.sharding.settings import OptimizerSettings, optimizer_settings
 from recfx.ir.context import CollectionContext, TableFacts
 from recfx.ir.meta import Collective
 from recfx.ir.node_kinds import NODE_KINDS, Stage
@@ -40,9 +40,10 @@ class PlannedCollection:
     """One sharded collection."""
 
     context: CollectionContext  # its context as one of its ranks sees it
-    calls: int = 1  # how often a step calls it
-    backend: str = "auto"  # ``"auto"``, or the one backend that every lookup must use
-    rewrites: tuple[Pass, ...] | None = None  # the user's passes; None: recfx's
+    calls: int  # how often a step calls it
+    backend: str  # ``"auto"``, or the one backend that every lookup must use
+    rewrites: tuple[Pass, ...] | None  # the user's passes; None: recfx's
+    settings: OptimizerSettings  # of the tables with a fused optimizer
 
     @property
     def sharding(self) -> CollectionSharding:
@@ -105,7 +106,7 @@ def graph_on(collection: UnshardedCollection, device: str) -> Rewriting:
     """What the passes make of a collection in its mode on one rank, with its tables on a device of this type."""
     (context,) = collection.unexpanded_graph().context.collections.values()
     context = replace(context, facts={name: replace(facts, device=device) for name, facts in context.facts.items()})
-    graph = PlannedCollection(context, 1, collection.backend, collection.passes).rewriting(rank=0)
+    graph = PlannedCollection(context, 1, collection.backend, collection.passes, OptimizerSettings({}, {})).rewriting(0)
     return graph if collection.training else rewritten(graph, (FIND_ON_DEVICE,))
 
 
@@ -123,14 +124,14 @@ def planned_with(
     Nothing is sharded or communicated.
     """
     if isinstance(collection, ShardedCollection):
-        fused = collection.fused
+        settings = OptimizerSettings(collection.fused, collection.taken)
     else:
-        fused = optimizer_settings(collection, sharding, None, dense_as_torchrec=False).fused
+        settings = optimizer_settings(collection, sharding, None, dense_as_torchrec=False)
     (context,) = collection.unexpanded_graph().context.collections.values()
     facts, groups, kernel_groups = dict[str, TableFacts](), dict[Hashable, int](), dict[str, int]()
     tables = tuple(sharded.table for sharded in sharding.tables)
     for name in (table.name for table in tables):
-        now, optimizer = context.facts[name], fused.get(name)
+        now, optimizer = context.facts[name], settings.fused.get(name)
         dtype = collection.dtypes[name] if collection.is_sharded else now.dtype
         group = (dtype, None if optimizer is None else optimizer.settings())
         kernel_groups[name] = groups.setdefault(group, len(groups))
@@ -146,7 +147,7 @@ def planned_with(
         # nccl exchanges ids between GPUs; the group for the ids of NPUs is one of gloo, as that of hosts is.
         ids_on_host=device != "cuda",
     )
-    return PlannedCollection(context, max(collection.calls, 1), collection.backend, collection.passes)
+    return PlannedCollection(context, max(collection.calls, 1), collection.backend, collection.passes, settings)
 
 
 def price(node: NodeCost, values: Values | Symbols, hardware: Hardware) -> NodeCost:
