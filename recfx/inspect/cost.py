@@ -169,9 +169,7 @@ def refuse_ranks_without_plan(world_size: int | None, plan: ShardingPlan | None,
 def _as_it_is(
     prices: ModelPrices, model: nn.Module, parts: Sequence[Any], device: str, world_size: int
 ) -> tuple[list[NodeCost], str]:
-    """The nodes of a graph as it is, or of a model with converted collections as on one device of this type; and the
-    type of the device that they are on.
-    """
+    """The nodes of a graph, or of a model as on one device of this type, and the type of the device they are on."""
     here, nodes = device_of_tables(model), list[NodeCost]()
     is_elsewhere = device not in (here, "cpu") and not any(part.is_sharded for part in parts)
     if isinstance(model, fx.GraphModule):

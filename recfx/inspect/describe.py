@@ -55,10 +55,7 @@ _PACKAGE = str(Path(__file__).parents[1])
 
 @dataclass(frozen=True)
 class AsPlanned:
-    """What the tables of a model would be sharded by, as one of the ranks sees it.
-
-    ``topology`` has the devices; None: those of the tables.
-    """
+    """What the tables of a model would be sharded by, as one rank sees it; ``topology`` None: where the tables are."""
 
     plan: ShardingPlan
     rank: int
@@ -138,11 +135,7 @@ def _sharded(
     optimizers: Mapping[str, FusedOptimizer],
     taken: Mapping[str, Sequence[Diagnostic]],
 ) -> dict[str, TableReport]:
-    """The tables with where their parts are, and what is worth saying about that.
-
-    By name of the table, ``optimizers`` has the fused optimizers of this rank's parts, and ``taken`` what was said when
-    the settings of optimizers were chosen.
-    """
+    """The tables with where their parts are, and what was said when the settings of optimizers were ``taken``."""
     sharded = {}
     for table in sharding.tables:
         name, report = table.table.name, tables[table.table.name]

@@ -185,9 +185,7 @@ _WITH_REASONS = ("why", "reasons", "declined", "tables")  # the fields that hold
 
 
 def _whole_graph(model: nn.Module, decision: Decision, asked: Request) -> list[Diagnostic]:
-    """What a graph of the whole model leaves to Python; why there can be none is a refusal. Of a sharded model, ranks
-    would make it together.
-    """
+    """What a graph of the whole model leaves to Python; why there can be none is a refusal."""
     converted = model if decision.converted is None and not decision.refusals else decision.converted
     if asked.whole_graph and converted is not None and not sharded_collections(converted):
         try:
@@ -216,10 +214,7 @@ def _is_to_be_traced(model: nn.Module, records: _Records) -> bool:
 def _collection(
     finding: Finding, collection: nn.Module, record: Found | None, planned: AsPlanned | None, learned: bool
 ) -> CollectionReport:
-    """The report of one collection, which may be one that it would become; ``record`` is what was found before.
-
-    ``learned``: whether its tables took over the rows of ids from managed collisions.
-    """
+    """The report of a collection, maybe as it would be; ``learned``: it took over the ids of managed collisions."""
     walked = record is not None and finding.found == "walked"
     how, source = (record.found, record.source) if record is not None and walked else (finding.found, finding.source)
     report = CollectionReport(
@@ -267,9 +262,7 @@ def _ranks(asked: Request, world_size: int | None) -> tuple[int, int]:
 def _planned(
     model: nn.Module, decision: Decision, asked: Request, world_size: int, rank: int
 ) -> tuple[AsPlanned | None, list[Diagnostic]]:
-    """The plan that was given, or else the one that ``convert`` makes with ``env`` alone; None if something is refused.
-    And how it was chosen, why there is none, or what it names that could not be sharded even if it was not refused.
-    """
+    """The plan that is given, or that ``convert`` would make; and how it was chosen, or what is wrong with it."""
     plan = asked.plan
     if plan is None and decision.refusals:
         return None, []
@@ -291,10 +284,7 @@ def _planned(
 
 
 class _Records:
-    """The conversion records of a model; there are several if modules were converted separately and then put together.
-
-    ``conversions`` has the name of the module that holds each, and the record; outermost first.
-    """
+    """The conversion records of a model, outermost first: parts of it may have been converted by themselves."""
 
     def __init__(self, model: nn.Module) -> None:
         inside = [(path, conversion_of(one)) for path, one in model.named_modules() if unwrap(one) is one]

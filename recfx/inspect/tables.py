@@ -217,9 +217,7 @@ def _config_reasons(table: _Table) -> Iterator[Diagnostic]:
 
 
 def _index_reasons(table: _Table) -> Iterator[Diagnostic]:
-    """Whether an index that holds data has enough rows, judged by what it has counted: all training since it was built;
-    a loaded state brings the counts that were saved with it. A rank with a slice of a table speaks of its own slice.
-    """
+    """Whether an index, or this rank's slice of it, has enough rows, judged by all training since it was built."""
     index = table.report.hashing
     if index is None or index.ids_held is None:
         return

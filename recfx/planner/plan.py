@@ -97,9 +97,7 @@ def make_plan(
     *,
     with_torchrec: bool = True,
 ) -> ShardingPlan:
-    """The plan that ``plan`` makes; ``with_torchrec=False``: without the modules that recfx does not convert, or that a
-    conversion has left in ``model``.
-    """
+    """The plan of ``plan``; without TorchRec, also without what a conversion has left in ``model``."""
     check_topology(topology)
     whole_number(batch_size, "batch_size")
     for path in sharded_collections(model):
@@ -219,9 +217,7 @@ def _values(
 def planning_sharders(
     model: nn.Module, collections: Iterable[str], *, with_torchrec: bool
 ) -> list[ModuleSharder[nn.Module]]:
-    """A sharder, for planning only, for each class of the ``collections`` of ``model``, which are given by their paths;
-    also TorchRec's own if ``with_torchrec``.
-    """
+    """A sharder for each class of the collections at these paths, and TorchRec's own if ``with_torchrec``."""
     classes = dict.fromkeys(type(model.get_submodule(path)) for path in collections)
     ours: dict[type[nn.Module], ModuleSharder[nn.Module]] = {
         kind: HashEmbeddingBagCollectionSharder(module_type=kind) for kind in classes
@@ -237,9 +233,7 @@ def planning_sharders(
 def _check_constraints(
     constraints: Mapping[str, Any], model: nn.Module, sharders: list[ModuleSharder[nn.Module]], device: str
 ) -> None:
-    """Refuse what is no constraint, and what TorchRec would ignore (names of no table, another group of devices) or
-    answer with a log line and a RuntimeError.
-    """
+    """Refuse what is no constraint, and what TorchRec would ignore or answer with a log line and a RuntimeError."""
     by_class = {sharder.module_type: sharder for sharder in sharders}
     sharded = [
         (name, path, by_class[type(module)])

@@ -65,9 +65,7 @@ def _tables(plan: Mapping[str, Any]) -> dict[str, dict[str, object]]:
 
 
 def world_size_of(plan: ShardingPlan, requested: int | None = None) -> int:
-    """The number of ranks of a plan: what the plan knows, what the user gives, or what tables on all ranks tell.
-    Raises ``plan_rank`` if plan and user disagree, and ``unknown_world_size`` if nobody says it.
-    """
+    """The number of ranks that a plan, the user, or a table on all ranks tells; else ``unknown_world_size``."""
     world_size = world_size_said(plan, requested) or ranks_spanned(plan)
     if world_size is None:
         named = ranks_named(plan)
@@ -80,9 +78,7 @@ def world_size_of(plan: ShardingPlan, requested: int | None = None) -> int:
 
 
 def world_size_said(plan: ShardingPlan, requested: int | None = None) -> int | None:
-    """The number of ranks that a plan knows, or that the user gives; None if neither. Raises ``plan_rank`` if they
-    disagree.
-    """
+    """The number of ranks that a plan knows, or that the user gives; ``plan_rank`` if they disagree."""
     own = plan.world_size if isinstance(plan, PricedPlan) else None
     if own is not None and requested not in (None, own):
         raise ConversionError(

@@ -228,9 +228,7 @@ def _times(option: ShardingOption) -> list[float]:
 
 
 def _greedy(ways: Sequence[Proposal], most: int) -> Iterator[Proposal]:
-    """The option of each table with least work; then the table whose shards take most memory takes its next one, and so
-    on: as TorchRec's greedy proposer does. At most so many proposals, at equal distances.
-    """
+    """What TorchRec's greedy proposer proposes: the table with the largest shard takes its next option, and so on."""
     ordered = [sorted(of_table, key=lambda option: sum(_times(option))) for of_table in ways]
     heap = [(_room(of_table[0]), place) for place, of_table in enumerate(ordered)]
     heapq.heapify(heap)

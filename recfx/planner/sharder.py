@@ -208,9 +208,7 @@ class HashEmbeddingBagCollectionSharder(BaseEmbeddingSharder[UnshardedCollection
         return list(planned_types()) if compute_device_type in _DEVICES else []
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
-        """``dense`` for data parallel tables, as TorchRec's planner counts them; otherwise ``fused`` and ``dense``,
-        which stock planners refuse for other types.
-        """
+        """``dense`` for data-parallel tables; otherwise ``fused`` and ``dense``, which stock planners refuse."""
         if self.stock is not None:
             kernels = self.stock.compute_kernels(sharding_type, compute_device_type)
             return [kernel for kernel in kernels if kernel in KERNELS]

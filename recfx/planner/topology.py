@@ -115,9 +115,7 @@ def topology_of_settings(device: str, world_size: Any, **settings: Any) -> Topol
 
 
 def on_npus(plan: ShardingPlan, local_world_size: int = MOST_RANKS) -> ShardingPlan:
-    """Move the shards of ``plan``, in place, from ``rank:3/cuda:3`` or ``rank:3/cpu`` to ``rank:3/npu:3``; the index of
-    a device is the rank modulo the number of devices per host.
-    """
+    """Move the shards of ``plan``, in place, from ``rank:9/cuda:1`` or ``rank:9/cpu`` to ``rank:9/npu:1``."""
     device = PRIVATE if torch._C._get_privateuse1_backend_name() == PRIVATE else "npu"
     per_module: dict[str, Any] = plan.plan
     for parameter in (parameter for tables in per_module.values() for parameter in tables.values()):
@@ -151,11 +149,7 @@ def check_topology(topology: Topology) -> Topology:
 
 
 def hardware_of(topology: Topology | Hardware) -> Hardware:
-    """The bandwidths of a topology; what it does not say is taken from an Ascend 910B, an H100 or a host. Hardware is
-    itself.
-
-    The same topology gives the same constants in every process: nothing is measured.
-    """
+    """The bandwidths of a topology; what it does not say is taken from an Ascend 910B, an H100 or a host."""
     if isinstance(topology, Hardware):
         return topology
     # TorchRec's defaults are those of no device in particular: a topology that has them says nothing.

@@ -84,10 +84,7 @@ def _wrap(owner: Any, name: str, by: Callable[..., Any]) -> None:
 
 
 def sharders_for(model: nn.Module, listed: Sequence[ModuleSharder[nn.Module]]) -> Sequence[ModuleSharder[nn.Module]]:
-    """``listed``, plus a sharder for each class of converted collection in ``model`` for which it has none. They shard
-    these as the listed ones would shard the standard collections; where nothing in ``listed`` shards a kind, none is
-    added.
-    """
+    """``listed``, and sharders that shard converted collections as the listed ones shard standard ones."""
     classes = {type(collection): kind_of(collection) for collection in unsharded_collections(model).values()}
     if not classes:
         return listed
@@ -108,9 +105,7 @@ def sharders_for(model: nn.Module, listed: Sequence[ModuleSharder[nn.Module]]) -
 
 
 def _refuse_other_codecs(listed: Sequence[ModuleSharder[nn.Module]], sharders: Sharders) -> None:
-    """Refuse codecs for collections inside other modules, whose sharder shards these no more once they are converted:
-    rows would be sent in another precision than the script asks for.
-    """
+    """Refuse codecs of a sharder that does not shard the collection inside any more: rows would be float32."""
     ours = [sharder for sharder in sharders if isinstance(sharder, HashEmbeddingBagCollectionSharder)]
     quantizes = any(own.qcomm_codecs_registry for own in ours)
     for sharder in listed:
@@ -125,10 +120,7 @@ def _refuse_other_codecs(listed: Sequence[ModuleSharder[nn.Module]], sharders: S
 
 
 def _without_feature_processed(model: nn.Module, listed: Sequence[ModuleSharder[nn.Module]]) -> Sharders:
-    """The list without TorchRec's sharder of feature-processed collections, if these hold converted collections.
-
-    The converted collection inside is then sharded by itself, after the features were processed.
-    """
+    """The list without TorchRec's sharder of feature-processed collections, if these hold converted ones."""
     holders = [module for module in model.modules() if isinstance(module, FeatureProcessedEmbeddingBagCollection)]
     converted = [isinstance(holder._embedding_bag_collection, UnshardedCollection) for holder in holders]
     if not any(converted):
@@ -151,9 +143,7 @@ def _with_sharders(
     *arguments: Any,
     **keywords: Any,
 ) -> Any:
-    """Call one of TorchRec's functions with the arguments ``module`` and ``sharders``, with the sharders that its model
-    needs. ``order`` names its first arguments; ``around`` is entered for models with converted collections.
-    """
+    """Call a function of TorchRec, whose first arguments ``order`` names, with the sharders that its model needs."""
     named = {**dict(zip(order, arguments, strict=False)), **keywords}
     model, listed, place = named.get("module"), named.get("sharders"), order.index("sharders")
     if not isinstance(model, nn.Module) or not unsharded_collections(model):
@@ -219,11 +209,7 @@ def _around_model_parallel(named: Mapping[str, Any]) -> Iterator[None]:
 def _refuse_left_out(
     model: nn.Module, plan: ShardingPlan | None, sharders: Sequence[ModuleSharder[nn.Module]], world_size: int
 ) -> None:
-    """Check that a converted collection that stays unsharded has ordinary gradients.
-
-    The ``DistributedDataParallel`` inside ``DistributedModelParallel`` averages these. An index, or an optimizer in the
-    lookup's backward, would belong to this rank alone.
-    """
+    """Refuse unsharded collections with an index or an optimizer in backward: each rank would train its own."""
     sharder_types = {sharder.module_type for sharder in sharders}
     paths: dict[int, list[str]] = {}
     for path, module in model.named_modules(remove_duplicate=False):
@@ -288,10 +274,7 @@ def _new_data_parallel(original: Callable[..., Any], kind: type[Any], /, *argume
 
 
 def _check_indexes(model: nn.Module, state: object) -> None:
-    """Check every saved index before anything of ``model`` is loaded: torch loads module by module.
-
-    A collection checks itself later if a hook of the user may still rename its keys.
-    """
+    """Check every saved index before anything is loaded, unless a hook may still rename its keys."""
     saved: Mapping[str, Any] = state if isinstance(state, Mapping) else {}
     for path, collection in converted_collections(model).items() if saved else ():
         parts, prefix = path.split("."), f"{path}."

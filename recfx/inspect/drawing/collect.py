@@ -212,11 +212,7 @@ class _Nodes:
         costs: DrawnCosts,
         is_last: bool,
     ) -> dict[str, Any]:
-        """The graph of a collection after a pass; ``positions`` has the places of its tables.
-
-        ``giver`` is the node whose value the graph returns, and ``input`` the name that nodes call the input by.
-        ``kernels``, by name of the node, and ``costs`` are those of the last pass.
-        """
+        """A graph after a pass, which returns the node ``giver``; ``kernels`` and ``costs`` are of the last pass."""
         by_op = {node.op: node for node in record.graph.graph.nodes}
         inner = [node for node in record.graph.graph.nodes if node.op not in ("placeholder", "output")]
 
@@ -326,9 +322,7 @@ def _graph_of_model(
 
 
 def _find_calls(graph_module: fx.GraphModule, places: Mapping[int, int]) -> dict[fx.Node, _Call]:
-    """The call that each node is, or is a part of; ``places`` has the position of each collection, by the ``id`` of its
-    module.
-    """
+    """The call that each node is, or is a part of; ``places``: the position of each collection, by ``id``."""
     modules = dict(graph_module.named_modules(remove_duplicate=False))
     calls: dict[str, _Call] = {}
     inside = {}

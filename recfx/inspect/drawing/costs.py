@@ -132,9 +132,7 @@ NO_COSTS = DrawnCosts(Cost((), (), 1, 0, False, "", replace(CPU_HOST, device="")
 
 
 def costs_of(model: nn.Module, hardware: Hardware | None = None, sample: Any = None) -> DrawnCosts:
-    """The costs of a converted model or of a graph on ``hardware``, or on what is typical of its device; nothing if it
-    is not converted.
-    """
+    """The costs of a converted model or of a graph on ``hardware``, or on its own device; nothing if it is neither."""
     try:
         priced = cost(model, hardware, sample=sample)
     except ConversionError as error:

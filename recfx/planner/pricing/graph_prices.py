@@ -75,9 +75,7 @@ def _index_bytes(config: ResolvedHashConfig, first_row: int, end_row: int) -> in
 
 
 class GraphPrices:
-    """Prices nodes of one graph, each of whose tables is kept by one node, as expressions or in the numbers of one
-    batch; ``store`` has the tables that are here, of which those that are ``counted`` are not counted again.
-    """
+    """Prices nodes of one graph; ``store`` has the tables that are here, and ``counted`` what is not counted again."""
 
     def __init__(
         self,

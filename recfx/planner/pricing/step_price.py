@@ -120,9 +120,7 @@ def planned_by(
 def planned_with(
     collection: UnshardedCollection | ShardedCollection, path: str, sharding: CollectionSharding, device: str
 ) -> PlannedCollection:
-    """A collection, by its fully qualified name, with its shards on devices of this type; it may be sharded so already.
-    Nothing is sharded or communicated.
-    """
+    """A collection, which may be sharded so already, with its shards on devices of this type; nothing is sharded."""
     if isinstance(collection, ShardedCollection):
         settings = OptimizerSettings(collection.fused, collection.taken)
     else:
@@ -271,10 +269,7 @@ class _PricedRank(NamedTuple):
 def _price_rank(
     planned: Sequence[PlannedCollection], rank: int, trains: bool, values: Values, hardware: Hardware
 ) -> _PricedRank:
-    """Price the graphs of one rank. An all-to-all of ids ends when the rank that receives most has received it.
-
-    A call of the forward and the one of the backward that takes the opposite way have keys with equal last entries.
-    """
+    """Price the graphs of a rank. An all-to-all of ids ends when the rank that receives most has received it."""
     nodes, between, calls = [], dict[tuple[int, str, int], float](), dict[tuple[int, str, int, Hashable], float]()
     for number, collection in enumerate(planned):
         for unpriced in GraphPrices(collection.graph(rank), trains, symbols=values).nodes(collection.calls):
