@@ -4,6 +4,7 @@ the numbers of one batch, for the symbols of expressions.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -199,16 +200,11 @@ def _lengths(
 
 def not_negative(value: Any, name: str) -> Fraction:
     """A finite number that the user has passed as ``name``, at least 0; otherwise ``invalid_argument``."""
-    try:
-        # A mean is a ratio of small numbers, which a float only rounds.
-        is_exact = isinstance(value, (Rational, sympy.Rational))
-        number = Fraction(value) if is_exact else Fraction(float(value)).limit_denominator(10**9)
-    except (TypeError, ValueError, OverflowError):
-        number = Fraction(-1)
-    if isinstance(value, (bool, str)) or not isinstance(value, (Real, sympy.Rational)) or number < 0:
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) < math.inf:
         raise InputError(
             f"{name} is {value!r}.",
             reason="invalid_argument",
             what_to_do="pass a number that is not below 0.",
         )
-    return number
+    # A mean is a ratio of small numbers, which a float only rounds.
+    return Fraction(value) if isinstance(value, Rational) else Fraction(float(value)).limit_denominator(10**9)
