@@ -26,11 +26,11 @@ from recfx.exporter.export import export
 from recfx.exporter.load import LoadedModel, load
 from recfx.exporter.report import ExportReport
 from recfx.hashing import HashConfig, HashIndex
-from recfx.inspect import Report
 from recfx.inspect.cost import compare_plans, cost
 from recfx.inspect.drawing.draw import draw
 from recfx.inspect.explain import explain
 from recfx.inspect.monitor import Monitor, monitor
+from recfx.inspect.report import Report
 from recfx.passes import PACKAGE as passes
 from recfx.pipeline.train_pipeline import TrainPipeline
 from recfx.planner.plan import plan

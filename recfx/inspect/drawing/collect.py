@@ -228,8 +228,8 @@ class _Nodes:
                 line,
                 meta.source,
                 inputs=inputs,
-                shape=_shape(report.shape),
-                bytes=_expression(report.bytes),
+                shape=shape_text(report.shape),
+                bytes=expression(report.bytes),
                 dtype=report.dtype,
                 device=report.device,
                 kernel=report.kernel,
@@ -238,7 +238,7 @@ class _Nodes:
                 tables=tuple(positions.get(name, positions.get(name.rpartition("@")[0], -1)) for name in meta.tables),
                 passes=meta.passes,
                 collectives=tuple(
-                    f"{call.operation} of {_expression(call.bytes)} bytes{', in the backward' if call.backward else ''}"
+                    f"{call.operation} of {expression(call.bytes)} bytes{', in the backward' if call.backward else ''}"
                     for call in meta.collectives
                 ),
                 cost=costs.place(meta.collection, node.name) if is_last else -1,
@@ -279,12 +279,7 @@ def _output_shape(tables: Sequence[TableReport], is_pooled: bool) -> str:
     if is_pooled:
         return f"[B, {sum(dim for dim, _ in features)}]"
     ids = BATCH * sympy.Add(*(mean_length(feature) for _, feature in features))
-    return _shape((ids, sympy.Integer(features[0][0])))
-
-
-# The nodes of a collection have few different sizes.
-_shape = functools.lru_cache(maxsize=4096)(shape_text)
-_expression = functools.lru_cache(maxsize=4096)(expression)
+    return shape_text((ids, sympy.Integer(features[0][0])))
 
 
 class _Call(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 import re
 from collections import Counter
@@ -194,6 +195,7 @@ def step_text(trains: bool, hardware: str, batch: int, lengths: Mapping[str, flo
     return f"{kind} on {hardware}, B={batch}{per_rank}, L: {', '.join([*shown[:_MOST_LENGTHS], *more])}"
 
 
+@functools.lru_cache(maxsize=4096)  # the nodes of a collection have few different sizes
 def expression(value: sympy.Expr) -> str:
     """A symbolic size; a sum over the lengths of many features is shortened: ``8*B*(L_f0 + 25 more)``."""
     lengths = sorted((symbol for symbol in value.free_symbols if symbol.name.startswith("L_")), key=str)
