@@ -47,25 +47,15 @@ def bytes_once(tensors: Iterable[torch.Tensor], counted: set[int]) -> int:
 
 
 def resident_of(table: TableSpec, facts: TableFacts) -> Resident:
-    """What a table, or a shard of one, would keep."""
-    return _table(table, facts) + Resident(index=_index(table))
-
-
-def _table(table: TableSpec, facts: TableFacts) -> Resident:
-    """The optimizer's state is as it is after the first step."""
-    rows, columns, state = table.num_embeddings, table.embedding_dim, 0
+    """What a table, or a shard of one, would keep; the state of its optimizer is as it is after the first step."""
+    rows, columns, state, index = table.num_embeddings, table.embedding_dim, 0, 0
     rule = None if facts.optimizer is None else rule_named(facts.optimizer.rule)
     if rule is not None:
         state = sum(4 * math.prod(tensor.shape(rows, columns)) for tensor in rule.states)
         state += 4 if rule.counts_steps else 0
-    return Resident(weights=rows * columns * facts.dtype.itemsize, optimizer=state)
-
-
-def _index(table: TableSpec) -> int:
-    first = table.first_row
-    if table.hashing is None or not table.has_index:
-        return 0
-    return _index_bytes(table.hashing, first, first + table.num_embeddings)
+    if table.hashing is not None and table.has_index:
+        index = _index_bytes(table.hashing, table.first_row, table.first_row + rows)
+    return Resident(rows * columns * facts.dtype.itemsize, state, index)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -131,12 +121,12 @@ class GraphPrices:
         """What tables keep, at the node that looks them up, and what their indexes do, at that which hashes."""
         once, collection, resident = NODE_KINDS[self.graph.kind(node)].once, self.graph.collection(node), NO_RESIDENT
         for table in self.graph.tables(node) if once else ():
-            store = self.store
+            store, kept = self.store, resident_of(table, collection.facts_of(table))
             if "lookup" in once and (store is None or bytes_once([store.weight(table.name)], self.counted)):
-                resident += _table(table, collection.facts_of(table))
+                resident += replace(kept, index=0)
             if "hash_ids" in once:  # an index that was loaded may keep more than a new one
                 here = store is not None and table.name in store.indexes
-                own = bytes_once(store.index(table.name).buffers(), self.counted) if store and here else _index(table)
+                own = bytes_once(store.index(table.name).buffers(), self.counted) if store and here else kept.index
                 resident += Resident(index=own)
         return resident
 

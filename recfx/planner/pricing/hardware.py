@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 GB = 10**9
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Hardware:
     """One kind of device, with its links to others."""
 
@@ -39,9 +39,6 @@ class Hardware:
     def label(self) -> str:
         """Its name, and where its constants are from."""
         return f"{self.name} (constants from tables, none measured here)"
-
-    def __repr__(self) -> str:
-        return f"Hardware({self.name!r})"
 
     def __str__(self) -> str:
         lines = [f"  {name:<22} {value:10.3g}" for name, value in vars(self).items() if isinstance(value, float)]

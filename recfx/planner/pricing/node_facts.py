@@ -95,9 +95,6 @@ class KnownBatch(NamedTuple):
     lengths: Mapping[str, Fraction] = MappingProxyType({})  # mean numbers of ids per sample, of some features
 
 
-REST = ""
-"""The name, among lengths, of all features that are not named."""
-
 NOTHING_KNOWN = KnownBatch()
 
 
@@ -174,9 +171,11 @@ def _lengths(
 ) -> dict[str, Fraction]:
     """The mean length of each feature: a number for all, or a mapping for some; the others are those that are known."""
     names = list(dict.fromkeys(features))
-    named = {} if given is None else given if isinstance(given, Mapping) else {REST: given}
-    rest = [name for name in names if name not in shares] if REST in named else []
-    given = dict.fromkeys(rest, named.get(REST)) | {name: length for name, length in named.items() if name != REST}
+    given = dict(given) if isinstance(given, Mapping) else {} if given is None else {"": given}
+    rest = given.pop("", None)  # the length of all features that are not named
+    named = set(given)
+    if rest is not None:
+        given = dict.fromkeys((name for name in names if name not in shares), rest) | given
     unknown = [name for name in given if name not in names]
     # The lengths of a whole batch may be those of more features than the model has; otherwise it is a mistake.
     if unknown and any(name not in named and name not in shares for name in names):
