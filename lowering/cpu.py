@@ -79,14 +79,9 @@ class CpuLookup:
     def from_ids(self, weights: list[torch.Tensor], batch: LookupBatch, ids_to_rows: IdsToRows) -> Outputs:
         """Find rows and look them up: ``batch.values`` are raw ids, or rows if a table has no index.
 
-        Ids without a row add nothing to sums; if rows are not combined, theirs are zeros.
-
-        Raises:
-            ValueError: the lookup pools means, whose lengths would leave out the ids without a row.
-            Whatever ``ids_to_rows.insert`` raises.
+        Ids without a row add nothing to sums; if rows are not combined, theirs are zeros. ``serves_finding`` has
+        refused means, whose lengths would leave out the ids without a row.
         """
-        if self._mean:
-            raise ValueError("a lookup from raw ids pools sums; divide by the lengths of the raw bags afterwards")
         self._move(weights)
         ids, offsets = batch.values.to(torch.int64), batch.offsets.to(torch.int64)
 

@@ -1,10 +1,7 @@
 """The registry of backends: which kernel serves a lookup, and why the others do not.
 
-``backend="auto"`` takes the first of ``BACKENDS`` that can serve the lookup; the report tells why those before it
-declined. If the user names a backend, it is used; if it cannot be, that is an error.
-
-A backend answers two questions apart: what it serves, which follows from data alone (``Backend.serves``), and whether
-it is here, on this machine (``Backend.is_here``). ``select_backend`` asks both, ``PlannedTargets`` the first.
+``backend="auto"`` takes the first of ``BACKENDS`` that serves the lookup, which follows from data alone, and is here on
+this machine. The report tells why those before it declined. A named one that cannot be used is an error.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from recfx.errors import ConversionError, Diagnostic
-from recfx.ir.context import LookupFacts, TableFacts
+from recfx.ir.context import LookupFacts, Served, TableFacts
 from recfx.kernels.build import launch
 
 if TYPE_CHECKING:
@@ -29,21 +26,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LookupSpec:
-    """A lookup whose tables are here.
+    """A lookup whose tables are here."""
 
-    Args:
-        tables: the descriptions of the tables, in column order.
-        combine: ``"SUM"``, ``"MEAN"`` or ``"NONE"``: what becomes of the rows of a bag.
-        is_weighted: whether per-sample weights multiply the rows.
-        weights: the tables' ``[rows, dim]`` tensors.
-        optimizers: the fused optimizer of each table, or None if its gradient goes to ``weight.grad``.
-    """
-
-    tables: tuple[TableSpec, ...]
-    combine: str
-    is_weighted: bool
-    weights: list[torch.Tensor]
-    optimizers: list[Any]
+    tables: tuple[TableSpec, ...]  # the descriptions of the tables, in column order
+    combine: str  # ``"SUM"``, ``"MEAN"`` or ``"NONE"``: what becomes of the rows of a bag
+    is_weighted: bool  # whether per-sample weights multiply the rows
+    weights: list[torch.Tensor]  # the tables' ``[rows, dim]`` tensors
+    optimizers: list[Any]  # the fused optimizer of each table, or None if its gradient goes to ``weight.grad``
 
     @cached_property
     def facts(self) -> LookupFacts:
@@ -67,31 +56,19 @@ def facts_of_table(weight: torch.Tensor, optimizer: Any) -> TableFacts:
 
 @dataclass(frozen=True)
 class LookupBatch:
-    """One batch for a lookup.
+    """One batch for a lookup. If rows are not combined, all ids of a feature are one bag, and ``batch_size`` is 1."""
 
-    Args:
-        values: ``[n]`` rows, int32 or int64.
-        offsets: ``[F * B + 1]`` where bags begin in ``values``.
-        per_sample_weights: ``[n]``, or None.
-        batch_size: ``B``. It is 1 if the rows of a bag are not combined: all ids of a feature are one bag.
-        lengths: how many ids each feature has, if the rows of a bag are not combined; else empty.
-    """
-
-    values: torch.Tensor
-    offsets: torch.Tensor
-    per_sample_weights: torch.Tensor | None
-    batch_size: int
-    lengths: tuple[int, ...] = ()
+    values: torch.Tensor  # ``[n]`` rows, int32 or int64
+    offsets: torch.Tensor  # ``[F * B + 1]`` where bags begin in ``values``
+    per_sample_weights: torch.Tensor | None  # ``[n]``
+    batch_size: int  # ``B``
+    lengths: tuple[int, ...] = ()  # how many ids each feature has, if rows are not combined; else empty
 
 
 class IdsToRows(Protocol):
-    """The indexes behind a lookup whose kernel finds rows itself. The node that owns the indexes implements it.
+    """The indexes behind a lookup whose kernel finds rows itself. The node that owns the indexes implements it."""
 
-    Attributes:
-        training: whether ids without a row are inserted, or ids are only found.
-    """
-
-    training: bool
+    training: bool  # whether ids without a row are inserted, or ids are only found
 
     def find_views(self) -> Sequence[IndexView | None]:
         """The index of each table of the lookup, in the lookup's order; None if the table's ids are rows.
@@ -100,14 +77,8 @@ class IdsToRows(Protocol):
         """
 
     def insert(self, ids: torch.Tensor, rows: torch.Tensor, absent_per_table: list[int]) -> None:
-        """Give rows to ids that have none, in training. If it raises, nothing but ``rows`` has changed.
-
-        Args:
-            ids: ``[n]`` int64, the lookup's batch.
-            rows: ``[n]`` int64, -1 if an id has no row. They are filled in, and the weights of new rows are
-                initialised. If the answer for an id is zeros, its row remains -1: such an id adds nothing and gets no
-                gradient.
-            absent_per_table: how many ids without a row each table of the lookup has; not all are 0.
+        """Give rows to ids that have none, in training, and initialise their weights: fill in ``rows``, int64 ``[n]``,
+        where they are -1. Those of ids that read zeros stay -1. If it raises, nothing but ``rows`` has changed.
         """
 
     def answered(self, absent_per_table: list[int]) -> None:
@@ -139,42 +110,23 @@ def facts_of_weights(weights: Sequence[torch.Tensor]) -> list[WeightFacts]:
 
 @dataclass(frozen=True)
 class Backend:
-    """One target.
+    """One target."""
 
-    Args:
-        name: what the user writes in ``backend=``.
-        module: where it is implemented, with ``build(spec) -> LookupKernel``. Unless it serves all that the fields
-            below allow, it has ``serves(lookup, chip) -> Diagnostic | None``, which sees data alone; unless it runs
-            wherever recfx does, ``is_here(device) -> Diagnostic | None``.
-        device_types: those that it is for; on all others, ``"auto"`` passes over it without a word. Empty: all, and it
-            says itself why it declines.
-        serves_on: the types of devices whose tables it can serve, all of a lookup on one device. Empty: any.
-        finds_ids: whether it also has kernels that take raw ids: ``serves_finding(lookup) -> Diagnostic | None`` for a
-            lookup that it serves, and ``build_finding(kernel) -> FindingKernel`` for a kernel that ``build`` returned.
-        takes_absent: whether its pooled lookups take rows of -1, which add nothing and get no gradient. Lookups that do
-            not combine rows always take them: they read zeros.
-        combines: what its kernels can make of the rows of a bag.
-        finds_rows_on: the types of devices on which its kernel finds rows in indexes that are only read.
-        dtypes: all tables of a lookup have one of these, and rows that are contiguous and not negated. Empty: any.
-    """
-
-    name: str
+    name: str  # what the user writes in ``backend=``
+    # Where it is implemented, with ``build(spec) -> LookupKernel``. Unless it serves all that the fields below allow,
+    # it has ``serves(lookup, chip) -> Diagnostic | None``, which sees data alone; unless it runs wherever recfx does,
+    # ``is_here(device) -> Diagnostic | None``; and if it has kernels that take raw ids, ``serves_finding(lookup) ->
+    # Diagnostic | None``, and ``build_finding(kernel) -> FindingKernel`` for a kernel that ``build`` returned.
     module: str
-    device_types: tuple[str, ...] = ()
-    serves_on: tuple[str, ...] = ()
-    finds_ids: bool = False
+    device_types: tuple[str, ...] = ()  # that it is for; ``"auto"`` passes over it without a word on others. Empty: all
+    serves_on: tuple[str, ...] = ()  # whose tables it can serve, all of a lookup on one device. Empty: any
+    # Whether its pooled lookups take rows of -1, which add nothing and get no gradient. Other lookups always do.
     takes_absent: bool = False
-    combines: tuple[str, ...] = ("SUM", "MEAN")
-    finds_rows_on: tuple[str, ...] = ()
-    dtypes: tuple[torch.dtype, ...] = ()
+    finds_rows_on: tuple[str, ...] = ()  # where its kernel finds rows in indexes that are only read
+    dtypes: tuple[torch.dtype, ...] = ()  # of the tables, whose rows are contiguous and not negated. Empty: any
 
     def serves(self, lookup: LookupFacts, chip: str | None = None) -> Diagnostic | None:
-        """None if this backend serves ``lookup``, wherever its devices are.
-
-        Args:
-            lookup: the lookup.
-            chip: the name of the NPU, whose limits count as well; None if it does not matter.
-        """
+        """None if this backend serves ``lookup``, wherever its devices are; within the limits of an NPU, ``chip``."""
         return self._said(self._unsuited(lookup) or self._serves(lookup, chip))
 
     def is_here(self, device: torch.device) -> Diagnostic | None:
@@ -200,10 +152,9 @@ class Backend:
 
     def serves_finding(self, lookup: LookupFacts) -> Diagnostic | None:
         """None if a kernel of this backend, which serves ``lookup``, can find its rows itself."""
-        if not self.finds_ids:
-            message = f"backend {self.name!r} has no kernel that finds rows."
-            return self._said(Diagnostic("no_finding_kernel", "", message))
-        return self._said(self._target.serves_finding(lookup))
+        serves = getattr(self._target, "serves_finding", None)
+        message = f"backend {self.name!r} has no kernel that finds rows."
+        return self._said(Diagnostic("no_finding_kernel", "", message) if serves is None else serves(lookup))
 
     def build_finding(self, kernel: LookupKernel) -> FindingKernel:
         """The form of ``kernel`` that takes raw ids; both forms take part in the same fused steps."""
@@ -222,9 +173,6 @@ class Backend:
 
     def _unsuited(self, lookup: LookupFacts, several: bool = False) -> Diagnostic | None:
         """Why it has no kernels for such a lookup; ``several``: the tables are on several devices of one type."""
-        if lookup.combine not in self.combines:
-            message = f"backend {self.name!r} has no kernel with combine={lookup.combine}."
-            return Diagnostic("unsupported_combine", "", message)
         types = lookup.device_types
         if self.serves_on and (len(types) > 1 or not types <= set(self.serves_on) or several):
             serves = "the CPU" if self.serves_on == ("cpu",) else " and ".join(self.serves_on)
@@ -242,23 +190,13 @@ _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 # In order of preference.
 BACKENDS: tuple[Backend, ...] = (
-    Backend(
-        "cpu",
-        "recfx.lowering.cpu",
-        serves_on=("cpu",),
-        finds_ids=True,
-        takes_absent=True,
-        combines=("SUM", "MEAN", "NONE"),
-        dtypes=_FLOATS,
-    ),
-    Backend("fbgemm", "recfx.lowering.fbgemm", serves_on=("cpu",), dtypes=(torch.float32, torch.float16)),
+    Backend("cpu", "recfx.lowering.cpu", serves_on=("cpu",), takes_absent=True, dtypes=_FLOATS),
     Backend(
         "triton",
         "recfx.lowering.triton.target",
         ("cuda",),
         serves_on=("cuda", "cpu"),
         takes_absent=True,
-        combines=("SUM", "MEAN", "NONE"),
         finds_rows_on=("cuda", "cpu"),
         dtypes=_FLOATS,
     ),
@@ -268,35 +206,23 @@ BACKENDS: tuple[Backend, ...] = (
         ("npu",),
         serves_on=("npu",),
         takes_absent=True,
-        combines=("SUM", "MEAN", "NONE"),
         finds_rows_on=("npu",),
         dtypes=_FLOATS,
     ),
-    Backend("reference", "recfx.lowering.reference", combines=("SUM", "MEAN", "NONE")),
+    Backend("reference", "recfx.lowering.reference"),
 )
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The backend that serves a lookup.
+    """The backend that serves a lookup."""
 
-    Args:
-        backend: its name.
-        kernel: what to call.
-        declined: the backends that come before it, and why they were not chosen.
-        facts: the device, dtype, shape and layout of every weight at the time of the choice.
-        finding: what to call with raw ids; None if the backend has no kernel that finds rows.
-        finding_declined: why there is no such kernel.
-        takes_absent: see ``Backend``.
-    """
-
-    backend: str
-    kernel: LookupKernel
-    declined: tuple[Diagnostic, ...]
-    facts: list[WeightFacts]
-    finding: FindingKernel | None = None
-    finding_declined: Diagnostic | None = None
-    takes_absent: bool = False
+    backend: str  # its name
+    kernel: LookupKernel  # what to call
+    declined: tuple[Diagnostic, ...]  # the backends that come before it, and why they were not chosen
+    facts: list[WeightFacts]  # of every weight at the time of the choice
+    finding: FindingKernel | None = None  # what to call with raw ids; None if no kernel of the backend finds rows
+    takes_absent: bool = False  # see ``Backend``
 
     def stale(self, weights: list[torch.Tensor]) -> bool:
         """Whether a weight has since moved to another device, or changed its dtype, shape or layout."""
@@ -306,11 +232,9 @@ class Choice:
 def select_backend(spec: LookupSpec, backend: str, module_path: str) -> Choice:
     """Choose the backend of a lookup, and make its kernel; arguments and errors are those of ``choose_backend``."""
     chosen, declined = choose_backend(spec.facts, backend, module_path, spec.weights)
-    kernel, no_finding = chosen.build(spec), chosen.serves_finding(spec.facts)
-    finding = chosen.build_finding(kernel) if no_finding is None else None
-    return Choice(
-        chosen.name, kernel, declined, facts_of_weights(spec.weights), finding, no_finding, chosen.takes_absent
-    )
+    kernel = chosen.build(spec)
+    finding = chosen.build_finding(kernel) if chosen.serves_finding(spec.facts) is None else None
+    return Choice(chosen.name, kernel, declined, facts_of_weights(spec.weights), finding, chosen.takes_absent)
 
 
 def choose_backend(
@@ -318,11 +242,7 @@ def choose_backend(
 ) -> tuple[Backend, tuple[Diagnostic, ...]]:
     """Choose the backend of a lookup among those of this machine; also returns why those before it decline.
 
-    Args:
-        lookup: the lookup.
-        backend: ``"auto"``, or the name of a backend.
-        module_path: the collection, for messages.
-        weights: the tables, which tell one device from another of its type.
+    ``weights`` are the tables, which tell one device from another of its type.
 
     Raises:
         ConversionError: ``unknown_backend``; ``backend_unusable`` if the named one cannot serve the lookup.
@@ -361,3 +281,52 @@ def first_backend(
                 return candidate, tuple(declined)
             declined.append(refusal)
     return None, tuple(declined)
+
+
+@dataclass(frozen=True)
+class TargetsHere:
+    """The kernel targets of this machine; ``backend`` is ``"auto"``, or the one that every lookup must use."""
+
+    backend: str = "auto"
+
+    def serve(self, lookup: LookupFacts, collection: str) -> Served:
+        chosen, declined = choose_backend(lookup, self.backend, collection)
+        return Served(chosen.name, declined, chosen.serves_finding(lookup))
+
+    def may_name(self, backend: str) -> bool:
+        return True
+
+    def find_rows(self, device: str) -> Served:
+        declined: list[Diagnostic] = []
+        for candidate in BACKENDS:
+            if device.partition(":")[0] in candidate.finds_rows_on:
+                refusal = self._absent(candidate, device)
+                if refusal is None:
+                    return Served(candidate.name, tuple(declined))
+                declined.append(refusal)
+        return Served("reference", tuple(declined))
+
+    def _absent(self, candidate: Backend, device: str) -> Diagnostic | None:
+        return candidate.is_here(torch.device(device))
+
+    def index_operators(self, device: str) -> str:
+        return "" if device == "meta" else "cpu" if device == "cpu" else "reference"
+
+
+@dataclass(frozen=True)
+class PlannedTargets(TargetsHere):
+    """The kernel targets of machines that are not here, on which everything that targets need is installed. A lookup
+    that the named backend does not serve has none.
+    """
+
+    chip: str | None = None  # the name of the NPU whose limits count; None if none do
+
+    def serve(self, lookup: LookupFacts, collection: str) -> Served:
+        chosen, declined = first_backend(lookup, self.backend, lambda one: one.serves(lookup, self.chip))
+        if chosen is None:
+            message = f"backend {self.backend!r} does not serve the lookup."
+            return Served("", declined, Diagnostic("no_finding_kernel", "", message, by=self.backend))
+        return Served(chosen.name, declined, chosen.serves_finding(lookup))
+
+    def _absent(self, candidate: Backend, device: str) -> Diagnostic | None:
+        return None

@@ -138,10 +138,7 @@ class RecfxError(Exception):
             ConversionError(...)
         """
         error = cls(
-            diagnostic.message,
-            reason=diagnostic.code,
-            module_path=diagnostic.path,
-            what_to_do=diagnostic.what_to_do,
+            diagnostic.message, reason=diagnostic.code, module_path=diagnostic.path, what_to_do=diagnostic.what_to_do
         )
         error._take(replace(diagnostic, severity=Severity.ERROR))
         return error

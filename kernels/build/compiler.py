@@ -75,17 +75,8 @@ def compile_library(
 ) -> Path:
     """Compile all of ``sources`` with ``COMPILE_FLAGS``, and link them with ``LINK_FLAGS``.
 
-    The files of a folder are one translation unit: reading torch's headers is half of what each file would take.
-
-    Args:
-        compiler: the command.
-        sources: the folder, in which the sources find their own headers.
-        scratch: an empty folder for objects.
-        compile_flags: further flags of the compiler, such as ``torch_flags``.
-        link_flags: further flags of the linker, such as ``-L`` with the folder of torch's libraries.
-
-    Returns:
-        The library, a file in ``scratch``.
+    The files of a folder are one translation unit: reading torch's headers is half of what each file would take. The
+    library is a file in ``scratch``, an empty folder.
 
     Raises:
         LibraryBuildError: the compiler failed; the message contains its output.

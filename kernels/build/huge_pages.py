@@ -19,13 +19,8 @@ LEAST_BYTES = 8 << 20
 def advise_huge_pages(tensor: Tensor) -> bool:
     """Ask for huge pages for a tensor: at once where nothing has been written to it yet. Its content does not change.
 
-    This is a hint: if it is not supported, or if the tensor is small or not on the CPU, nothing happens.
-
-    Args:
-        tensor: contiguous, any shape and dtype.
-
-    Returns:
-        Whether the system took the hint.
+    This is a hint: if it is not supported, or if the tensor is small or not on the CPU, nothing happens. Returns
+    whether the system took it.
     """
     if tensor.device.type != "cpu" or tensor.nbytes < LEAST_BYTES or not library.load():
         return False

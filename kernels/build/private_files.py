@@ -37,11 +37,8 @@ def refuse_unsafe(path: Path) -> None:
 
 
 def make_private_directory(path: Path, tighten: bool = False) -> None:
-    """Create a directory for this user only, if it does not exist.
-
-    Args:
-        path: the directory.
-        tighten: if it exists and belongs to this user, remove others' permission to write to it.
+    """Create a directory for this user only, if it does not exist. If it does, and belongs to this user, ``tighten``
+    removes others' permission to write to it.
 
     Raises:
         UnsafeError: it exists, and others may write to it.
@@ -60,13 +57,7 @@ def make_private_directory(path: Path, tighten: bool = False) -> None:
 
 
 class NewFile:
-    """A file that is being written beside the one whose place it will take.
-
-    Args:
-        path: where it is. Whoever writes it opens this path, and does not replace it.
-        target: the file whose place it takes.
-        descriptor: of the file.
-    """
+    """A file at ``path`` that is being written, in place, beside ``target``, whose place it will take."""
 
     def __init__(self, path: Path, target: Path, descriptor: int) -> None:
         self.path = path
@@ -76,11 +67,8 @@ class NewFile:
         self._set_mode(0o600)  # so that nobody reads it now who will not be allowed to
 
     def put_in_place(self, mode: int | None = None) -> None:
-        """Flush the file to the disk, and replace the other one in one step, even if the machine crashes.
-
-        Args:
-            mode: the file's; default: that of the file that is replaced, whose owner it then gets as well if this user
-                may give files away, or else that of new files.
+        """Flush the file to the disk, and replace the other one in one step, even if the machine crashes. By default,
+        it gets the mode of the other, and its owner if this user may give files away, or else the mode of new files.
 
         Raises:
             OSError: the disk is full, for example. The previous file is still there.

@@ -13,25 +13,19 @@ from types import MappingProxyType
 
 @dataclass(frozen=True)
 class Chip:
-    """The limits of one chip.
+    """The limits of one chip."""
 
-    Args:
-        name: as the driver and Ascend's compiler call it.
-        vector_cores: a grid of so many programs keeps every core busy; each program loops over its share of the work,
-            because starting a program costs more than a turn of a loop.
-        ub_bytes: the unified buffer of one vector core. All vectors of a program lie in it; nothing spills out of it.
-        is_950: whether it is of the generation after the 910, which has a compiler of its own (``dav-c310``).
-        ub_alignment_bytes: every vector in the unified buffer begins at a multiple of this, as the compiler writes into
-            every module that it compiles.
-        most_programs: of one launch, the product of the grid's axes; triton-ascend refuses more.
-    """
-
-    name: str
+    name: str  # as the driver and Ascend's compiler call it
+    # A grid of so many programs keeps every core busy; each program loops over its share of the work, because starting
+    # a program costs more than a turn of a loop
     vector_cores: int
-    ub_bytes: int
+    ub_bytes: int  # the unified buffer of one vector core. All vectors of a program lie in it; nothing spills out of it
+    # Whether it is of the generation after the 910, which has a compiler of its own (``dav-c310``)
     is_950: bool = False
+    # Every vector in the unified buffer begins at a multiple of this, as the compiler writes into every module that it
+    # compiles
     ub_alignment_bytes: int = 32
-    most_programs: int = 65_535
+    most_programs: int = 65_535  # of one launch, the product of the grid's axes; triton-ascend refuses more
 
 
 def _chip(name: str, vector_cores: int, is_950: bool = False) -> Chip:
@@ -82,24 +76,18 @@ LOOKUP_ROWS = (8, 16, 32)
 
 @dataclass(frozen=True)
 class Need:
-    """An upper bound of the unified buffer that a kernel takes.
+    """An upper bound of the unified buffer that a kernel takes."""
 
-    Args:
-        fixed: bytes that do not depend on the block: scalars on their way to memory, and the padding of small vectors.
-        per_column: bytes per column of the block. Every vector that is alive at once has its part, and vectors that
-            are read or written in a loop have it twice: the compiler loads the next while it computes on the last.
-        per_row: of a fused step, bytes per column and position of a block (``step_rows``).
-        per_place: of a fused step, bytes per column and place that has pointers of its own to write through, of which
-            there are up to four; and of the gradients that are asked for at a time, as many, where a row crosses a
-            border of chunks.
-        per_lookup_row: of a pooled lookup, bytes per column and position of a block (``lookup_rows``).
-    """
-
+    # Bytes that do not depend on the block: scalars on their way to memory, and the padding of small vectors
     fixed: int
+    # Bytes per column of the block. Every vector that is alive at once has its part, and vectors that are read or
+    # written in a loop have it twice: the compiler loads the next while it computes on the last
     per_column: int
-    per_row: int = 0
+    per_row: int = 0  # of a fused step, bytes per column and position of a block (``step_rows``)
+    # Of a fused step, bytes per column and place that has pointers of its own to write through, of which there are up
+    # to four; and of the gradients that are asked for at a time, as many, where a row crosses a border of chunks
     per_place: int = 0
-    per_lookup_row: int = 0
+    per_lookup_row: int = 0  # of a pooled lookup, bytes per column and position of a block (``lookup_rows``)
 
     def of(self, block: int) -> int:
         rows = step_rows(block) if self.per_row else 0
@@ -115,17 +103,11 @@ def _floats(need: Need) -> dict[int, Need]:
 
 @dataclass(frozen=True)
 class RuleNeeds:
-    """What the kernels of a fused step need with one rule; rules keep theirs in their own files.
+    """What the kernels of a fused step need with one rule; rules keep theirs in their own files."""
 
-    Args:
-        rule: its name.
-        step: of ``recfx_fused_step``.
-        step_of_borders: of ``recfx_fused_step_of_borders``.
-    """
-
-    rule: str
-    step: Need
-    step_of_borders: Need
+    rule: str  # its name
+    step: Need  # of ``recfx_fused_step``
+    step_of_borders: Need  # of ``recfx_fused_step_of_borders``
 
     def of(self, kernel: str) -> Need | None:
         return {"recfx_fused_step": self.step, "recfx_fused_step_of_borders": self.step_of_borders}.get(kernel)

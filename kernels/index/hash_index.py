@@ -25,18 +25,12 @@ _LATER_THAN_ANY = 2**62  # a batch number
 
 
 class InFlight(NamedTuple):
-    """Rows of one table that must keep their ids.
+    """Rows of one table that must keep their ids."""
 
-    Args:
-        oldest: all rows that are used by batches from this number on.
-        rows: int64, the individual rows that earlier batches use, in any order; repeats and negative numbers are
-            allowed.
-        oldest_listed: the number of the oldest of these earlier batches.
-    """
-
-    oldest: int
+    oldest: int  # all rows that are used by batches from this number on
+    # int64, the individual rows that earlier batches use, in any order; repeats and negative numbers are allowed
     rows: Tensor
-    oldest_listed: int
+    oldest_listed: int  # the number of the oldest of these earlier batches
 
     @classmethod
     def since(cls, oldest: int) -> InFlight:
@@ -223,17 +217,11 @@ NO_PROBLEM, UNKNOWN_STATE, DENSE_ROW, DENSE_ID, WRONG_BUCKET, DUPLICATE_ID, BAD_
 
 
 class Rebuilt(NamedTuple):
-    """What ``rebuild`` found.
+    """What ``rebuild`` found."""
 
-    Args:
-        problem: ``NO_PROBLEM`` or another of the numbers above.
-        row: the lowest row (or place of a candidate) that has the problem; -1 if there is no problem.
-        is_candidate: whether ``row`` is the place of a candidate for admission.
-    """
-
-    problem: int
-    row: int
-    is_candidate: bool
+    problem: int  # ``NO_PROBLEM`` or another of the numbers above
+    row: int  # the lowest row (or place of a candidate) that has the problem; -1 if there is no problem
+    is_candidate: bool  # whether ``row`` is the place of a candidate for admission
 
 
 def rebuild(buffers: IndexBuffers, policy: IndexPolicy) -> Rebuilt:

@@ -26,30 +26,22 @@ _LANES = 512  # bags or ids that the kernel reads at once
 
 
 class Fault(NamedTuple):
-    """The first thing that is wrong with a batch.
+    """The first thing that is wrong with a batch."""
 
-    Args:
-        kind: ``NEGATIVE_LENGTH``, ``WRONG_TOTAL`` (the lengths do not add up to the number of ids) or ``OUT_OF_RANGE``
-            (an id is not a row of its table).
-        position: for a fault in the lengths, the bag that has the negative length or that runs past the last id (the
-            number of bags if ids are left over); for an id out of range, its position in the values.
-    """
-
+    # ``NEGATIVE_LENGTH``, ``WRONG_TOTAL`` (the lengths do not add up to the number of ids) or ``OUT_OF_RANGE`` (an id
+    # is not a row of its table)
     kind: int
+    # For a fault in the lengths, the bag that has the negative length or that runs past the last id (the number of bags
+    # if ids are left over); for an id out of range, its position in the values
     position: int
 
 
 class BagOffsets(NamedTuple):
-    """Where bags begin.
+    """Where bags begin."""
 
-    Args:
-        offsets: int64 ``[bags + 1]``, from 0 to ``n``; meaningless if there is a fault in the lengths.
-        fault: the first fault, or None.
-        borders: where the ids of each key begin, and where those of the last end; None if the host has not learned it.
-    """
-
-    offsets: Tensor
-    fault: Fault | None
+    offsets: Tensor  # int64 ``[bags + 1]``, from 0 to ``n``; meaningless if there is a fault in the lengths
+    fault: Fault | None  # the first fault, or None
+    # Where the ids of each key begin, and where those of the last end; None if the host has not learned it
     borders: list[int] | None
 
 

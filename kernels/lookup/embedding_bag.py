@@ -32,12 +32,7 @@ def embedding_bag(
     if per_sample_weights is not None:
         per_sample_weights = per_sample_weights.to(weight.dtype)
     return functional.embedding_bag(
-        rows,
-        weight,
-        offsets,
-        mode=pooling.lower(),
-        per_sample_weights=per_sample_weights,
-        include_last_offset=True,
+        rows, weight, offsets, mode=pooling.lower(), per_sample_weights=per_sample_weights, include_last_offset=True
     ).float()
 
 

@@ -75,11 +75,7 @@ Update = Callable[[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]], torch.T
 
 
 def step_touched_rows(
-    update: Update,
-    weight: torch.Tensor,
-    rows: torch.Tensor,
-    gradient: torch.Tensor,
-    state: Mapping[str, torch.Tensor],
+    update: Update, weight: torch.Tensor, rows: torch.Tensor, gradient: torch.Tensor, state: Mapping[str, torch.Tensor]
 ) -> None:
     """Update the touched rows of one table, in place.
 

@@ -10,12 +10,11 @@ from typing import Any
 
 import torch
 
-from recfx.errors import IdRangeError, InputError
 from recfx.ir.node_kinds import NOT_COMBINED
 from recfx.kernels.lookup.per_sample_weights import per_sample_weight_gradients
 from recfx.kernels.step.fused_step import fused_step_
 from recfx.lowering.registry import LookupSpec
-from recfx.lowering.step.trainable_lookup import Backward
+from recfx.lowering.step.trainable_lookup import Backward, changed_before_backward
 from recfx.lowering.step.trained_batch import Gradients, TrainedBatch
 from recfx.optim.rules.rule import STEP, Rule, StepNumbers
 from recfx.optim.rules.sgd import SGD
@@ -138,35 +137,12 @@ class CpuBackward(Backward):
         try:
             with torch.no_grad():
                 yield
-        except IndexError as error:
-            raise self._beyond_the_end(batch) from error
+        except IndexError as error:  # a row is beyond the end of its table, and nothing was stepped
+            raise changed_before_backward(self.tables) from error
         except RuntimeError as error:
-            for table, weight in zip(self.tables, batch.weights, strict=True):
-                if weight.is_neg() or not weight.is_contiguous():
-                    raise InputError(
-                        f"the weight of table {table.name!r} was replaced between a forward and its backward by a view "
-                        "whose rows are not one after the other in memory.",
-                        reason="changed_before_backward",
-                        module_path=table.name,
-                        what_to_do="replace it before the forward, or by its contiguous().",
-                    ) from error
+            if any(weight.is_neg() or not weight.is_contiguous() for weight in batch.weights):
+                raise changed_before_backward(self.tables) from error
             raise
-
-    def _beyond_the_end(self, batch: TrainedBatch) -> Exception:
-        """The error for a row that the forward looked up and that its table no longer has; the first table with one."""
-        borders = batch.offsets[:: batch.batch_size(len(self.table_of_feature))].tolist()
-        for feature, table in enumerate(self.table_of_feature):
-            rows = batch.values[borders[feature] : borders[feature + 1]]
-            last, name = batch.weights[table].shape[0] - 1, self.tables[table].name
-            if rows.numel() and int(rows.max()) > last:
-                return IdRangeError(
-                    f"the backward of table {name!r} reached row {int(rows.max())}, but its last row is {last}: since "
-                    "the forward, the weight was replaced by a smaller one, or the batch was overwritten.",
-                    reason="row_beyond_table",
-                    module_path=name,
-                    what_to_do="call backward() before the table or the batch changes. Nothing was stepped.",
-                )
-        return IndexError("a row was beyond the end of its table while a step began, and is no longer")
 
 
 class StepCounts:
@@ -199,11 +175,6 @@ class StepCounts:
     def of(self, states: Sequence[dict[str, Any]]) -> torch.Tensor | None:
         """What ``shared`` returns, if it is already in the states that the optimizers hold; otherwise None."""
         return self._counts if self._are_views([state.get(STEP) for state in states]) else None
-
-    def count(self, trained: list[bool]) -> None:
-        counts = self.shared()
-        if counts is not None:
-            counts.add_(torch.tensor(trained, dtype=torch.float32, device="cpu"))
 
     def _are_views(self, steps: Sequence[torch.Tensor | None]) -> bool:
         return len(steps) == len(self._views) and all(map(operator.is_, steps, self._views))

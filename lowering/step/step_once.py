@@ -3,20 +3,18 @@
 If a lookup is called several times per step, or several lookups read one weight, the gradient comes from several nodes
 of the autograd graph. The backward of each node leaves its part here. Autograd itself tells when all of them have run:
 the lookups take a leaf as an argument, and the engine runs the leaf's ``AccumulateGrad`` once per backward pass, after
-all nodes of that pass that lead to it. This also works with unused outputs, second backwards and activation
-checkpointing.
+all nodes of that pass that lead to it.
 
 Something else may read the weight as well, such as an output layer with tied weights. Autograd accumulates that
 gradient in the weight's own node, and it joins the step of the same backward pass, whichever comes first. So does a
-gradient that was there before, such as one from before the optimizer was attached: ``weight.grad`` is None afterwards,
-as with torch's optimizers in backward, so that no ordinary optimizer steps with it again.
+gradient that was there before: ``weight.grad`` is None afterwards, so that no ordinary optimizer steps with it again.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -31,21 +29,12 @@ from recfx.optim.fused_optimizer import FusedOptimizer
 
 
 class GradientPart:
-    """What one backward of a lookup leaves for the step.
-
-    Args:
-        lookup: the lookup that it belongs to.
-        kernels: a target's ``Backward`` for the lookup.
-        batch: the batch whose backward it was.
-        gradients: of the lookup's outputs.
-
-    Attributes:
-        reached: whether each table gets a gradient. The others are left alone.
-    """
+    """What one backward of a lookup leaves for the step: its batch, and the gradients of its outputs."""
 
     def __init__(self, lookup: StepOnce, kernels: Any, batch: TrainedBatch, gradients: Gradients) -> None:
         self.lookup, self.batch, self.gradients, self._kernels = lookup, batch, gradients, kernels
         self.weights, self.optimizers, self.step_rows = batch.weights, kernels.optimizers, kernels.step_rows
+        # Whether each table gets a gradient. The others are left alone.
         self.reached = reached(kernels.table_of_feature, gradients, len(kernels.tables))
 
     def of_table(self, table: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -77,21 +66,15 @@ _runs_in_this_pass = torch._C._will_engine_execute_node
 
 @dataclass
 class _Pass:
-    """What one backward pass has brought for the tables of a trigger.
+    """What one backward pass has brought for the tables of a trigger."""
 
-    Attributes:
-        waiting: the lookups' parts.
-        arrived: weights with a gradient in ``weight.grad``, from other readers or from before, and their optimizers,
-            by ``id``.
-        awaited: those whose gradient from other readers comes after all lookups of the pass.
-    """
-
-    waiting: list[tuple[weakref.ref[_Left], Triggered]] = field(default_factory=list)
+    waiting: list[tuple[weakref.ref[_Left], Triggered]] = field(default_factory=list)  # the lookups' parts
+    # Weights with a gradient in ``weight.grad``, from other readers or from before, and their optimizers, by ``id``.
     arrived: dict[int, tuple[torch.Tensor, FusedOptimizer]] = field(default_factory=dict)
+    # Those whose gradient from other readers comes after all lookups of the pass.
     awaited: set[int] = field(default_factory=set)
 
     def parts(self) -> list[_PartOfTables]:
-        """Those whose graph still lives."""
         waiting = [(left.part, triggered.tables) for reference, triggered in self.waiting if (left := reference())]
         return [(part, tables) for part, tables in waiting if part is not None]
 
@@ -165,7 +148,7 @@ class Trigger:
             current.awaited = awaited
             self._passes[number] = current
         joined = awaited | current.arrived.keys()
-        if alone := _without(parts, joined) if joined else parts:
+        if alone := _where(parts, lambda part, table: id(part.weights[table]) not in joined) if joined else parts:
             _step(alone)
         for weight, optimizer in current.arrived.values():
             _step_joined(parts, weight, optimizer)
@@ -286,6 +269,8 @@ def _step_alone(weight: torch.Tensor, optimizer: FusedOptimizer) -> None:
     """Step a weight that lookups do not read in this pass: by the optimizer in backward itself, if it is attached."""
     attached = attached_optimizers(weight)
     for other in attached:
+        if optimizer.is_form_of(other):
+            other.state[weight].update(optimizer.dense_state(weight))
         other.step()
     if not attached:  # a copy: the lookups have its only optimizer
         _step_joined([], weight, optimizer)
@@ -305,18 +290,16 @@ def _with_gradients(
     }
 
 
-def _without(parts: Sequence[_PartOfTables], weights: Collection[int]) -> list[_PartOfTables]:
-    """The tables of ``parts`` whose weights are not ``weights``."""
-    left = [
-        (part, tuple(table for table in tables if id(part.weights[table]) not in weights)) for part, tables in parts
-    ]
+def _where(parts: Sequence[_PartOfTables], is_kept: Callable[[GradientPart, int], bool]) -> list[_PartOfTables]:
+    """The tables of ``parts`` that are kept."""
+    left = [(part, tuple(table for table in tables if is_kept(part, table))) for part, tables in parts]
     return [(part, tables) for part, tables in left if tables]
 
 
 def _step_joined(parts: Sequence[_PartOfTables], weight: torch.Tensor, optimizer: FusedOptimizer) -> None:
     """Step ``weight`` with the sum of what the lookups and the other readers gave."""
-    of_weight = [(part, tuple(table for table in tables if part.weights[table] is weight)) for part, tables in parts]
-    step_by_weight(_reached(of_weight), [(weight, optimizer)])
+    of_weight = _where(parts, lambda part, table: part.weights[table] is weight and part.reached[table])
+    step_by_weight(of_weight, [(weight, optimizer)])
     increment_version(weight)  # the other readers' nodes may have saved it for another backward
     weight.grad = None
 
@@ -342,9 +325,7 @@ def _step(parts: list[_PartOfTables]) -> None:
 
 
 def _reached(parts: Sequence[_PartOfTables]) -> list[_PartOfTables]:
-    """The tables of ``parts`` that get a gradient."""
-    left = [(part, tuple(table for table in tables if part.reached[table])) for part, tables in parts]
-    return [(part, tables) for part, tables in left if tables]
+    return _where(parts, lambda part, table: part.reached[table])
 
 
 def step_by_weight(

@@ -77,13 +77,8 @@ class TrainableLookup:
         per_sample_weights: torch.Tensor | None,
         forward: Forward,
     ) -> Outputs:
-        """Returns the outputs of ``forward``, differentiable.
-
-        Args:
-            weights: the tables' ``[rows, dim]`` tensors.
-            offsets: ``[F * B + 1]`` int64.
-            per_sample_weights: ``[n]``, or None; they receive gradients.
-            forward: called once, without autograd, with the per-sample weights as float32.
+        """The outputs of ``forward``, differentiable. It is called once, without autograd, with the per-sample weights
+        as float32, which receive gradients. ``offsets`` are int64 ``[F * B + 1]``.
         """
         arguments: list[torch.Tensor] = []
         triggers: Triggers = []
@@ -123,15 +118,15 @@ def _unchanged(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.clone() if tensor.is_inference() else tensor
 
 
-def _refuse_changed(tables: Sequence[TableSpec], versions: Versions) -> None:
-    if any(tensor._version != version for tensor, version in versions):
-        raise InputError(
-            "the ids, their weights or the rows that a forward read were changed in place before its backward, which "
-            "reads them again.",
-            reason="changed_before_backward",
-            module_path=", ".join(table.name for table in tables),
-            what_to_do="change them after the backward, or change a copy.",
-        )
+def changed_before_backward(tables: Sequence[TableSpec]) -> InputError:
+    """The error of a backward that cannot read again what its forward has read."""
+    return InputError(
+        "the ids, their weights or the rows that a forward read were changed in place before its backward, which reads "
+        "them again; or a weight was replaced by one of fewer rows, or of rows that do not lie one after the other.",
+        reason="changed_before_backward",
+        module_path=", ".join(table.name for table in tables),
+        what_to_do="change them after the backward, or change a copy.",
+    )
 
 
 class _TableBatchedLookup(torch.autograd.Function):
@@ -178,7 +173,8 @@ class _TableBatchedLookup(torch.autograd.Function):
         if all(gradient is None for gradient in given):  # there is no gradient; zeros instead would cause a step
             weights = [None] * (len(ctx.needs_input_grad) - _SCALE - 1)
             return (*[None] * _SCALE, None, *(leaf_gradients(triggers) or weights))
-        _refuse_changed(kernels.tables, ctx.versions)
+        if any(tensor._version != version for tensor, version in ctx.versions):
+            raise changed_before_backward(kernels.tables)
         batch = ctx.batch
         given = tuple(None if gradient is None else gradient.resolve_neg().float() for gradient in given)
         if not kernels.unpooled:

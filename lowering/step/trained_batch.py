@@ -15,21 +15,13 @@ from recfx.kernels.lookup.embedding_bag import row_gradients
 
 @dataclass(frozen=True)
 class TrainedBatch:
-    """One batch.
+    """One batch."""
 
-    Args:
-        weights: the tables' ``[rows, dim]`` tensors.
-        values: ``[n]`` int64 rows, all of them in range; -1 if an id gets no gradient.
-        offsets: ``[F * B + 1]`` int64; ``B`` is 1 if rows are not combined.
-        scale: ``[n]`` float32 per-sample weights, or None.
-        lengths: how many ids each feature has, if rows are not combined; else empty.
-    """
-
-    weights: list[torch.Tensor]
-    values: torch.Tensor
-    offsets: torch.Tensor
-    scale: torch.Tensor | None
-    lengths: tuple[int, ...] = ()
+    weights: list[torch.Tensor]  # the tables' ``[rows, dim]`` tensors
+    values: torch.Tensor  # ``[n]`` int64 rows, all of them in range; -1 if an id gets no gradient
+    offsets: torch.Tensor  # ``[F * B + 1]`` int64; ``B`` is 1 if rows are not combined
+    scale: torch.Tensor | None  # ``[n]`` float32 per-sample weights
+    lengths: tuple[int, ...] = ()  # how many ids each feature has, if rows are not combined; else empty
 
     def batch_size(self, features: int) -> int:
         """``B``, of a lookup of so many features."""
@@ -99,7 +91,6 @@ class FeatureBags:
     end: int
 
     def of_ids(self, scale: torch.Tensor | None) -> torch.Tensor | None:
-        """The part of the batch's per-sample weights that belongs to this feature."""
         return None if scale is None else scale[self.begin : self.end]
 
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from recfx.errors import Diagnostic
 from recfx.ir.context import LookupFacts
 from recfx.ir.node_kinds import NOT_COMBINED
 from recfx.kernels.build import launch, tiling
-from recfx.lowering.triton.lookup import build
-from recfx.optim.fused_step_op import triton_module
+from recfx.kernels.lookup.per_sample_weights import per_sample_weight_gradients_triton
+from recfx.kernels.lookup.pooled_lookup import pooled_lookup_triton
+from recfx.lowering.registry import LookupBatch, LookupKernel, LookupSpec, Outputs
+from recfx.lowering.step.trainable_lookup import Backward, LookedUp, TrainableLookup
+from recfx.lowering.step.trained_batch import Gradients, TrainedBatch, joined_by_key, reached
+from recfx.optim.fused_step_op import fused_step_triton_, triton_module
 from recfx.optim.rules import rule_named
+from recfx.optim.rules.rule import STEP, StepNumbers
 from recfx.optim.rules.sgd import SGD
-
-__all__ = ["build", "is_here", "serves", "too_many_columns"]
 
 _DIM = 1024  # the widest row that the kernels are checked with
 _COUNT = 2**31 - 1  # bags and output columns are numbered in int32
@@ -71,3 +76,120 @@ def is_here(device: torch.device) -> Diagnostic | None:
     """None if Triton has a compiler for the device, or interprets kernels, and there is a tiling table for its chip."""
     refusal = launch.refusal(device)
     return Diagnostic(refusal[0], "", refusal[1]) if refusal else None
+
+
+def build(spec: LookupSpec) -> LookupKernel:
+    """The kernel of one lookup."""
+    backward = TritonBackward(spec)
+    trainable = TrainableLookup(backward)
+
+    def lookup(weights: list[torch.Tensor], batch: LookupBatch) -> Outputs:
+        rows, offsets = batch.values.to(torch.int64).contiguous(), batch.offsets.to(torch.int64).contiguous()
+        tables = [weight.detach() for weight in weights]
+
+        def forward(scale: torch.Tensor | None) -> LookedUp:
+            scale = None if scale is None else scale.contiguous()
+            how = (backward.table_of_feature, backward.mean, scale, backward.unpooled)
+            output = pooled_lookup_triton(rows, offsets, tables, *how)
+            if not backward.unpooled:
+                return LookedUp((output,), rows)
+            # Detached, because autograd lets nobody change views of what a function returns.
+            return LookedUp(tuple(rows.detach() for rows in output.split(batch.lengths)), rows)
+
+        return trainable(weights, offsets, batch.per_sample_weights, forward)
+
+    return lookup
+
+
+class TritonBackward(Backward):
+    """The backward of one lookup, whose weights are not kept."""
+
+    def scale_gradient(self, batch: TrainedBatch, grad_output: torch.Tensor) -> torch.Tensor:
+        tables = [weight.detach() for weight in batch.weights]
+        return per_sample_weight_gradients_triton(
+            batch.values, batch.offsets, grad_output, tables, self.table_of_feature
+        )
+
+    def weight_gradients(
+        self, batch: TrainedBatch, gradients: Gradients, is_needed: Sequence[bool]
+    ) -> list[torch.Tensor | None]:
+        """See ``Backward``. A step of SGD from zero with learning rate -1 is the gradient."""
+        batch, grad_output = self._joined(batch, gradients)
+        nothing = torch.zeros(1, dtype=torch.float32, device=grad_output.device)
+        totals = [
+            # The kernel leaves tables alone that are not stepped; of those, it takes the shape.
+            torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
+            if needed
+            else nothing.expand(weight.shape)
+            for weight, needed in zip(batch.weights, is_needed, strict=True)
+        ]
+        self._launch(batch, grad_output, totals, ([], []), list(is_needed), triton_module(SGD), StepNumbers(-1.0))
+        return [total if needed else None for total, needed in zip(totals, is_needed, strict=True)]
+
+    def _joined(self, batch: TrainedBatch, gradients: Gradients) -> tuple[TrainedBatch, torch.Tensor]:
+        """The gradients in one tensor, and the batch without ids that get none."""
+        if None in gradients:
+            batch, gradients = joined_by_key([batch], [gradients])
+        given = [gradient for gradient in gradients if gradient is not None]
+        return batch, given[0].contiguous() if len(given) == 1 else torch.cat(given)
+
+    def step(self, batch: TrainedBatch, gradients: Gradients) -> None:
+        """See ``Backward``. Tables whose numbers are equal are stepped in one launch; frozen ones need no state."""
+        is_reached = reached(self.table_of_feature, gradients, len(batch.weights))
+        batch, grad_output = self._joined(batch, gradients)
+        weights = [weight.data for weight in batch.weights]  # a step is not an edit that autograd should see
+        trained = [table for table, weight in enumerate(batch.weights) if weight.requires_grad and is_reached[table]]
+        if not trained:
+            return
+        for table in trained:
+            self.optimizers[table].prepare(batch.weights[table])
+        rule = self.optimizers[0].rule  # tables of one lookup have the same rule
+        # The state of a table that is not stepped is not read.
+        is_trained = set(trained)
+        with_state = [self.optimizers[table if table in is_trained else trained[0]] for table in range(len(weights))]
+        states = [[optimizer.state[state.name] for optimizer in with_state] for state in rule.states]
+        first, second = (*states, [], [])[:2]
+        alike: dict[StepNumbers, list[int]] = {}
+        for table in trained:
+            alike.setdefault(self._numbers(table), []).append(table)
+        for numbers, tables in alike.items():
+            of_launch = set(tables)
+            is_stepped = [table in of_launch for table in range(len(weights))]
+            module = triton_module(rule)
+            self._launch(batch, grad_output, weights, (first, second), is_stepped, module, numbers, rule.has_row_state)
+            if rule.counts_steps:  # a launch that raises has not begun
+                for table in tables:
+                    self.optimizers[table].state[STEP] += 1
+
+    def _numbers(self, table: int) -> StepNumbers:
+        optimizer, step = self.optimizers[table], 0.0
+        if optimizer.rule.counts_steps:
+            step = float(optimizer.state[STEP]) + 1
+        return optimizer.rule.step_numbers(step, optimizer.group)
+
+    def _launch(
+        self,
+        batch: TrainedBatch,
+        grad_output: torch.Tensor,
+        weights: list[torch.Tensor],
+        states: tuple[list[torch.Tensor], list[torch.Tensor]],
+        is_stepped: list[bool],
+        rule_module: str,
+        numbers: StepNumbers,
+        first_is_per_row: bool = False,
+    ) -> None:
+        fused_step_triton_(
+            batch.values,
+            batch.offsets,
+            grad_output,
+            weights,
+            *states,
+            self.table_of_feature,
+            is_stepped,
+            rule_module,
+            first_is_per_row,
+            list(numbers),
+            self.mean,
+            batch.scale,
+            self.unpooled,
+        )

@@ -22,7 +22,7 @@ from recfx.ir.meta import SourceLocation
 from recfx.ir.operator_graph import OperatorGraph
 from recfx.ir.shards import CollectionSharding
 from recfx.ir.tables import TableSpec
-from recfx.lowering.targets import TargetsHere
+from recfx.lowering.registry import TargetsHere
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.passes import Pass
 from recfx.passes.base import PassRecord

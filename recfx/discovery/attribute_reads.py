@@ -28,18 +28,12 @@ MISSING = object()
 
 
 class AttributeReads:
-    """What the code of some modules reads of their attributes.
-
-    Args:
-        modules: the modules by path.
-        value_of: the value of an attribute as it is now, by module and name; ``MISSING`` if it does not matter.
-
-    Attributes:
-        values: what was read first, by path of the module and name.
+    """What the code of some modules, which are given by path, reads of their attributes. ``value_of`` is the value of
+    an attribute as it is now, by module and name; ``MISSING`` if it does not matter.
     """
 
     def __init__(self, modules: Mapping[str, nn.Module], value_of: Callable[[nn.Module, str], Any]) -> None:
-        self.values: dict[tuple[str, str], Any] = {}
+        self.values: dict[tuple[str, str], Any] = {}  # what was read first, by path of the module and name
         self._value_of = value_of
         self._modules = {id(module): (path, module) for path, module in modules.items()}
         self._by_path = modules

@@ -37,32 +37,18 @@ _TAKE_OVER = "managed_collisions='convert': ids that have learned rows keep them
 
 @dataclass
 class Finding:
-    """One collection of the model.
-
-    Args:
-        module: the collection.
-        paths: every fully qualified name it has; the first is the one used in names.
-        status: ``convertible``, ``converted`` (already), ``kept`` or ``refused``.
-        why: why it is kept or refused; None if it is neither.
-        found: ``traced``, ``walked`` or ``never called``.
-        source: the line that calls it, or the class that holds it.
-        call_sites: all lines that were seen to call it, in the order of the calls.
-        calls: how often one forward calls it, as far as the trace can see.
-        id_ranges: the ranges that its ids are declared to be in, by feature.
-        learned: what a managed-collision module has learned of each table, if it is taken over
-            (``recfx.hashing.learned_maps``).
-    """
+    """One collection of the model."""
 
     module: nn.Module
-    paths: list[str]
-    status: str
-    why: Diagnostic | None = None
-    found: str = "walked"
-    source: SourceLocation | None = None
-    call_sites: tuple[SourceLocation, ...] = ()
-    calls: int = 0
-    id_ranges: dict[str, IdRange] = field(default_factory=dict)
-    learned: dict[str, Any] = field(default_factory=dict)
+    paths: list[str]  # every fully qualified name it has; the first is the one used in names
+    status: str  # ``convertible``, ``converted`` (already), ``kept`` or ``refused``
+    why: Diagnostic | None = None  # why it is kept or refused; None if it is neither
+    found: str = "walked"  # ``traced``, ``walked`` or ``never called``
+    source: SourceLocation | None = None  # the line that calls it, or the class that holds it
+    call_sites: tuple[SourceLocation, ...] = ()  # all lines that were seen to call it, in the order of the calls
+    calls: int = 0  # how often one forward calls it, as far as the trace can see
+    id_ranges: dict[str, IdRange] = field(default_factory=dict)  # that its ids are declared to be in, by feature
+    learned: dict[str, Any] = field(default_factory=dict)  # by table, if managed collisions are taken over
 
     def refuse(self, why: Diagnostic) -> None:
         self.status, self.why = REFUSED, replace(why, path=self.path)
@@ -73,7 +59,6 @@ class Finding:
 
     @property
     def path(self) -> str:
-        """The name used in graph, report and messages."""
         return self.paths[0]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -98,20 +99,18 @@ def _confirm_by_trace(model: nn.Module, sample: Sample, discovery: Discovery) ->
             tracer.rollbacks.append(rollback_of("", error))
             hidden |= set(findings)
             graph = fx.Graph()
-        counts: dict[int, int] = {}
-        for node in graph.nodes:
-            if node.op == "call_module":
-                module = root.get_submodule(str(node.target))
-                if id(module) in leaves:
-                    counts[leaves[id(module)]] = counts.get(leaves[id(module)], 0) + 1
-                    finding = findings[leaves[id(module)]]
-                    called.add(id(finding.module))
-                    site = source_of(node)
-                    if site is not None and site not in finding.call_sites:
-                        finding.call_sites += (site,)
-                    finding.source = finding.call_sites[0] if finding.call_sites else finding.source
-        for key, count in counts.items():
-            findings[key].calls = max(findings[key].calls, count)
+        counts = Counter[int]()
+        for node in graph.find_nodes(op="call_module"):
+            key = leaves.get(id(root.get_submodule(str(node.target))))
+            if key is None:
+                continue
+            counts[key] += 1
+            finding, site = findings[key], source_of(node)
+            if site is not None and site not in finding.call_sites:
+                finding.call_sites += (site,)
+            finding.source = finding.call_sites[0] if finding.call_sites else finding.source
+            finding.calls = max(finding.calls, counts[key])
+        called |= counts.keys()
         for rollback in tracer.rollbacks:
             if rollback.path:
                 inside = root.get_submodule(rollback.path)
@@ -143,8 +142,6 @@ def set_mode(root: nn.Module, training: bool) -> None:
 
 
 class _NoWrites(TorchDispatchMode):
-    """A context in which no operator may change a tensor."""
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func._schema.is_mutable:
             raise RuntimeError(f"{func} changes a tensor")

@@ -15,17 +15,11 @@ from torchrec.distributed.types import LazyAwaitable
 
 
 class Nest(NamedTuple):
-    """A value with others inside.
+    """A value with others inside."""
 
-    Args:
-        kind: ``"dict"``, ``"list"``, ``"tuple"``, ``"named tuple"`` or ``"dataclass"``.
-        items: what is inside, by key, field or number; of a dataclass also what was set on it besides its fields.
-        make: makes a value like it around other items.
-    """
-
-    kind: str
-    items: dict[Any, Any]
-    make: Callable[[Sequence[Any]], Any]
+    kind: str  # ``"dict"``, ``"list"``, ``"tuple"``, ``"named tuple"`` or ``"dataclass"``
+    items: dict[Any, Any]  # by key, field or number; of a dataclass also what was set on it besides its fields
+    make: Callable[[Sequence[Any]], Any]  # makes a value like it around other items
 
 
 def nest_of(value: Any) -> Nest | None:
@@ -54,9 +48,7 @@ def nest_of(value: Any) -> Nest | None:
 
 
 def _dict_like(value: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
-    """A dict with other items under the same keys. Only the classes of the standard library are kept: what a class of
-    somebody else's makes of its items, besides, would stay that of the old ones.
-    """
+    """A dict with other items under the same keys; of its class only if that is one of the standard library."""
     if type(value) is defaultdict:
         return defaultdict(value.default_factory, items)
     return OrderedDict(items) if type(value) is OrderedDict else items

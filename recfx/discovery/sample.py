@@ -23,7 +23,6 @@ from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 from recfx.discovery.nests import change_leaves, leaves_of
 from recfx.runtime.bags import select_bags
 
-_MOST_SHOWN = 4
 Change = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -43,8 +42,7 @@ class Sample:
 
     def __repr__(self) -> str:
         given = [*map(_brief, self.args), *(f"{name}={_brief(value)}" for name, value in self.kwargs.items())]
-        more = f", and {len(given) - _MOST_SHOWN} more" if len(given) > _MOST_SHOWN else ""
-        return f"Sample({', '.join(given[:_MOST_SHOWN])}{more})"
+        return f"Sample({', '.join(given)})"
 
     @classmethod
     def of(cls, sample: Any) -> Sample:
@@ -293,7 +291,6 @@ def _take(value: Any, batch_size: int, take: torch.Tensor) -> Any:
 
 
 def _bags(value: KeyedJaggedTensor | JaggedTensor, bags: torch.Tensor) -> Any:
-    """A batch, or a jagged tensor, of these bags of another one."""
     weights, values = value.weights_or_none(), value.values()
     detached = None if weights is None else weights.detach()
     features = KeyedJaggedTensor(["values"], values.detach(), lengths=value.lengths().view(-1))

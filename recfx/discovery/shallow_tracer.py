@@ -31,8 +31,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from recfx.collections.collection import UnshardedCollection
 from recfx.collections.kinds import SEQUENCE, kind_of
 from recfx.discovery.attribute_reads import AttributeReads
-from recfx.discovery.observed import UNKNOWN, Observed
-from recfx.discovery.proxies import InPlaceProxy, proxy_of, remembered
+from recfx.discovery.proxies import UNKNOWN, InPlaceProxy, Observed, proxy_of, remembered
 from recfx.discovery.sample import Sample, fixed_randomness
 from recfx.errors import Diagnostic, InputError, short
 from recfx.ir.meta import SourceLocation
@@ -118,8 +117,8 @@ def _keys_of_output(collection: nn.Module) -> list[str] | None:
 class ShallowTracer(fx.Tracer):
     """A tracer that enters only modules that hold one of ``leaves``, the collections (by ``id``), and are not named in
     ``opaque``. Values that are ``computed`` from the state of the model are not made constants; numbers and keys that
-    Python needs are, if the root asks for them and they are the same in all calls that are observed, and each batch is
-    checked for them. So are the attributes that ``reads`` records.
+    Python needs are, if they are the same in all calls that are observed, and each batch is checked for them. So are
+    the attributes that ``reads`` records.
     """
 
     def __init__(
@@ -148,7 +147,6 @@ class ShallowTracer(fx.Tracer):
         self._buffers: list[tuple[str, dict[str, Any], str, Any]] = []
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """True for collections, and for modules that hold none."""
         if id(m) in self.leaves or module_qualified_name in self._opaque:
             return True
         holds = self._holds.get(id(m))
@@ -173,11 +171,8 @@ class ShallowTracer(fx.Tracer):
         return super().create_proxy(*args, **kwargs)
 
     def fixed(self, proxy: fx.Proxy, *, number: bool = False) -> Any:
-        """The value of a proxy, as :func:`fixed_value` makes it; if a ``number`` is needed, such as that of a loop's
-        turns, not how many items there are.
-
-        Raises:
-            TraceError: it is not known, or not the same for all batches.
+        """The value of a proxy, as :func:`fixed_value` makes it; if a ``number`` is needed, not how many items there
+        are. ``TraceError`` if it is not known, or not the same for all batches.
         """
         runs = [] if self.observed is None else [self.observed, *self.other_calls]
         value, *others = [run[proxy.node] for run in runs] or [UNKNOWN]
@@ -250,7 +245,6 @@ class ShallowTracer(fx.Tracer):
             return self.create_proxy("call_module", path, args, kwargs)
 
     def erase_unused_items(self) -> None:
-        """Remove the items of dicts of collections that the code did not use."""
         for node in self._items:
             if not node.users and not node._erased:
                 self.graph.erase_node(node)
@@ -321,12 +315,7 @@ def _raised_at(error: Exception) -> SourceLocation | None:
 
 
 def trace_graph(
-    root: nn.Module,
-    sample: Sample,
-    tracer: ShallowTracer,
-    *,
-    inference: bool = False,
-    observe: Sequence[Sample] = (),
+    root: nn.Module, sample: Sample, tracer: ShallowTracer, *, inference: bool = False, observe: Sequence[Sample] = ()
 ) -> fx.Graph:
     """Trace ``root`` as ``sample`` calls it, in its current mode, and raise whatever its code raises on proxies. With
     ``inference``, the graph will never run backwards, so it may lack gradient modes and activation checkpointing. To

@@ -23,7 +23,16 @@ OnFull: TypeAlias = Literal["error", "share", "evict"]
 Evict: TypeAlias = Literal["lru", "lfu", "ttl"]
 Unseen: TypeAlias = Literal["zeros", "share", "row"]
 
-_ON_FULL, _EVICT, _UNSEEN = get_args(OnFull), get_args(Evict), get_args(Unseen)
+_ON_FULL, _UNSEEN = get_args(OnFull), get_args(Unseen)
+_CHOICES = {"on_full": _ON_FULL, "evict": get_args(Evict), "unseen": _UNSEEN}
+_LIMITS = {
+    "rows": (1, MOST_ROWS),
+    "dense_rows": (0, MOST_ROWS),
+    "buckets": (1, MOST_BUCKETS),
+    "admit_after": (1, 2**31 - 1),
+    "seed": (-(2**63), 2**63 - 2),  # seed + 1, which chooses shared rows, must not overflow
+    "ttl_batches": (1, MOST_TTL),
+}
 
 
 @dataclass(frozen=True)
@@ -88,19 +97,13 @@ class HashConfig:
         return f"HashConfig({', '.join(f'{name}={getattr(self, name)!r}' for name in changed)})"
 
     def __post_init__(self) -> None:
-        for field in ("rows", "dense_rows", "buckets", "admit_after", "seed", "ttl_batches"):  # NumPy integers too
-            value = as_integer(getattr(self, field))
-            if value is not None:
-                object.__setattr__(self, field, value)
-        _check_integer("rows", self.rows, 1, MOST_ROWS, optional=True)
-        _check_integer("dense_rows", self.dense_rows, 0, MOST_ROWS, optional=True)
-        _check_integer("buckets", self.buckets, 1, MOST_BUCKETS, optional=True)
-        _check_choice("on_full", self.on_full, _ON_FULL)
-        _check_choice("evict", self.evict, _EVICT)
+        for field, (lowest, highest) in _LIMITS.items():
+            _check_integer(field, getattr(self, field), lowest, highest, optional=field not in ("admit_after", "seed"))
+            object.__setattr__(self, field, as_integer(getattr(self, field)))  # NumPy integers too
+        for field, choices in _CHOICES.items():
+            if (chosen := getattr(self, field)) not in choices:
+                raise _invalid(field, chosen, f"one of {', '.join(map(repr, choices))}", "")
         self._check_ttl()
-        _check_integer("admit_after", self.admit_after, 1, 2**31 - 1)
-        _check_choice("unseen", self.unseen, _UNSEEN)
-        _check_integer("seed", self.seed, -(2**63), 2**63 - 2)  # seed + 1, which chooses shared rows, must not overflow
         if self.rows is not None and self.dense_rows is not None:
             _check_dense_rows(self.dense_rows, self.rows, "")
 
@@ -131,7 +134,6 @@ class HashConfig:
         return cls(rows, 0, buckets, on_full, evict, admit_after, unseen, seed, ttl_batches)
 
     def _check_ttl(self) -> None:
-        _check_integer("ttl_batches", self.ttl_batches, 1, MOST_TTL, optional=True)
         if self.evict == "ttl" and self.on_full != "evict":
             needed = "'evict' if evict='ttl'"
             if self.ttl_batches is None:
@@ -182,7 +184,10 @@ class HashConfig:
         buckets = _default_buckets(index_rows) if self.buckets is None else self.buckets
         least = 2 if self.unseen == "row" else 1  # the last row of a bucket belongs to no id then
         if 0 < index_rows < least * buckets:
-            raise _too_many_buckets(buckets, least, index_rows, dense_rows, name)
+            each = "one row" if least == 1 else "two rows, because unseen='row' keeps one,"
+            most = f"{index_rows // least}: each bucket needs {each} of the {plural(index_rows, 'row')} of the index"
+            expected = f"at most {most}; or rows {dense_rows + least * buckets} or more"
+            raise _invalid("buckets", buckets, expected, name)
         return ResolvedHashConfig(**vars(self) | {"rows": rows, "dense_rows": dense_rows, "buckets": buckets})
 
 
@@ -202,7 +207,6 @@ class ResolvedHashConfig:
 
     @property
     def index_rows(self) -> int:
-        """The number of rows that the index gives out."""
         return self.rows - self.dense_rows
 
     @property
@@ -279,19 +283,6 @@ def _default_buckets(index_rows: int) -> int:
     return buckets
 
 
-def _too_many_buckets(buckets: int, least: int, index_rows: int, dense_rows: int, name: str) -> ConversionError:
-    less = f" (rows={dense_rows + index_rows} less dense_rows={dense_rows})" if dense_rows else ""
-    needs = "one" if least == 1 else "two, because unseen='row' keeps one for ids without a row"
-    fewer = f"buckets={index_rows // least} or fewer, or " if index_rows >= least else ""
-    return ConversionError(
-        f"HashConfig.buckets is {buckets}, but the index has only {plural(index_rows, 'row')}{less}, and each bucket "
-        f"needs {needs}.",
-        reason="invalid_hash_config",
-        module_path=name,
-        what_to_do=f"pass {fewer}rows={dense_rows + least * buckets} or more.",
-    )
-
-
 def _check_dense_rows(dense_rows: int, rows: int, name: str) -> None:
     if dense_rows > rows:
         raise _invalid("dense_rows", dense_rows, f"at most {rows}, the rows of the table", name)
@@ -317,11 +308,6 @@ def _check_integer(
     number = as_integer(value)
     if number is None or not lowest <= number <= highest:
         raise _invalid(field, value, f"an integer from {lowest} to {highest}{' or None' if optional else ''}", name)
-
-
-def _check_choice(field: str, value: object, choices: tuple[str, ...]) -> None:
-    if not isinstance(value, str) or value not in choices:
-        raise _invalid(field, value, f"one of {', '.join(map(repr, choices))}", "")
 
 
 def _invalid(field: str, value: object, expected: str, name: str) -> ConversionError:

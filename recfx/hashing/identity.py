@@ -30,16 +30,11 @@ def check_identity(config: ResolvedHashConfig | IndexPolicy, name: str, saved: o
     """
     if saved is None:
         return
-    _refuse_averaged(config, name, saved)
-    if (
-        not isinstance(saved, Tensor)
-        or saved.is_meta
-        or saved.dtype != torch.int64
-        or saved.shape not in ((2,), (3,), (4,))
-    ):
+    if not isinstance(saved, Tensor) or saved.is_meta or saved.shape not in ((3,), (4,)):
         raise torn(f"{IDENTITY} must be torch.int64 [4] with data.", name)
+    _refuse_averaged(config, name, saved)
     own_name, own_seed, own_dense, _ = identity(config, name).tolist()
-    saved_name, saved_seed, saved_dense = (*saved.tolist(), own_dense)[:3]  # the first identities had no dense_rows
+    saved_name, saved_seed, saved_dense, *_ = saved.tolist()  # the first identities had no number of buckets
     if saved_name != own_name:
         raise CheckpointError(
             f"The saved index is not that of table {name!r}.",
@@ -60,10 +55,8 @@ def check_identity(config: ResolvedHashConfig | IndexPolicy, name: str, saved: o
             )
 
 
-def _refuse_averaged(config: ResolvedHashConfig | IndexPolicy, name: str, saved: object) -> None:
+def _refuse_averaged(config: ResolvedHashConfig | IndexPolicy, name: str, saved: Tensor) -> None:
     """Refuse an identity that was computed with: averages of integers are floats, or equal except for rounding."""
-    if not isinstance(saved, Tensor) or saved.is_meta or saved.shape not in ((3,), (4,)):
-        return
     saved, own = saved[:3], identity(config, name)[:3]
     difference = (saved.detach().double().cpu() - own).abs()
     is_near = bool((difference <= own.abs() * _ROUNDING).all())
@@ -74,6 +67,8 @@ def _refuse_averaged(config: ResolvedHashConfig | IndexPolicy, name: str, saved:
             module_path=name,
             what_to_do="average only the floating-point tensors of a state, and copy the others.",
         )
+    if saved.dtype != torch.int64:
+        raise torn(f"{IDENTITY} must be torch.int64 [4] with data.", name)
 
 
 def torn(message: str, name: str) -> CheckpointError:

@@ -11,17 +11,11 @@ from torch import Tensor
 from recfx.argument_types import typed
 from recfx.errors import GROW, ConversionError, IdTypeError, InputError, TableFullError
 from recfx.hashing.config import HashConfig, ResolvedHashConfig, checked_arguments
-from recfx.hashing.storage import EVAL_COUNTERS, IndexStorage, watched
+from recfx.hashing.storage import EVAL_COUNTERS, IndexStorage
 from recfx.kernels.build import forks
 from recfx.kernels.index import buckets, hash_index
 from recfx.kernels.index.hash_index import InFlight
-from recfx.kernels.index.index_buffers import (
-    BATCHES,
-    COUNTERS,
-    TAKEN,
-    IndexView,
-    is_taken,
-)
+from recfx.kernels.index.index_buffers import BATCHES, COUNTERS, TAKEN, IndexView, is_taken
 from recfx.kernels.index.slot_groups import longest_probe
 
 _DEFAULT_CONFIG = HashConfig()
@@ -59,9 +53,8 @@ class HashIndex(IndexStorage):
     ``items`` is empty), and asking it for rows is an error unless the ids are on meta as well; ``to_empty`` turns it
     into an empty index.
 
-    ``find``, ``answer``, ``find_or_insert``, ``insert`` and ``erase`` raise ``IdTypeError`` (``wrong_id_dtype``: ids
-    are not int64 or int32, or not a tensor) or ``InputError`` (``wrong_id_shape``, ``wrong_id_layout``,
-    ``index_on_meta``) if ids are invalid, and then change nothing.
+    Invalid ids raise ``IdTypeError`` (``wrong_id_dtype``) or ``InputError`` (``wrong_id_shape``, ``wrong_id_layout``,
+    ``index_on_meta``) in every method, and then change nothing.
 
     The ``state_dict`` holds the following; everything else is rebuilt from it. ``row_ids`` int64 ``[rows]`` (-1 if
     free); ``row_state`` uint8 ``[rows]`` (0 never used, 1 taken, 2 free but used before; in a collection also 3 and 5:
@@ -73,9 +66,8 @@ class HashIndex(IndexStorage):
 
     An index may hold a slice of its table's rows, as it does on each rank if a table is sharded by rows. Its tensors
     are then as long as the slice, and all rows that it takes or returns are relative to the slice: a table's row minus
-    ``row_begin``. Since buckets are independent of each other, it gives the slice's ids the same rows as an index of
-    the whole table would. See ``recfx/hashing/slices.py`` for where slices may be cut, and for their states. ``find``
-    returns -1 for ids of other slices.
+    ``row_begin``. It gives the slice's ids the same rows as an index of the whole table would. ``find`` returns -1 for
+    ids of other slices.
 
     Threads: any number of threads may call ``find``, ``answer``, ``find_or_insert``, ``insert`` and ``erase``. Readers
     may run at the same time, a writer runs alone, and no reader sees half a batch. Nothing else (``items``,
@@ -406,32 +398,30 @@ class HashIndex(IndexStorage):
             'table_full'
         """
         capacity = len(self.policy.rows_of(bucket))
+        message = f"bucket {bucket} of {self.config.buckets} of table {self.name!r} is full: "
         if self.config.evicts:
-            return TableFullError(
-                f"bucket {bucket} of {self.config.buckets} of table {self.name!r} is full: all its {capacity} rows are "
-                "in use by this batch, or by batches whose backward has not run yet, and none can be evicted.",
-                reason="table_full",
-                module_path=self.name,
-                what_to_do="Give the table more rows (HashConfig.rows), or use smaller batches; or lower the "
-                "batches_in_flight of its collection, if each backward runs sooner than that. Evaluate in eval mode or "
-                "under torch.no_grad.",
+            message += (
+                f"all its {capacity} rows are in use by this batch, or by batches whose backward has not run yet, and "
+                "none can be evicted."
             )
-        batches = int(self.buffers_as_they_are().counts[BATCHES])
-        self.__dict__["full_at"] = (self.adopted.times, batches, bucket)
-        part = "table" if self.policy.is_whole_table else "slice"
-        free = capacity - int(self.bucket_taken[bucket - self.policy.own_buckets.start])
-        return TableFullError(
-            f"bucket {bucket} of {self.config.buckets} of table {self.name!r} is full: this batch has more new ids for "
-            f"it than the {free} of its {capacity} rows that are free ({len(self)} of the {part}'s "
-            f"{self.policy.own_index_rows} rows are taken).",
-            reason="table_full",
-            module_path=self.name,
-            what_to_do=f"Give the table more rows (HashConfig.rows), or set on_full='evict' or on_full='share'. {GROW}",
-        )
+            advice = (
+                "Give the table more rows (HashConfig.rows), or use smaller batches; or lower the batches_in_flight of "
+                "its collection, if each backward runs sooner than that. Evaluate in eval mode or under torch.no_grad."
+            )
+        else:
+            batches = int(self.buffers_as_they_are().counts[BATCHES])
+            self.__dict__["full_at"] = (self.adopted.times, batches, bucket)
+            part = "table" if self.policy.is_whole_table else "slice"
+            free = capacity - int(self.bucket_taken[bucket - self.policy.own_buckets.start])
+            message += (
+                f"this batch has more new ids for it than the {free} of its {capacity} rows that are free "
+                f"({len(self)} of the {part}'s {self.policy.own_index_rows} rows are taken)."
+            )
+            advice = f"Give the table more rows (HashConfig.rows), or set on_full='evict' or on_full='share'. {GROW}"
+        return TableFullError(message, reason="table_full", module_path=self.name, what_to_do=advice)
 
 
 def _no_ids() -> Tensor:
-    """The content of an index on meta."""
     return torch.empty(0, dtype=torch.int64, device="cpu")
 
 
@@ -453,20 +443,6 @@ def views_of(indexes: Sequence[HashIndex], training: bool) -> list[IndexView]:
     kept: list[Any] = [index.__dict__["_views"] for index in indexes]
     slot_groups = buffers_named("slot_groups", indexes)
     return [
-        views[training] if as_noted and views is not None and views[0].slot_groups is groups else index.view(training)
-        for index, views, groups, as_noted in zip(indexes, kept, slot_groups, _are_as_noted(indexes), strict=True)
+        views[training] if views and views[0].slot_groups is groups and index.is_as_noted() else index.view(training)
+        for index, views, groups in zip(indexes, kept, slot_groups, strict=True)
     ]
-
-
-def _are_as_noted(indexes: Sequence[HashIndex]) -> list[bool]:
-    """``is_as_noted`` of each index."""
-    try:
-        return [
-            attributes["_leader"] is None
-            and not attributes["_expects_load"]
-            and attributes["_versions"] == (ids._version, state._version, groups._version, side._version)
-            for attributes in map(vars, indexes)
-            for ids, state, groups, side in (watched(attributes["_buffers"]),)
-        ]
-    except RuntimeError:  # inference tensors have no versions
-        return [index.is_as_noted() for index in indexes]

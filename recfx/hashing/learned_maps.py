@@ -26,29 +26,17 @@ _EMPTY = torch.iinfo(torch.int64).max  # of MCH, in the place of an id
 
 @dataclass(frozen=True)
 class LearnedMap:
-    """The ids of one table.
+    """The ids of one table."""
 
-    Args:
-        rows: the number of rows of the table; with ``misses``, the last one is the row that unknown ids read.
-        ids: int64 ``[n]``, each once.
-        rows_of_ids: int64 ``[n]``, each once.
-        config: what comes closest to the module's rules.
-        last_batches: int64 ``[n]``, the batch in which each id was seen last, as far as that is known.
-        counts_batches: whether that is the number of a batch; if not, it only gives the order.
-        sightings: int64 ``[n]``, how often each id has been seen, as far as that is known.
-        batches: how many batches the module has seen.
-        misses: whether unknown ids read a row of their own.
-    """
-
-    rows: int
-    ids: Tensor
-    rows_of_ids: Tensor
-    config: HashConfig
-    last_batches: Tensor
-    counts_batches: bool
-    sightings: Tensor
-    batches: int
-    misses: bool
+    rows: int  # the number of rows of the table; with ``misses``, the last one is the row that unknown ids read
+    ids: Tensor  # int64 ``[n]``, each once
+    rows_of_ids: Tensor  # int64 ``[n]``, each once
+    config: HashConfig  # what comes closest to the module's rules
+    last_batches: Tensor  # int64 ``[n]``, the batch in which each id was seen last, as far as that is known
+    counts_batches: bool  # whether that is the number of a batch; if not, it only gives the order
+    sightings: Tensor  # int64 ``[n]``, how often each id has been seen, as far as that is known
+    batches: int  # how many batches the module has seen
+    misses: bool  # whether unknown ids read a row of their own
 
     def differing_rules(self, config: ResolvedHashConfig) -> list[str]:
         """The rules of ``config`` that are not those that come closest, as sentences without a full stop."""

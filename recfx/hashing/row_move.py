@@ -1,8 +1,5 @@
-"""Fits a saved index to a table with more rows: each id moves to the rows that its bucket has there.
-
-Bucket borders depend on the number of rows, so an id's bucket has different rows in a bigger table. Ids move in the
-order of their old rows, each to the lowest free row of its bucket. Candidates move in the same way between the places
-in which they are counted.
+"""Fits a saved index to a table with more rows: each id moves to the rows that its bucket has there, in the order of
+old rows. Candidates move in the same way between the places in which they are counted.
 """
 
 from __future__ import annotations
@@ -26,21 +23,14 @@ _ROWS, _CANDIDATES = "row_", "candidate_"
 
 @dataclass(frozen=True)
 class RowMove:
-    """Where the rows of a saved table go in a bigger one.
+    """Where the rows of a saved table go in a bigger one."""
 
-    Args:
-        saved_rows: the number of rows of the saved table.
-        old_rows: int64 ``[n]``, the saved rows that are kept; the row that ids without a row read may go to several.
-        new_rows: int64 ``[n]``, where each of them goes, each once.
-    """
-
-    saved_rows: int
-    old_rows: Tensor
-    new_rows: Tensor
+    saved_rows: int  # the number of rows of the saved table
+    old_rows: Tensor  # int64 ``[n]``, those that are kept; the row that ids without a row read may go to several
+    new_rows: Tensor  # int64 ``[n]``, where each of them goes, each once
 
     @classmethod
     def keep_first(cls, saved_rows: int) -> RowMove:
-        """Every row stays where it is."""
         rows = torch.arange(saved_rows, device="cpu")
         return cls(saved_rows, rows, rows)
 
@@ -57,15 +47,8 @@ class RowMove:
 
 
 def fit_rows(index: HashIndex, saved: Mapping[str, object]) -> tuple[dict[str, object], RowMove | None]:
-    """Fit a saved index to the number of rows that ``index`` has.
-
-    Args:
-        index: the index that is to load the state, or one like it on meta. Only its config is read; nothing is changed.
-        saved: the saved tensors by buffer name. Damaged ones are returned unchanged, for ``HashIndex.buffers_of`` to
-            report.
-
-    Returns:
-        The state, and the move of the table's rows (None if no row moves).
+    """Fit a saved index to the number of rows that ``index``, which may be on meta, has: the state, and the move of the
+    table's rows (None if no row moves). Damaged tensors are returned unchanged, for ``HashIndex.buffers_of`` to report.
 
     Raises:
         CheckpointError: ``bucket_too_small``: a bucket of the bigger table has fewer rows than ids; ``wrong_bucket``:
@@ -106,7 +89,7 @@ def fit_rows(index: HashIndex, saved: Mapping[str, object]) -> tuple[dict[str, o
 
 
 def _saved_buckets(index: HashIndex, saved: Mapping[str, object], saved_rows: int) -> int:
-    """The number of buckets of the saved index; as many as here, if an early version has not saved it."""
+    """The number of buckets of the saved index; as many as here, if that was not saved."""
     numbers = saved.get(IDENTITY)
     if not isinstance(numbers, Tensor) or numbers.numel() < 4:
         return index.policy.buckets

@@ -1,14 +1,12 @@
 """Slices of a table's index: where a table may be cut, and how the state of a whole table is cut and joined again.
 
 What an index does in a bucket does not depend on which slice holds the bucket. So if slices have seen the same batches,
-each its own ids, then their states are slices of the state of a whole index, and cutting that state at different
-borders does not change what happens next. Only statistics cannot be attributed to the ids of a slice; they are saved in
-a form that does not depend on where the table is cut.
+each its own ids, then their states are slices of the state of a whole index.
 
 A table is cut between its *parts*: every bucket is one, and the dense rows are divided into at most 1,024. An index
-counts for its slice as a whole; when a sharded table is saved, each slice spreads its statistics over its own parts,
-and whoever loads adds up those of its parts. So the sums never change, and every slice gets back what it had counted,
-or, if the table is cut elsewhere, its share.
+counts for its slice as a whole. In the state of a sharded table, the first part of each slice has its statistics, and
+whoever loads adds up those of its parts: every slice gets back what it had counted, and wherever the table is cut, the
+sums stay.
 """
 
 from __future__ import annotations
@@ -55,24 +53,11 @@ def border_at(config: ResolvedHashConfig, row: int) -> int:
     return bucket_begin(bucket, config.rows, config.dense_rows, config.buckets)
 
 
-def spread(config: ResolvedHashConfig, counts: Tensor, row_begin: int, row_end: int) -> Tensor:
-    """The statistics of a slice over its parts: int64 ``[parts, 5]``, evenly over its buckets if it has any."""
-    own = parts_between(config, row_begin, row_end)
-    first = max(dense_parts(config) - own.start, 0) if own.stop > dense_parts(config) else 0
-    spread_out = counts.new_zeros(len(own), len(STATISTICS))
-    spread_out[first:] = _evenly(counts[BATCHES + 1 :], len(own) - first)
-    return spread_out
-
-
-def share(config: ResolvedHashConfig, counts: Tensor, row_begin: int, row_end: int) -> Tensor:
-    """The ``counts`` of a slice, given the whole table's: int64 ``[6]``, a new tensor.
-
-    Statistics are divided evenly among the buckets, because ids are.
-    """
-    own = parts_between(config, row_begin, row_end)
-    first, end = (max(part - dense_parts(config), 0) for part in (own.start, own.stop))
-    statistics = _evenly(counts[BATCHES + 1 :], config.buckets)[first:end].sum(dim=0)
-    return torch.cat([counts[: BATCHES + 1], statistics])
+def share(counts: Tensor, row_begin: int) -> Tensor:
+    """The ``counts`` of a slice, given the whole table's, whose statistics the first slice takes: a new tensor."""
+    own = counts.clone()
+    own[BATCHES + 1 :] *= row_begin == 0
+    return own
 
 
 def folded(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -85,57 +70,24 @@ def folded(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return whole
 
 
-def checked_sums(saved: object, parts: int | None, name: str) -> list[int]:
-    """The sums of saved ``slice_counts``, one per statistic.
-
-    Args:
-        saved: what was saved; None stands for a state without it.
-        parts: the number of parts of the slice; None for a whole table, which only needs the sums.
-        name: the name of the table, for messages.
-
-    Raises:
-        CheckpointError: ``torn_state``.
-    """
-    if saved is None:
-        return [0] * len(STATISTICS)
-    is_matrix = isinstance(saved, Tensor) and not saved.is_meta and saved.dtype == torch.int64 and saved.dim() == 2
-    if not isinstance(saved, Tensor) or not is_matrix or saved.size(1) != len(STATISTICS):
-        raise torn(f"{SLICE_COUNTS} must be torch.int64 [parts, {len(STATISTICS)}] with data.", name)
-    if parts is not None and saved.size(0) != parts:
-        raise torn(f"{SLICE_COUNTS} has {saved.size(0)} parts, but these rows have {parts}.", name)
-    if bool((saved < 0).any()):
-        raise torn(f"{SLICE_COUNTS} has a negative count.", name)
-    return [sum(column) for column in saved.t().tolist()]  # of Python, which do not overflow
-
-
 class SliceCounts:
-    """The counts of a slice as the state of a sharded table has them, so that a checkpoint can be loaded into them.
-
-    Args:
-        config: the configuration of the table.
-        row_begin, row_end: the rows of the slice.
-
-    Attributes:
-        of_table: int64 ``[5]``: zeros, until the statistics of a whole table are loaded into it.
-        of_parts: int64 ``[parts, 5]``: see ``spread``.
+    """The counts of the slice ``[row_begin, row_end)`` as the state of a sharded table has them, so that a checkpoint
+    can be loaded into them.
     """
 
     def __init__(self, config: ResolvedHashConfig, row_begin: int, row_end: int) -> None:
-        self.config, self.rows = config, (row_begin, row_end)
+        self._row_begin = row_begin
+        # Zeros, until the statistics of a whole table are loaded into it.
         self.of_table = torch.zeros(len(STATISTICS), dtype=torch.int64, device="cpu")
         self.of_parts = self.of_table.new_zeros(len(parts_between(config, row_begin, row_end)), len(STATISTICS))
         self._batches: Tensor | None = None
         self._versions = self._current()
 
     def take(self, counts: Tensor, first: SliceCounts | None) -> None:
-        """Hold what the slice has counted.
-
-        Args:
-            counts: the counts of the slice, int64 ``[6]``.
-            first: the counts of the first slice of the table on this rank, if that is another one: the number of
-                batches and ``of_table`` are only loaded there.
+        """Hold what the slice has counted. ``first`` is the first slice of the table on this rank, if that is another
+        one: the number of batches and ``of_table`` are only loaded there.
         """
-        self.of_parts.copy_(spread(self.config, counts, *self.rows))
+        self.of_parts.zero_()[:1] = counts[BATCHES + 1 :]
         if first is None:
             self.of_table.zero_()
             self._batches = counts[: BATCHES + 1]
@@ -151,10 +103,7 @@ class SliceCounts:
         """The state of the slice, by buffer name, that was loaded since ``take``; empty if none was."""
         if self._batches is None or self._versions == self._current():
             return {}
-        return {
-            COUNTS: share(self.config, torch.cat([self._batches, self.of_table]), *self.rows),
-            SLICE_COUNTS: self.of_parts,
-        }
+        return {COUNTS: share(torch.cat([self._batches, self.of_table]), self._row_begin), SLICE_COUNTS: self.of_parts}
 
     def _current(self) -> tuple[int, int]:
         return self.of_table._version, self.of_parts._version
@@ -173,36 +122,20 @@ def _last_up_to(row: int, rows: int, pieces: int) -> int:
     return ((row + 1) * pieces - 1) // rows
 
 
-def _evenly(statistics: Tensor, parts: int) -> Tensor:
-    """int64 ``[parts, 5]``, which add up to ``statistics``."""
-    quotient = torch.div(statistics, max(parts, 1), rounding_mode="floor")
-    rest = statistics - quotient * parts
-    return quotient + (torch.arange(parts, device=statistics.device)[:, None] < rest)
-
-
 def row_cuts(config: ResolvedHashConfig, pieces: int) -> list[int]:
     """The borders that cut a table into slices of similar size: ``pieces + 1`` of them, from 0 to ``rows``.
 
     The borders ascend; slices may be empty. Border ``k`` is the row at which the part of row ``k * rows // pieces``
     begins: its bucket, or, of up to 1,024 dense rows, the row itself.
     """
-    if pieces < 1:
-        raise ValueError(f"a table is cut into at least one piece, not {pieces}")
     return [border_at(config, piece * config.rows // pieces) for piece in range(pieces + 1)]
 
 
 def slice_state(
     config: ResolvedHashConfig, state: Mapping[str, Tensor], row_begin: int, row_end: int
 ) -> dict[str, Tensor]:
-    """Cut the state of the slice ``[row_begin, row_end)`` out of the state of a whole table.
-
-    Args:
-        config: the configuration of the table.
-        state: tensors by buffer name, as in the ``state_dict`` of an index.
-
-    Returns:
-        Views of the rows, and a copy of ``counts``, which has the table's number of batches and the slice's share of
-        its statistics.
+    """Cut the state of the slice ``[row_begin, row_end)`` out of the state of a whole table, by buffer name: views of
+    the rows, and a copy of the slice's ``share`` of ``counts``.
     """
     parts = state.get(SLICE_COUNTS)
     if parts is not None and parts.size(0) != part_count(config):  # of a table with other buckets
@@ -211,7 +144,7 @@ def slice_state(
     piece = {}
     for name, value in state.items():
         if name == COUNTS:
-            piece[name] = share(config, value, row_begin, row_end)
+            piece[name] = share(value, row_begin)
         elif name == SLICE_COUNTS:
             piece[name] = value[own.start : own.stop]
         else:
@@ -223,12 +156,8 @@ def join_states(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """Join the states of a table's slices, given in the order of their rows, to the state of the whole table.
 
     Its ``counts`` have the highest number of batches and the sums of the statistics; its ``slice_counts`` are zeros.
-
-    Raises:
-        CheckpointError: ``torn_state`` if the states have different names or different values of ``identity``.
+    ``torn_state`` if the states have different names, or are of different tables.
     """
-    if not states:
-        raise ValueError("there is no state to join")
     names = states[0].keys()
     if any(state.keys() != names for state in states):
         raise torn(f"The slices of a table have saved different things: {[sorted(state) for state in states]}.", "")

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-from recfx.errors import CheckpointError, ConversionError, RecfxError, short
+from recfx.errors import CheckpointError, ConversionError
 from recfx.hashing.config import ResolvedHashConfig
 from recfx.hashing.identity import IDENTITY, check_identity, torn
-from recfx.hashing.slices import SLICE_COUNTS, checked_sums, parts_between
+from recfx.hashing.slices import SLICE_COUNTS, STATISTICS, parts_between
 from recfx.kernels.build import library
 from recfx.kernels.build.huge_pages import advise_huge_pages
 from recfx.kernels.index import hash_index
@@ -20,7 +19,6 @@ from recfx.kernels.index.index_buffers import (
     BATCH_BITS,
     BATCHES,
     COUNTERS,
-    NEW_ID_BITS,
     STATE,
     IndexBuffers,
     IndexPolicy,
@@ -93,9 +91,9 @@ def empty_buffers(policy: IndexPolicy, name: str = "") -> IndexBuffers:
 def buffers_from_state(policy: IndexPolicy, name: str, saved: Mapping[str, object]) -> IndexBuffers:
     """New buffers that hold a saved state.
 
-    A state without ``counts``, ``row_scores`` or candidates comes from an index that did not need them: nothing has
-    been counted yet, and all rows are equally old (with ``evict="ttl"``, their time begins now). Anything that this
-    index does not need is ignored. What slices have counted (``slice_counts``) is added to ``counts``.
+    A state without ``row_scores`` or candidates comes from an index that did not need them: all rows are equally old
+    (with ``evict="ttl"``, their time begins now). Anything that this index does not need is ignored. What slices have
+    counted (``slice_counts``) is added to ``counts``.
 
     Args:
         policy: the policy of the index that loads the state; ``saved`` is the state of the slice that it describes.
@@ -127,8 +125,6 @@ def buffers_from_state(policy: IndexPolicy, name: str, saved: Mapping[str, objec
     buffers.row_ids.masked_fill_(~is_taken(buffers.row_state), -1)
     if policy.evicts:
         _adapt_scores(buffers, policy, name)
-    if "counts" not in tensors:
-        buffers.counts[BATCHES] = _last_batch(buffers, policy)
     _add_slice_counts(buffers, policy, name, saved.get(SLICE_COUNTS))
     if policy.ttl_batches and "row_scores" not in tensors:  # nothing says how old they are: their time begins now
         buffers.row_scores[is_taken(buffers.row_state)] = buffers.counts[BATCHES]
@@ -154,7 +150,7 @@ def _clear(buffers: IndexBuffers) -> None:
 
 def _checked_tensors(policy: IndexPolicy, name: str, saved: Mapping[str, object]) -> dict[str, Tensor]:
     candidates = [key for key in _CANDIDATES if saved.get(key) is not None]
-    needed = ("row_ids", "row_state") + (_CANDIDATES if candidates else ())
+    needed = ("row_ids", "row_state", "counts") + (_CANDIDATES if candidates else ())
     tensors: dict[str, Tensor] = {}
     for key in STATE:
         value = saved.get(key)
@@ -175,8 +171,7 @@ def _checked_tensors(policy: IndexPolicy, name: str, saved: Mapping[str, object]
             raise torn(f"counts must have {len(COUNTERS)} numbers, got {tensor.numel()}.", name)
         if key != "counts" and tensor.numel() != rows:
             raise torn(f"row_ids has {rows} rows and {key} {tensor.numel()}.", name)
-    if "counts" in tensors:
-        _check_counts(tensors["counts"].tolist(), name)
+    _check_counts(tensors["counts"].tolist(), name)
     return tensors
 
 
@@ -191,8 +186,14 @@ def _check_counts(counts: list[int], name: str) -> None:
 def _add_slice_counts(buffers: IndexBuffers, policy: IndexPolicy, name: str, saved: object) -> None:
     parts = None if policy.is_whole_table else len(parts_between(policy, policy.row_begin, policy.row_end))
     counts = buffers.counts.tolist()
-    for position, counted in enumerate(checked_sums(saved, parts, name), start=BATCHES + 1):
-        counts[position] += counted
+    if saved is not None:
+        has_data = isinstance(saved, Tensor) and not saved.is_meta and saved.dtype == torch.int64 and saved.dim() == 2
+        if not isinstance(saved, Tensor) or not has_data or saved.size(1) != len(STATISTICS) or bool((saved < 0).any()):
+            raise torn(f"{SLICE_COUNTS} must be torch.int64 [parts, {len(STATISTICS)}] without negative counts.", name)
+        if parts not in (None, saved.size(0)):  # a whole table only needs the sums
+            raise torn(f"{SLICE_COUNTS} has {saved.size(0)} parts, but these rows have {parts}.", name)
+        for position, column in enumerate(saved.t().tolist(), start=BATCHES + 1):
+            counts[position] += sum(column)  # numbers of Python, which do not overflow
     _check_counts(counts, name)
     buffers.counts.copy_(torch.tensor(counts, device="cpu"))
 
@@ -213,78 +214,32 @@ def _adapt_scores(buffers: IndexBuffers, policy: IndexPolicy, name: str) -> None
     scores.copy_(torch.where(counted > 0, scores & ((1 << BATCH_BITS) - 1), scores))
 
 
-def _last_batch(buffers: IndexBuffers, policy: IndexPolicy) -> int:
-    """The number of the last batch, derived from the scores and the candidates because it was not saved."""
-    batch = 0
-    if policy.evicts:
-        scores = buffers.row_scores.masked_fill(~is_taken(buffers.row_state), 0)
-        batch = int((scores & ((1 << BATCH_BITS) - 1)).max())
-    if policy.admits:
-        batch = max(batch, int(buffers.candidate_order.max()) >> NEW_ID_BITS)
-    return batch
-
-
 def _problem_error(
     rebuilt: Rebuilt, saved_rows: int, buffers: IndexBuffers, policy: IndexPolicy, name: str
 ) -> CheckpointError:
     """The error for what ``rebuild`` found in a state of ``saved_rows`` rows that was loaded into ``buffers``."""
-    problem, row = rebuilt.problem, rebuilt.row
-    ids, states = buffers.row_ids, buffers.row_state
-    place = "row"
+    problem, row, own_rows, place = rebuilt.problem, rebuilt.row, buffers.row_ids.numel(), "row"
+    ids, states, scores = buffers.row_ids, buffers.row_state, buffers.row_scores
     if rebuilt.is_candidate:
-        ids, states, place = buffers.candidate_ids, buffers.candidate_counts, "candidate place"
-    id_, state = int(ids[row]), int(states[row])
+        place = "candidate place"
+        ids, states, scores = buffers.candidate_ids, buffers.candidate_counts, buffers.candidate_order
+    id_ = int(ids[row])
     if problem == hash_index.UNKNOWN_STATE:
-        return torn(f"Row {row} has the invalid {'count' if rebuilt.is_candidate else 'state'} {state}.", name)
+        return torn(f"{place.capitalize()} {row} has the invalid state or count {int(states[row])}.", name)
     if problem == hash_index.BAD_SCORE:
-        scores = buffers.candidate_order if rebuilt.is_candidate else buffers.row_scores
         return torn(f"{place.capitalize()} {row} has the score {int(scores[row])}, of a batch that has not run.", name)
+    reason, message = "wrong_bucket", f"Id {id_} in row {row} is not in its bucket."
+    advice = "Load with the seed, buckets and dense_rows that the state was saved with."
     if problem == hash_index.DUPLICATE_ID:
-        return CheckpointError(
-            f"Id {id_} has {place} {row} and also an earlier one.",
-            reason="duplicate_id",
-            module_path=name,
-            what_to_do="The saved state is damaged: use another one.",
-        )
-    if problem in (hash_index.DENSE_ROW, hash_index.DENSE_ID):
+        reason, message = "duplicate_id", f"Id {id_} has {place} {row} and also an earlier one."
+        advice = "The saved state is damaged: use another one."
+    elif problem in (hash_index.DENSE_ROW, hash_index.DENSE_ID):
+        reason, advice = "dense_id", "Load with the dense_rows that the state was saved with."
         message = f"Row {row} belongs to id {id_}, but rows and ids below {policy.dense_rows} are dense here."
-        advice = "Load with the dense_rows that the state was saved with."
-        return CheckpointError(message, reason="dense_id", module_path=name, what_to_do=advice)
-    own_rows = ids.numel()
-    if saved_rows < own_rows:
-        return CheckpointError(
+    elif saved_rows < own_rows:
+        reason, advice = "rows_mismatch", f"Build the table with {saved_rows} rows, or with buckets=1."
+        message = (
             f"The saved index has {saved_rows} rows, this one {own_rows}: bucket borders differ, and id {id_} in "
-            f"row {row} would be in another bucket's rows.",
-            reason="rows_mismatch",
-            module_path=name,
-            what_to_do=f"Build the table with {saved_rows} rows, or with buckets=1.",
+            f"row {row} would be in another bucket's rows."
         )
-    return CheckpointError(
-        f"Id {id_} in row {row} is not in its bucket.",
-        reason="wrong_bucket",
-        module_path=name,
-        what_to_do="Load with the seed, buckets and dense_rows that the state was saved with.",
-    )
-
-
-CPU_CAPABILITY = "RECFX_CPU_CAPABILITY"
-"""The environment variable that names the vector instructions to use."""
-
-
-def check_capability() -> None:
-    """Refuse vector instructions that are not here: the operators know no reason codes.
-
-    Raises:
-        RecfxError: ``unknown_cpu_capability``.
-    """
-    named = os.environ.get(CPU_CAPABILITY)
-    if library.loaded_path() is None or not named or named in (here := torch.ops.recfx.cpu_capabilities()):
-        return
-    raise RecfxError(
-        f"the environment variable {CPU_CAPABILITY} is {short(named)}, which kernels on this machine cannot use.",
-        reason="unknown_cpu_capability",
-        what_to_do=f"unset it, or choose one of {', '.join(here)}.",
-    )
-
-
-library.once_defined(check_capability)
+    return CheckpointError(message, reason=reason, module_path=name, what_to_do=advice)

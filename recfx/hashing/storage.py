@@ -44,25 +44,15 @@ _fresh_number = itertools.count(1)
 
 
 class Adopted(NamedTuple):
-    """The last state that took the place of an index's own: by a load, by ``reset``, or by a move from meta.
+    """The last state that took the place of an index's own: by a load, by ``reset``, or by a move from meta."""
 
-    Args:
-        times: how often that has happened.
-        counts: what that state had counted in training, by ``COUNTERS``; counts of eval mode begin at 0.
-    """
-
-    times: int
-    counts: tuple[int, ...]
+    times: int  # how often that has happened
+    counts: tuple[int, ...]  # what that state had counted in training, by ``COUNTERS``; those of eval mode begin at 0
 
 
 class IndexStorage(nn.Module):
-    """The tensors of one index as buffers: moving, copying, saving and loading them.
-
-    Args:
-        config: the configuration of the table.
-        policy: its form for the operators, with the slice of the table's rows that the index holds.
-        name: the name of the table, for messages.
-        device: ``"meta"`` (also as torch's default device) allocates nothing; any other means the CPU.
+    """The tensors of one index as buffers: moving, copying, saving and loading them. ``policy`` is the form of
+    ``config`` for the operators, with the slice of the table's rows that the index holds.
     """
 
     slot_groups: Tensor
@@ -115,10 +105,7 @@ class IndexStorage(nn.Module):
         self.written()
 
     def follow(self, leader: IndexStorage) -> None:
-        """Become a copy of ``leader``: whatever is loaded into it from outside is copied here as well.
-
-        The column shards of a table on one rank have one index each, only one of which is saved.
-        """
+        """Become a copy of ``leader``, of another column shard, which alone is saved and loaded from outside."""
         self.__dict__["_leader"] = leader
         leader._followers.append(self)
 
@@ -136,35 +123,23 @@ class IndexStorage(nn.Module):
             self._expects_load = before
 
     def initialized_by(self, initialize_left: Callable[[], None]) -> None:
-        """From now on, mark new rows; a method gives them their weights and removes the marks.
-
-        ``initialize_left`` is called before the state of the index is next read. The index does not keep its object
-        alive, and copies of the index do not have it; the marks are part of the state.
+        """From now on, mark new rows; the method ``initialize_left``, which gives them their weights and removes the
+        marks, is called before the state of the index is next read. Copies of the index do not have it.
         """
         self.policy = self.policy._replace(mark_new=1)
         self._initializer = weakref.WeakMethod(initialize_left)
 
     @property
     def has_uninitialized_rows(self) -> bool:
-        """Whether any id has a row that does not hold its weights yet."""
         cell = self._buffers["uninitialized"]
         return cell is not None and not cell.is_meta and bool(cell.item())
 
     def buffers_of(self, saved: Mapping[str, object]) -> IndexBuffers:
-        """What the index would have after loading ``saved`` (by buffer name); changes nothing.
-
-        Raises:
-            CheckpointError: as in ``state.buffers_from_state``.
-        """
+        """What the index would have after loading ``saved`` (by buffer name): see ``state.buffers_from_state``."""
         return state.buffers_from_state(self.policy, self.name, saved)
 
     def index_buffers(self) -> IndexBuffers:
-        """The tensors as the operators in ``recfx.kernels.index.hash_index`` take them: views, not copies.
-
-        Raises:
-            CheckpointError: ``row_ids`` was written from outside (torch.distributed.checkpoint loads in place), and the
-                state is now invalid.
-        """
+        """The tensors as the operators in ``recfx.kernels.index.hash_index`` take them, after ``refresh``."""
         self.refresh()
         return self.buffers_as_they_are()
 
@@ -174,7 +149,8 @@ class IndexStorage(nn.Module):
         return IndexBuffers(*(buffers[key] for key in IndexBuffers._fields))
 
     def refresh(self) -> None:
-        """Notice a state that was written from outside (see ``index_buffers``), and rows that are not initialised yet.
+        """Notice a state that was written from outside, as torch.distributed.checkpoint loads in place, and rows that
+        are not initialised yet.
 
         Raises:
             CheckpointError: ``load_interrupted``, or the error for the invalid state that was written.
@@ -184,11 +160,7 @@ class IndexStorage(nn.Module):
             self._initialize_left()
 
     def notice_changes(self) -> None:
-        """``refresh`` for callers that have just seen to it that all rows are initialised.
-
-        Raises:
-            CheckpointError: as in ``refresh``.
-        """
+        """``refresh`` for callers that have just seen to it that all rows are initialised."""
         if torch.compiler.is_compiling():
             return
         forks.use_one_thread_in_child()
@@ -233,12 +205,8 @@ class IndexStorage(nn.Module):
     # What readers take
 
     def view(self, training: bool = False) -> IndexView:
-        """What a lookup that finds rows itself needs: see ``recfx.kernels.lookup.pooled_lookup``.
-
-        The caller has seen to it that all rows are initialised.
-
-        Args:
-            training: ids without a row get one afterwards, so meanwhile they do not share one.
+        """What a lookup that finds rows itself needs, when all rows are initialised: in training, ids without a row get
+        one afterwards, so meanwhile they do not share one.
         """
         self.notice_changes()
         slot_groups, views = self._buffers["slot_groups"], self._views
@@ -258,10 +226,8 @@ class IndexStorage(nn.Module):
         return views[training]
 
     def slot_table(self) -> tuple[Tensor, Tensor]:
-        """The slot table int64 ``[slots, 2]`` of (id, row), and the row of id -1, int64 ``[1]``: new tensors.
-
-        This is the form of an index that is only read: ``fbgemm::pruned_hashmap_lookup`` can read the slot table; see
-        ``recfx/kernels/index/slot_table.py``.
+        """The form of an index that is only read: the slot table int64 ``[slots, 2]`` of (id, row), which
+        ``fbgemm::pruned_hashmap_lookup`` can read, and the row of id -1, int64 ``[1]``: new tensors.
         """
         buffers, slots = self.index_buffers(), self.slot_count
         made = torch.empty(slots, 2, dtype=torch.int64, device="cpu"), torch.empty(1, dtype=torch.int64, device="cpu")
@@ -270,17 +236,14 @@ class IndexStorage(nn.Module):
 
     @property
     def slot_count(self) -> int:
-        """How many slots the slot table has."""
         return slot_count(self.policy.own_index_rows)
 
     # Copies elsewhere
 
     @property
     def map_version(self) -> tuple[int, int, int]:
-        """Equal as long as every id has the row that it had; different in copies of the index.
-
-        Read it before the rows: a change that is under way shows afterwards. What was written from outside shows after
-        ``refresh``; what other processes do to an index in shared memory does not show.
+        """Equal as long as every id has the row that it had; different in copies of the index. Read it before the rows:
+        a change that is under way shows afterwards. What other processes do in shared memory does not show.
         """
         # Whatever gives a row to an id or takes it away counts it, apart from erasing, which numbers the state.
         return self.state_number, self.removals, int(self.counts[INSERTED] + self.counts[EVICTED])
@@ -313,18 +276,13 @@ class IndexStorage(nn.Module):
         return self.eval_counts
 
     def counts_to_save(self, first: SliceCounts | None = None) -> SliceCounts:
-        """What a slice has counted, as its table's state has it; what is loaded into that is noticed.
-
-        Args:
-            first: what this returned for the first slice of the table on this rank, if this is another one.
-        """
+        """What a slice has counted, as its table's state has it (``SliceCounts``); what is loaded there is noticed."""
         if self._sharded_counts is None:
             self._sharded_counts = SliceCounts(self.config, self.policy.row_begin, self.policy.row_end)
         self._sharded_counts.take(self.counts, first)
         return self._sharded_counts
 
     def reset(self) -> None:
-        """Forget all ids and all counts."""
         self.take_state(state.empty_buffers(self.policy, self.name))
 
     # Changes from outside
@@ -345,9 +303,8 @@ class IndexStorage(nn.Module):
     # Moving and copying
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> IndexStorage:
-        """All moves and casts of a module end here. The index stays on the CPU; it only follows moves to and from meta.
-
-        A small tensor shows what ``fn`` does, so that the index itself is not copied for nothing.
+        """All moves and casts of a module end here. The index stays on the CPU; it only follows moves to and from meta,
+        and into shared memory. A small tensor shows what ``fn`` does.
         """
         was_meta = self.slot_groups.is_meta
         # A number that no other call has used, so that the memory which to_empty() gets cannot contain it by chance.
@@ -409,13 +366,8 @@ class IndexStorage(nn.Module):
             self._notice_written_state()  # a written state is checked before it is copied
             self.fold_eval_counts()
         # Rows that are not initialised stay that way: the weights may have been copied already.
-        own: dict[str, Any] = {
-            "_views": None,
-            "_initializer": None,
-            "_sharded_counts": None,
-            "_counts_elsewhere": set(),
-        }
-        return {**self.__dict__, **own}
+        own: dict[str, Any] = dict.fromkeys(("_views", "_initializer", "_sharded_counts"))
+        return {**self.__dict__, **own, "_counts_elsewhere": set()}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> IndexStorage:
         duplicate = memo[id(self)] = type(self).__new__(type(self))
@@ -457,10 +409,8 @@ class IndexStorage(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        """Load, or raise a ``CheckpointError`` that leaves this index unchanged (torch passes the exception on).
-
-        A state without an index is a plain table's: it makes this index empty, unless the collection around it
-        says otherwise (``state.ABSENT``).
+        """Load, or raise a ``CheckpointError`` that leaves this index unchanged. A state of a plain table makes it
+        empty, unless the collection around it says otherwise (``state.ABSENT``).
         """
         for hook in self._load_state_dict_pre_hooks.values():
             hook(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
@@ -494,10 +444,9 @@ def say_what_is_lost(indexes: Sequence[IndexStorage]) -> None:
     if holding:
         warnings.warn(
             f"tables {few(list(holding), 12)}: the state has weights but no index, so {sum(holding.values()):,} ids "
-            "are lost. Load a state with the index's keys, or, if this is intended, call the index's reset() first. To "
-            "keep the index, load with strict=False: the ids then keep their rows, but these have the weights of the "
-            "other state. Unless that is of the same ids in the same rows, as averaged weights are, ids get the "
-            "embeddings of others.",
+            "are lost. Load a state with the index's keys, or, if this is intended, call the index's reset() first. "
+            "With strict=False, the ids keep their rows, which get the weights of the other state: those of other ids, "
+            "unless it has the same ids in the same rows, as averaged weights have.",
             stacklevel=2,
         )
     lost = dict.fromkeys(index.name for index in indexes if index.name not in holding and not index.config.dense_rows)
@@ -505,8 +454,7 @@ def say_what_is_lost(indexes: Sequence[IndexStorage]) -> None:
         _logger.warning(
             "tables %s: the state has weights but no index, and no id is a row number here: each id gets its row, with "
             "initial weights, when it is first seen, so the weights that were loaded are lost. To keep what a plain "
-            "table has learned, convert it without raw_ids() or dense_rows=0, and with more rows than it had "
-            "(HashConfig(rows=...)) if other ids are to come. Load a state with TorchRec's managed collisions before "
-            "the conversion.",
+            "table has learned, convert it without raw_ids() or dense_rows=0, and with more rows if other ids are to "
+            "come. Load a state with TorchRec's managed collisions before the conversion.",
             few(list(lost), 12),
         )

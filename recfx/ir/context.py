@@ -106,7 +106,6 @@ class CollectionContext:
 
     @property
     def assembled_by(self) -> str:
-        """The kind of node that makes the output."""
         return "keyed_tensor" if self.is_pooled else "jagged_dict"
 
     @cached_property
@@ -134,7 +133,6 @@ class CollectionContext:
 
     @cached_property
     def keys(self) -> KeyOrder:
-        """The keys of selected ids, which are the keys of the output."""
         return KeyOrder.of(embedding_names(self.tables))
 
     @cached_property
@@ -149,7 +147,7 @@ class CollectionContext:
 
     def by_name(self, local: bool) -> Mapping[str, TableSpec]:
         """Tables by name: a shard may have the name of its table, so kinds of nodes declare which they mean."""
-        return self._local_by_name if local else self._by_name
+        return self._by_name[local]
 
     def facts_of(self, table: TableSpec) -> TableFacts:
         facts = self.facts[table.table_name]
@@ -162,9 +160,6 @@ class CollectionContext:
 
     def hops(self, way: str) -> tuple[Hop, ...]:
         """What this rank sends back this way, hop by hop."""
-        if way not in self._hops:
-            back, sharding = self.way(way), self._sharding
-            self._hops[way] = back.hops(sharding.travelling(back), sharding.rank, sharding.world_size, sharding.wires)
         return self._hops[way]
 
     @property
@@ -174,15 +169,13 @@ class CollectionContext:
 
     @cached_property
     def _hops(self) -> dict[str, tuple[Hop, ...]]:
-        return {}
+        sharding = self._sharding
+        seen_from = sharding.rank, sharding.world_size, sharding.wires
+        return {way.name: way.hops(sharding.travelling(way), *seen_from) for way in sharding.ways_back}
 
     @cached_property
-    def _by_name(self) -> dict[str, TableSpec]:
-        return {table.name: table for table in self.tables}
-
-    @cached_property
-    def _local_by_name(self) -> dict[str, TableSpec]:
-        return {table.name: table for table in self.local}
+    def _by_name(self) -> list[dict[str, TableSpec]]:
+        return [{table.name: table for table in tables} for tables in (self.tables, self.local)]
 
 
 @dataclass(frozen=True)
@@ -199,19 +192,15 @@ class Targets(Protocol):
 
     def serve(self, lookup: LookupFacts, collection: str) -> Served:
         """Which backend serves a lookup of a collection, which is named for messages."""
-        ...
 
     def may_name(self, backend: str) -> bool:
         """Whether a pass may have decided on this backend for a lookup."""
-        ...
 
     def find_rows(self, device: str) -> Served:
         """Which backend finds rows in copies of indexes on devices of this type; ``"reference"``: none has a kernel."""
-        ...
 
     def index_operators(self, device: str) -> str:
         """The backend whose operators find and insert ids in indexes on devices of this type; ``""`` if none runs."""
-        ...
 
 
 @dataclass(frozen=True)

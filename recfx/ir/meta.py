@@ -32,17 +32,11 @@ class Frozen:
 
 @dataclass(frozen=True)
 class SourceLocation:
-    """A line of the user's code.
-
-    Args:
-        file: its file.
-        line: its number.
-        called_from: if it is in an installed package, the line outside of such packages that led to it.
-    """
+    """A line of the user's code."""
 
     file: str
     line: int
-    called_from: SourceLocation | None = None
+    called_from: SourceLocation | None = None  # if it is in an installed package, the line outside that led to it
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}"
@@ -50,58 +44,33 @@ class SourceLocation:
 
 @dataclass(frozen=True)
 class Collective:
-    """One collective call of a node.
+    """One collective call of a node."""
 
-    Args:
-        operation: ``"all_to_all"``, ``"reduce_scatter"``, ``"all_gather"`` or ``"all_reduce"``.
-        bytes: symbolic size of what this rank passes to the call, including its own part.
-        backward: whether the call runs in the backward.
-        ranks: how many ranks take part; 0 if all do.
-        across_hosts: whether each of these ranks is on a host of its own.
-    """
-
-    operation: str
-    bytes: sympy.Expr
-    backward: bool = False
-    ranks: int = 0
-    across_hosts: bool = False
+    operation: str  # ``"all_to_all"``, ``"reduce_scatter"``, ``"all_gather"`` or ``"all_reduce"``
+    bytes: sympy.Expr  # symbolic size of what this rank passes to the call, including its own part
+    backward: bool = False  # whether the call runs in the backward
+    ranks: int = 0  # how many ranks take part; 0 if all do
+    across_hosts: bool = False  # whether each of these ranks is on a host of its own
 
 
 @dataclass(frozen=True)
 class NodeMeta(Frozen):
-    """Facts about one node.
+    """Facts about one node."""
 
-    Args:
-        kind: name of a declared node kind.
-        collection: fully qualified name of the collection that it belongs to; ``""`` for a root.
-        shape: symbolic shape in ``B``, ``W`` and ``L_<feature>``; for a KJT, the number of ids.
-        dtype: element type, if the value is a single tensor.
-        bytes: symbolic size of the value.
-        device: device type of the value, ``""`` if not known yet.
-        source: where the user's code creates the collection, if known.
-        tables: names of the tables that the node works on.
-        kernel: the backend that serves a lookup, once lowered.
-        combine: what a lookup makes of its rows.
-        collectives: the collective calls of the node, in order, with those of the backward last.
-        passes: the passes that made or changed it or a node that it replaces, in order.
-        made_by: the pass that made it.
-        on_host: whether the node runs on the host of the device that has the tables.
-    """
-
-    kind: str
-    collection: str
-    shape: tuple[sympy.Expr, ...] = ()
-    dtype: torch.dtype | None = None
-    bytes: sympy.Expr = sympy.Integer(0)
-    device: str = ""
-    source: SourceLocation | None = None
-    tables: tuple[str, ...] = ()
-    kernel: str = ""
-    combine: str = ""
-    collectives: tuple[Collective, ...] = ()
-    passes: tuple[str, ...] = ()
-    made_by: str = ""
-    on_host: bool = False
+    kind: str  # name of a declared node kind
+    collection: str  # fully qualified name of the collection that it belongs to; ``""`` for a root
+    shape: tuple[sympy.Expr, ...] = ()  # symbolic, in ``B``, ``W`` and ``L_<feature>``; for a KJT, the number of ids
+    dtype: torch.dtype | None = None  # element type, if the value is a single tensor
+    bytes: sympy.Expr = sympy.Integer(0)  # symbolic size of the value
+    device: str = ""  # device type of the value, ``""`` if not known yet
+    source: SourceLocation | None = None  # where the user's code creates the collection, if known
+    tables: tuple[str, ...] = ()  # names of the tables that the node works on
+    kernel: str = ""  # the backend that serves a lookup, once lowered
+    combine: str = ""  # what a lookup makes of its rows
+    collectives: tuple[Collective, ...] = ()  # its collective calls, in order, with those of the backward last
+    passes: tuple[str, ...] = ()  # the passes that made or changed it or a node that it replaces, in order
+    made_by: str = ""  # the pass that made it
+    on_host: bool = False  # whether the node runs on the host of the device that has the tables
 
 
 def annotate(node: fx.Node, meta: NodeMeta) -> fx.Node:

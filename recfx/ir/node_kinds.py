@@ -1,9 +1,7 @@
 """Node kinds: one meaning and one name in code, graph, report, profiler ranges and tests.
 
-Each kind is declared once, here: its inputs and outputs, which stage of a step it belongs to, whether a pipeline may do
-other work before it, and what passes decide about its nodes. The verifier, the
-passes, the pipeline's stages and the printer read these declarations. A new kind is one declaration and one file in
-``recfx/runtime``.
+Each is declared once, here. The verifier, the passes, the pipeline's stages and the printer read these declarations. A
+new kind is one declaration and one file in ``recfx/runtime``.
 """
 
 from __future__ import annotations
@@ -70,17 +68,11 @@ class Stage(Enum):
 
 
 class Input(NamedTuple):
-    """One input of a node.
+    """One input of a node."""
 
-    Args:
-        types: the types that are accepted.
-        repeats: there may be any number of such inputs in a row, including none.
-        optional: it may be missing.
-    """
-
-    types: tuple[ValueType, ...]
-    repeats: bool = False
-    optional: bool = False
+    types: tuple[ValueType, ...]  # the types that are accepted
+    repeats: bool = False  # there may be any number of such inputs in a row, including none
+    optional: bool = False  # it may be missing
 
 
 COMBINES = ("SUM", "MEAN", NOT_COMBINED)
@@ -89,43 +81,24 @@ COMBINES = ("SUM", "MEAN", NOT_COMBINED)
 
 @dataclass(frozen=True)
 class NodeKind:
-    """One kind of node.
-
-    Args:
-        name: the name of the kind; a node is printed as ``<collection fqn>_<name>``.
-        meaning: a description in one sentence.
-        inputs: its inputs, in order.
-        outputs: its outputs. A single output is the node's value itself; several outputs are items of the value.
-        first_alone: with several outputs, the value may also be the first output itself, if the others are not needed.
-        stage: the stage of a step that it belongs to.
-        cut_before: whether a pipeline may do other work before it. Kinds with a cut are declared in the order in which
-            they run.
-        once: what the node does to its tables at most once per table, named after the kind that does nothing else.
-        attributes: what passes decide about a node, with the types, in the order in which they are printed. Everything
-            else follows from the node's place in the graph and from the graph's context, and is not stored.
-        like_input: whether its one output is like its first input: of the same type, tables, columns and size. Then
-            ``outputs`` are left out.
+    """One kind of node. What passes decide about its nodes are attributes; all else follows from the place of a node in
+    its graph, and from the graph's context.
     """
 
-    name: str
-    meaning: str
-    inputs: tuple[Input, ...]
-    stage: Stage
-    outputs: tuple[ValueType, ...] = ()
-    cut_before: bool = False
-    first_alone: bool = False
-    once: tuple[str, ...] = ()
-    attributes: Mapping[str, type] = field(default_factory=dict)
-    like_input: bool = False
+    name: str  # a node is printed as ``<collection fqn>_<name>``
+    meaning: str  # a description in one sentence
+    inputs: tuple[Input, ...]  # in order
+    stage: Stage  # of a step
+    outputs: tuple[ValueType, ...] = ()  # one is the node's value itself; several are items of the value
+    cut_before: bool = False  # whether a pipeline may do other work before it; such kinds are declared as they run
+    first_alone: bool = False  # whether the value may also be the first of several outputs, if no other is needed
+    once: tuple[str, ...] = ()  # what it does at most once per table, named after the kind that does nothing else
+    attributes: Mapping[str, type] = field(default_factory=dict)  # their types, in the order in which they are printed
+    like_input: bool = False  # whether its one output, then left out, is like its first input, of the same tables
 
     def __post_init__(self) -> None:
         if self.like_input and not self.outputs and self.inputs:
             object.__setattr__(self, "outputs", self.inputs[0].types[:1])
-
-    @property
-    def is_local(self) -> bool:
-        """Whether its tables are the shards of this rank, if the collection is sharded and their ids have arrived."""
-        return self.stage in (Stage.INPUT_DIST, Stage.HASH, Stage.LOOKUP)
 
 
 _HASHED: Mapping[str, type] = {"hashed": tuple, "operators": str}

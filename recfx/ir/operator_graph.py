@@ -12,17 +12,14 @@ from torch import fx
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recfx.ir.context import CollectionContext, Context, LookupFacts, Served, Targets
-from recfx.ir.node_kinds import NODE_KINDS
+from recfx.ir.node_kinds import NODE_KINDS, Stage
 from recfx.ir.operators import kind_of, operator_of
 from recfx.ir.tables import Columns, TableSpec, columns_of
 from recfx.ir.ways_back import Hop
 
 
 def node_name(collection: str, kind: str) -> str:
-    """``<collection fqn>_<node>``; ``ebc_<node>`` for a collection that is the root.
-
-    What cannot stand in a Python name is replaced as torch.fx does, so that a node has one name everywhere.
-    """
+    """``<collection fqn>_<node>``, or ``ebc_<node>`` for a root, in which torch.fx would replace nothing."""
     name = re.sub(r"[^0-9a-zA-Z_]+", "_", f"{collection or 'ebc'}_{kind}")
     return f"_{name}" if name[0].isdigit() else name
 
@@ -31,8 +28,7 @@ def node_name(collection: str, kind: str) -> str:
 class OperatorGraph:
     """An fx graph of operators and what it is about. A pass gets a copy of its own, which it may edit in place.
 
-    Two graphs are equal if all that they say is: nodes, names, attributes and context. Attributes are keyword
-    arguments: bool, int, float, str, dtype, or flat tuples of these.
+    Attributes of nodes are keyword arguments: bool, int, float, str, dtype, or flat tuples of these.
     """
 
     graph: fx.Graph
@@ -54,12 +50,10 @@ class OperatorGraph:
     # Reading
 
     def of_kind(self, *kinds: str) -> list[fx.Node]:
-        """The nodes of some kinds, in order."""
         return [node for node in self.graph.nodes if self.kind(node) in kinds]
 
     @property
     def operators(self) -> list[fx.Node]:
-        """All nodes that are operators, in order."""
         return [node for node in self.graph.nodes if kind_of(node) is not None]
 
     def kind(self, node: fx.Node) -> str:
@@ -92,7 +86,8 @@ class OperatorGraph:
         kind = NODE_KINDS.get(self.kind(node))
         if kind is not None and kind.like_input and node.all_input_nodes:
             return self.works_on_shards(source_of(node))
-        if kind is None or not kind.is_local or self.collection(node).sharding is None:
+        is_local = kind is not None and kind.stage in (Stage.INPUT_DIST, Stage.HASH, Stage.LOOKUP)
+        if not is_local or self.collection(node).sharding is None:
             return False
         source = node
         while source.all_input_nodes and self.kind(source) != "input_dist_wait":
@@ -155,7 +150,6 @@ class OperatorGraph:
         return self.graph.create_node("call_function", operator_of(kind), inputs, keywords, name=name)
 
     def item(self, node: fx.Node, number: int, name: str) -> fx.Node:
-        """One of the values that a node returns, as a node at the insertion point."""
         name = node_name(str(node.kwargs["collection"]), name)
         return self.graph.create_node("call_function", operator.getitem, (node, number), {}, name=name)
 
@@ -163,10 +157,7 @@ class OperatorGraph:
         node.kwargs = {"collection": node.kwargs["collection"], **_set({**node.kwargs, **attributes})}
 
     def replace_all(self, replacements: Mapping[fx.Node, fx.Node]) -> None:
-        """Let every user of a key use its value, except these values themselves; each user is rewritten once.
-
-        For ``keyed_tensor``, which has one input per table, ``replace`` for each of them would be quadratic.
-        """
+        """``replace`` for several nodes: each user is rewritten once, ``keyed_tensor`` with its many inputs, too."""
         users = dict.fromkeys(user for node in replacements for user in node.users)
         for user in users.keys() - set(replacements.values()):
             user.args = fx.map_arg(user.args, lambda node: replacements.get(node, node))

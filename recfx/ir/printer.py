@@ -1,8 +1,4 @@
-"""The stable text of a graph: the same graph always prints the same, so that tests can compare texts.
-
-One node per line, with its attributes in braces. Facts that follow from the context and change what runs (the dtype and
-the optimizer of a lookup, the operation of a way back) are printed along.
-"""
+"""The stable text of a graph: the same graph always prints the same, so that tests can compare texts."""
 
 from __future__ import annotations
 
@@ -42,10 +38,8 @@ def format_graph(graph: fx.GraphModule | OperatorGraph) -> str:
 
 
 def format_node(graph_module: fx.GraphModule, node: fx.Node) -> str:
-    """The line of one node of a graph that runs.
-
-    It has the attributes of the operator that the node was made from, and then what its module does differently by
-    now: see ``Lookup.now``.
+    """The line of one node of a graph that runs: the attributes of the operator that it was made from, and what its
+    module does differently by now (``Lookup.now``).
     """
     call, made_from = format_call(node), lowered_from(node)
     if made_from is None:
@@ -97,11 +91,10 @@ def attributes_of(graph: OperatorGraph, node: fx.Node) -> dict[str, Any]:
     kind = kind_of(node)
     if kind is None:
         return {}
-    several = len(graph.context.collections) > 1
     facts = {name: value for name, value in _facts(graph, node).items() if value}
     attributes = {name: node.kwargs[name] for name in kind.attributes if name in node.kwargs}
     last = {name: part.pop(name) for part in (attributes, facts) for name in ("kernel", "two_steps") if name in part}
-    return ({"collection": node.kwargs["collection"]} if several else {}) | attributes | facts | last
+    return attributes | facts | last
 
 
 def _facts(graph: OperatorGraph, node: fx.Node) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from recfx.ir.ways_back import STAY, Travelling, WayBack, Wires
 
 @dataclass(frozen=True)
 class TablePlan:
-    """What a plan says about one table."""
+    """What a plan says about one table of the collection at ``path``."""
 
     table: TableSpec
     parameter: ParameterSharding
@@ -38,11 +38,9 @@ class Cut(NamedTuple):
 
 @dataclass(frozen=True)
 class ShardingType(ABC):
-    """A way to cut a table and to place its parts, with everything that is specific to it.
-
-    Passes, state, checkpoints and reports derive everything else from this: the routing of ids from the shards that
-    :meth:`cut` returns (see :class:`Shard`), and collectives and the averaging of gradients from their way back.
-    Implementations are frozen and have no state, so all objects of one type are equal.
+    """A way to cut a table and to place its parts. All else follows from it: the routing of ids from the shards that
+    :meth:`cut` returns, and collectives and the averaging of gradients from their way back. All objects of one type are
+    equal.
     """
 
     name: ClassVar[str]  # in plans: the value of TorchRec's ``ShardingType``
@@ -89,7 +87,6 @@ class ShardedTable(Frozen):
 
     @property
     def placement(self) -> str:
-        """How it is cut, and where its shards are, in words."""
         shards = [f"rows {shard.rows}, columns {shard.columns} on rank {shard.rank}" for shard in self.shards]
         return f"table {self.table.name!r} {self.type.name} with kernel {self.compute_kernel} ({'; '.join(shards)})"
 
@@ -122,7 +119,6 @@ class ShardedTable(Frozen):
         return tuple(shard for shard in self.shards if shard.piece >= 0 and shard.columns == self.shards[0].columns)
 
     def row_borders(self) -> list[int]:
-        """Where the rows are cut; empty if they are not."""
         pieces = self.row_pieces
         return [*(shard.rows[0] for shard in pieces), pieces[-1].rows[1]] if pieces else []
 
@@ -131,9 +127,8 @@ class ShardedTable(Frozen):
         return self.column_blocks.index(shard.columns) * self.table.num_embeddings + shard.rows[0]
 
     def slices(self, shards: Sequence[Shard], rank: int | None = None) -> list[Shard]:
-        """One shard per slice of the rows, by row, for saving once what column blocks have in common (an index).
-
-        The shard of ``rank`` is preferred, if it has one; otherwise the first shard is taken.
+        """One shard per slice of the rows, by row, for saving once what column blocks have in common (an index): that
+        of ``rank``, if it has one, or the first.
         """
         chosen: dict[tuple[int, int], Shard] = {}
         for shard in shards:
@@ -220,10 +215,7 @@ class CollectionSharding(Frozen):
 
 def unsharded(tables: Sequence[TableSpec]) -> CollectionSharding:
     """Tables that are not sharded: each is one shard, on the only rank."""
-    everything, parameter = Unsharded(), ParameterSharding(Unsharded.name, "fused")
-    cuts = [everything.cut(TablePlan(table, parameter, 1)) for table in tables]
-    placed = [
-        ShardedTable(table, everything, "fused", cut.way_back, tuple(cut.shards))
-        for table, cut in zip(tables, cuts, strict=True)
-    ]
+    plan = ParameterSharding(Unsharded.name, "fused")
+    cuts = ((table, Unsharded().cut(TablePlan(table, plan, 1))) for table in tables)
+    placed = [ShardedTable(table, Unsharded(), "fused", cut.way_back, tuple(cut.shards)) for table, cut in cuts]
     return CollectionSharding(tuple(placed), rank=0, world_size=1)

@@ -21,10 +21,7 @@ if TYPE_CHECKING:
 
 
 class KeyOrder(tuple[str, ...]):
-    """A tuple of keys that finds the position of a key without a search.
-
-    Before lookups are batched, each table has its own node. A search per node would make the conversion quadratic.
-    """
+    """A tuple of keys that finds the position of a key without a search, which would be quadratic for many tables."""
 
     @classmethod
     def of(cls, keys: Iterable[str]) -> KeyOrder:
@@ -48,7 +45,6 @@ class IdRange:
         return f"{self.lower} to {self.upper}"
 
     def __or__(self, other: IdRange) -> IdRange:
-        """The range of ids that are in one or the other."""
         return IdRange(min(self.lower, other.lower), max(self.upper, other.upper))
 
 
@@ -98,12 +94,10 @@ class TableSpec(Frozen):
 
     @property
     def table_name(self) -> str:
-        """The name of the table; for a shard, the name of its whole table."""
         return self.shard_of or self.name
 
     @property
     def is_pooled(self) -> bool:
-        """Whether the rows of one sample become one; otherwise the output has a row for each id."""
         return self.pooling != "NONE"
 
     @property
@@ -113,7 +107,6 @@ class TableSpec(Frozen):
 
     @property
     def has_index(self) -> bool:
-        """Whether an index maps raw ids to rows."""
         return self.hashing is not None and self.hashing.has_index
 
     @property
@@ -133,7 +126,6 @@ class TableSpec(Frozen):
 
     @property
     def evicts(self) -> bool:
-        """Whether ids may lose their rows to new ids."""
         return self.has_index and self.hashing is not None and self.hashing.evicts
 
     @cached_property
@@ -154,7 +146,6 @@ class TableSpec(Frozen):
 
     @property
     def admits(self) -> bool:
-        """Whether ids are counted before they get a row."""
         return self.has_index and self.hashing is not None and self.hashing.admits
 
 

@@ -25,15 +25,10 @@ Fail = Callable[[fx.Node, str], NoReturn]
 
 def verify_graph(graph: OperatorGraph, after: str) -> None:
     """Check that a graph is well formed: nodes and attributes fit the declarations of their kinds, tables are looked up
-    once, and ids and columns arrive where they belong.
-
-    Args:
-        graph: the graph that a pass has just left.
-        after: the name of that pass.
+    once, and ids and columns arrive where they belong. ``after`` is the name of the pass that has just left it.
 
     Raises:
-        GraphVerificationError: the graph is malformed. The message names the pass, the node and the rule that it
-            breaks.
+        GraphVerificationError: it names the pass, the node and the rule that it breaks.
     """
 
     def fail(node: fx.Node, rule: str) -> NoReturn:

@@ -1,11 +1,8 @@
 """How the rows of sharded tables travel back to the ranks that own the samples, and what it costs.
 
 Pooled rows have ways back of their own, as reduce-scatters that add them up; rows that are not combined, one for each
-id, retrace the exchange of the ids.
-
-``B`` is the batch size of a rank, the same on all ranks; bytes are those of the tables' outputs. Backwards are also
-collectives, in which the modules of ``output_dist_start`` average gradients over ranks, as TorchRec's do. This is data
-alone: ``recfx.runtime.output_dist`` makes the modules.
+id, retrace the exchange of the ids. Backwards are collectives as well, which average gradients over ranks, as
+TorchRec's do. This is data alone: ``recfx.runtime.output_dist`` makes the modules.
 """
 
 from __future__ import annotations
@@ -23,10 +20,8 @@ from recfx.ir.tables import Columns, Shard, columns_of, total_bytes, total_dim
 
 
 class Travelling:
-    """The shards on all ranks of the tables that travel back in one way, and what follows from them for every rank.
-
-    ``columns`` are those of each sender, which is a rank, a host or all ranks: what several of its ranks have is listed
-    once. ``once`` are the columns of all tables.
+    """The shards on all ranks of the tables that travel back in one way, the ``columns`` that each sender (a rank, a
+    host or all ranks) has of them, and ``once``, the columns of all tables.
     """
 
     def __init__(self, way: WayBack, shards: Sequence[Shard], world_size: int) -> None:
@@ -132,7 +127,6 @@ class WayBack:
         return self.steps[0][0] in _OF_ROWS
 
     def ranks_per_sender(self, world_size: int) -> int:
-        """How many ranks count as one sender."""
         return self.ranks or world_size
 
     def of_rows(self) -> WayBack:

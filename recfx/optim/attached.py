@@ -7,7 +7,7 @@ optimizers, where one is attached.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,11 +21,6 @@ _FORM = "_recfx_form_of_placeholder"  # recfx's own, beside them: it lives as lo
 def attached_optimizers(weight: torch.Tensor) -> Sequence[Any]:
     """The optimizers in backward of ``weight``, in the order in which they were attached; empty if there are none."""
     return weight.__dict__.get(_OPTIMIZERS) or ()
-
-
-def attached_to_each(weights: Iterable[torch.Tensor]) -> list[Sequence[Any]]:
-    """The optimizers in backward of each of ``weights``. Every forward calls this, sometimes for thousands."""
-    return [weight.__dict__.get(_OPTIMIZERS) or () for weight in weights]
 
 
 def attached_classes(weight: torch.Tensor) -> list[tuple[type, Mapping[str, Any]]]:

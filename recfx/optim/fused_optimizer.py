@@ -106,6 +106,12 @@ class FusedOptimizer:
         one_dimensional = self.rule.one_dimensional
         return {name: tensor.view(-1) if name in one_dimensional else tensor for name, tensor in state.items()}
 
+    def dense_state(self, weight: torch.Tensor) -> dict[str, Any]:
+        """The state as torch.optim keeps and reads it: in the table's dtype, on its device. A count stays as it is."""
+        return {
+            name: value if name == STEP else value.to(weight.device, weight.dtype) for name, value in self.state.items()
+        }
+
     def step(self, weight: torch.Tensor, rows: torch.Tensor, gradient: torch.Tensor) -> None:
         """Step the touched ``rows`` in place, with the rule's own maths; the gradients of a repeated row are summed.
         ``prepare`` must have been called.

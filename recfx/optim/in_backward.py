@@ -21,7 +21,7 @@ from recfx.optim.attached import (
 from recfx.optim.fused_optimizer import AttachedOptimizer, FusedOptimizer
 from recfx.optim.fused_params import optimizer_from_params
 from recfx.optim.rules import RULES, rule_of_class
-from recfx.optim.rules.rule import NEUTRAL, STEP, Rule
+from recfx.optim.rules.rule import NEUTRAL, Rule
 
 
 def hooks_on_step(weight: torch.Tensor) -> str:
@@ -158,12 +158,7 @@ def attach_unfused(weight: nn.Parameter, fused: FusedOptimizer) -> None:
         set_attached(weight, [dense([weight], **settings), *attached[1:]])
     elif not attached:
         run_in_backward(fused.rule.dense_class, weight, settings)
-    optimizer = attached_optimizers(weight)[0]
-    # As torch.optim keeps it: in the table's dtype, on its device. A count of steps stays as it is.
-    optimizer.state[weight].update(
-        (name, value if name == STEP else value.to(weight.device, weight.dtype))
-        for name, value in list(fused.state.items())
-    )
+    attached_optimizers(weight)[0].state[weight].update(fused.dense_state(weight))
 
 
 def fused_optimizers(

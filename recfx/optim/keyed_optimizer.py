@@ -45,7 +45,6 @@ class ModelFusedOptimizer(CombinedOptimizer):
         super().__init__([(path, module.fused_optimizer) for path, module in self._collections.items()])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ModelFusedOptimizer:
-        """The fused optimizers of the copied model."""
         return ModelFusedOptimizer({path: copy.deepcopy(module, memo) for path, module in self._collections.items()})
 
     def __reduce__(self) -> Any:

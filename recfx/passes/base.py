@@ -22,21 +22,13 @@ from recfx.ir.verifier import GraphVerificationError, verify_graph
 
 @dataclass(frozen=True)
 class PassRecord(Frozen):
-    """What a pass did, for the report and for drawings.
+    """What a pass did, for the report and for drawings."""
 
-    Args:
-        name: the name of the pass.
-        modified: whether it changed the graph.
-        graph: the graph after the pass.
-        metas: the metadata of its operators, by name.
-        declined: what it did not rewrite, and why.
-    """
-
-    name: str
-    modified: bool
-    graph: OperatorGraph
-    metas: Mapping[str, NodeMeta]
-    declined: tuple[Diagnostic, ...]
+    name: str  # the name of the pass
+    modified: bool  # whether it changed the graph
+    graph: OperatorGraph  # the graph after the pass
+    metas: Mapping[str, NodeMeta]  # the metadata of its operators, by name
+    declined: tuple[Diagnostic, ...]  # what it did not rewrite, and why
 
     @property
     def text(self) -> str:
@@ -61,17 +53,13 @@ class Rewriting(Frozen):
 
 
 class _Seen(NamedTuple):
-    """A node, as the last pass left it.
+    """A node, as the last pass left it."""
 
-    Args:
-        facts: all that its metadata and attributes follow from, but no names: nodes are renumbered when others go.
-        work: what it does, by table: a node that does the same takes the place of one that has gone.
-        meta: its metadata; None for a node that is no operator.
-    """
-
+    # All that its metadata and attributes follow from, but no names: nodes are renumbered when others go
     facts: Hashable
+    # What it does, by table: a node that does the same takes the place of one that has gone
     work: tuple[tuple[str, str], ...]
-    meta: NodeMeta | None
+    meta: NodeMeta | None  # its metadata; None for a node that is no operator
 
 
 _Graph = dict[fx.Node, _Seen]
@@ -124,14 +112,10 @@ def _facts(graph: OperatorGraph, node: fx.Node, has_dedup: bool) -> Hashable:
 
 @dataclass(frozen=True)
 class PassResult:
-    """What a pass gives back; the name is torch.fx's.
+    """What a pass gives back; the name is torch.fx's."""
 
-    Args:
-        graph: the graph, rewritten.
-        declined: what was not rewritten, and why; a diagnostic whose ``by`` is empty is the pass's own.
-    """
-
-    graph: OperatorGraph
+    graph: OperatorGraph  # the graph, rewritten
+    # What was not rewritten, and why; a diagnostic whose ``by`` is empty is the pass's own
     declined: tuple[Diagnostic, ...] = ()
 
 
@@ -141,11 +125,9 @@ class Pass(Protocol):
     @property
     def name(self) -> str:
         """``snake_case``; reports and drawings show it."""
-        ...
 
     def call(self, graph: OperatorGraph) -> PassResult:
         """Rewrite a graph, which is the pass's own to edit. What it does must follow from the graph alone."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,7 @@ Between ``select_features`` and the lookups, ids are sent to the ranks whose sha
 cut, ``input_dist_start``, ``input_dist_wait``). The lookups become those of this rank's shards. After them, pooled rows
 are sent back to the ranks of the samples (``output_dist_start``, ``output_dist_wait``), once per way back. Lookups pool
 sums; ``mean_divide`` comes last and uses the lengths of this rank's own batch. Rows that are not pooled are sent back
-to where their ids came from. What an ``output_dist`` must know about
-the ``input_dist`` travels on an edge, as the dist context.
+to where their ids came from. What an ``output_dist`` must know about the ``input_dist`` travels on an edge.
 
 All ranks run the same collectives in the same order, even those that have no shard of some tables.
 """

@@ -108,13 +108,9 @@ def plain_text(parts: Iterable[RenderableType]) -> str:
 
 
 class Shown(ABC):
-    """An object that :meth:`as_grid` makes a table of: ``str()`` is plain text, and a notebook shows HTML.
+    """An object that :meth:`as_grid` makes a table of: ``str()`` is plain text, and a notebook shows HTML."""
 
-    Attributes:
-        MOST: how many rows text shows at most.
-    """
-
-    MOST: ClassVar[int] = sys.maxsize
+    MOST: ClassVar[int] = sys.maxsize  # how many rows text shows at most
 
     @abstractmethod
     def as_grid(self) -> Grid:

@@ -117,10 +117,7 @@ def expanded(
 
 
 def with_values(
-    features: KeyedJaggedTensor,
-    values: torch.Tensor,
-    weights: torch.Tensor | None,
-    keys: list[str] | None = None,
+    features: KeyedJaggedTensor, values: torch.Tensor, weights: torch.Tensor | None, keys: list[str] | None = None
 ) -> KeyedJaggedTensor:
     """Put different values, weights and, if given, keys into the same bags."""
     return KeyedJaggedTensor(

@@ -20,23 +20,17 @@ from recfx.versions.differences import GroupName
 
 @dataclass(frozen=True)
 class DistGroups:
-    """The process groups of one collection.
+    """The process groups of one collection."""
 
-    Args:
-        ids: all ranks, for ids only. gloo matches messages by their order, so a rank that is out of step must not be
-            able to send ids where pooled rows or gradients are expected. If ``pooled`` does not send from the host, and
-            no separate group is given for ids, it is ``pooled`` itself.
-        pooled: all ranks, for pooled rows.
-        intra: the ranks of this host, if tables are cut within hosts; otherwise ``pooled``.
-        cross: this rank's counterparts on all hosts, if tables are cut within hosts; otherwise ``pooled``.
-        number: which of the collections sharded in these groups it is, from 1: the same on all ranks.
-    """
-
+    # All ranks, for ids only. gloo matches messages by their order, so a rank that is out of step must not be able to
+    # send ids where pooled rows or gradients are expected. If ``pooled`` does not send from the host, and no separate
+    # group is given for ids, it is ``pooled`` itself
     ids: dist.ProcessGroup
-    pooled: dist.ProcessGroup
-    intra: dist.ProcessGroup
+    pooled: dist.ProcessGroup  # all ranks, for pooled rows
+    intra: dist.ProcessGroup  # the ranks of this host, if tables are cut within hosts; otherwise ``pooled``
+    # This rank's counterparts on all hosts, if tables are cut within hosts; otherwise ``pooled``
     cross: dist.ProcessGroup
-    number: int
+    number: int  # which of the collections sharded in these groups it is, from 1: the same on all ranks
 
     @property
     def ids_on_host(self) -> bool:

@@ -25,12 +25,7 @@ from recfx.runtime.base import NodeModule
 from recfx.runtime.hash_ids import HashedBatch, answers_are_rows
 from recfx.runtime.in_flight import BatchInFlight
 from recfx.runtime.lowered import Lowered
-from recfx.runtime.transfers import (
-    HOST,
-    copy_bags_to_device,
-    pins,
-    record_stream,
-)
+from recfx.runtime.transfers import HOST, copy_bags_to_device, pins, record_stream
 
 
 class CountsOnDevice:
@@ -85,11 +80,7 @@ class IndexCopies:
     ``indexes`` returns the index of each of ``tables``, in the KJT's order; None for those without one.
     """
 
-    def __init__(
-        self,
-        tables: tuple[TableSpec, ...],
-        indexes: Callable[[], Sequence[HashIndex | None]],
-    ) -> None:
+    def __init__(self, tables: tuple[TableSpec, ...], indexes: Callable[[], Sequence[HashIndex | None]]) -> None:
         self._indexes = indexes
         features = [len(table.embedding_names) for table in tables]
         self._last_features = [end - 1 for end in accumulate(features)]

@@ -69,13 +69,11 @@ class HashIds(NodeModule):
         self.indexes, self.collection = TableIndexes(of), of.collection.name
 
     def forward(self, features: KeyedJaggedTensor | FoundRows) -> KeyedJaggedTensor | HashedBatch:
-        """``features``: raw ids, with keys in the collection's order, or what ``finder`` has made of them.
-
-        Returns rows in the same bags.
+        """The rows, in the same bags, of raw ids, with keys in the collection's order, or of what ``finder`` has found.
 
         A value below -1 stands for row ``-value - 2``, which is read but not trained: the shared row of an id that is
-        not admitted. If any table evicts, it returns the rows and the batch in flight, which the lookups tell when
-        their backwards have run.
+        not admitted. If any table evicts, it returns the batch in flight as well, which the lookups tell when their
+        backwards have run.
 
         Raises:
             TableFullError: a bucket has no row left; no table has changed.

@@ -151,16 +151,11 @@ class BatchInFlight:
 
 
 class BatchesInFlight:
-    """All batches of one collection that are in flight. Copies of a collection have none: graphs are the original's.
-
-    Attributes:
-        depth: for how many later forwards a batch keeps its rows.
-        turn: the number of forwards before the one that is under way.
-    """
+    """All batches of one collection that are in flight. Copies of a collection have none: graphs are the original's."""
 
     def __init__(self, depth: int = BATCHES_IN_FLIGHT) -> None:
-        self.depth = depth
-        self.turn = 0
+        self.depth = depth  # for how many later forwards a batch keeps its rows
+        self.turn = 0  # the number of forwards before the one that is under way
         self._batches: list[BatchInFlight] = []
 
     def __reduce__(self) -> Any:

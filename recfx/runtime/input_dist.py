@@ -64,24 +64,16 @@ class Bucketize(NodeModule):
 
 
 class DistContext(EmbeddingShardingContext):
-    """The context of one collection and one batch. ``batch_size_per_rank`` is known once ids have arrived.
-
-    Attributes:
-        output_splits: the marks of all ranks (see ``marks``).
-        backwards: those of the collection that is called, and the number of the call.
-        ids_sent: of each key that was sent, rank by rank, the number of ids, if their rows come back one by one; so too
-            the next two.
-        origins: int64 ``[sum of ids_sent]``, the position of each id that was sent among the selected ids; None if all
-            keys were sent as a whole.
-        ids_arrived: of each key that has arrived, the number of ids from each rank.
-    """
+    """The context of one collection and one batch. ``batch_size_per_rank`` is known once ids have arrived."""
 
     def __init__(
         self, batch_size_per_feature_pre_a2a: Sequence[int] = (), backwards: tuple[Backwards, int] | None = None
     ) -> None:
         super().__init__(batch_size_per_feature_pre_a2a=list(batch_size_per_feature_pre_a2a))
-        self.output_splits: list[int] = []
-        self.backwards = backwards or (Backwards(""), 0)
+        self.output_splits: list[int] = []  # the marks of all ranks (see ``marks``)
+        self.backwards = backwards or (Backwards(""), 0)  # of the collection that is called; the number of the call
+        # If rows come back one by one: the ids of each key that was sent, rank by rank; the position of each among the
+        # selected ids, int64, None if all keys were sent as a whole; and those of each key that come from each rank.
         self.ids_sent: list[int] = []
         self.origins: torch.Tensor | None = None
         self.ids_arrived: list[list[int]] = []

@@ -12,15 +12,7 @@ from recfx.errors import ConversionError, InputError
 from recfx.ir.node_kinds import NOT_COMBINED
 from recfx.ir.tables import KeyOrder, TableSpec
 from recfx.lowering import reference
-from recfx.lowering.registry import (
-    Choice,
-    IdsToRows,
-    LookupBatch,
-    LookupKernel,
-    LookupSpec,
-    Outputs,
-    select_backend,
-)
+from recfx.lowering.registry import Choice, IdsToRows, LookupBatch, LookupKernel, LookupSpec, Outputs, select_backend
 from recfx.optim.fused_optimizer import changed_settings
 from recfx.runtime.bags import keep_ids, permute_features
 from recfx.runtime.base import NodeModule

@@ -38,23 +38,17 @@ class ArrivingKey(NamedTuple):
 
 @dataclass(frozen=True)
 class RowKeys:
-    """The keys of one way back, as one rank sees them. Keys that are here are those whose ids arrive here.
+    """The keys of one way back, as one rank sees them. Keys that are here are those whose ids arrive here."""
 
-    Args:
-        parts: for each input of the node, the positions of its keys among those that are here.
-        own: these positions in the order in which rows are sent, each with the number of its columns.
-        arriving: what the ranks send here, in order.
-        whole: for each key of the collection, positions of sent keys that together have each of its ids once.
-        keys: the positions of the keys of this way back among the keys of the collection.
-        dim: the number of columns of all keys.
-    """
-
+    # For each input of the node, the positions of its keys among those that are here
     parts: tuple[tuple[int, ...], ...]
+    # These positions in the order in which rows are sent, each with the number of its columns
     own: tuple[tuple[int, int], ...]
-    arriving: tuple[ArrivingKey, ...]
+    arriving: tuple[ArrivingKey, ...]  # what the ranks send here, in order
+    # For each key of the collection, positions of sent keys that together have each of its ids once
     whole: tuple[tuple[int, ...], ...]
-    keys: tuple[int, ...]
-    dim: int
+    keys: tuple[int, ...]  # the positions of the keys of this way back among the keys of the collection
+    dim: int  # the number of columns of all keys
 
     @classmethod
     def of(cls, sharding: CollectionSharding, way: WayBack, parts: Sequence[Sequence[Columns]]) -> RowKeys:

@@ -19,7 +19,7 @@ from recfx.errors import ConversionError, few
 from recfx.hashing import HashIndex
 from recfx.ir.context import TableFacts
 from recfx.lowering.registry import WeightFacts, facts_of_table, facts_of_weights
-from recfx.optim.attached import attached_to_each
+from recfx.optim.attached import attached_optimizers
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.in_backward import hooks_on_step, positions_with_hooks
 from recfx.runtime.in_flight import BatchesInFlight
@@ -33,14 +33,6 @@ class TableStore:
 
     ``init_fns`` has None for tables without a function of their own; ``device`` is the one to report if there are no
     tables, as on a rank without shards.
-
-    Attributes:
-        in_flight: the batches whose rows must keep their ids.
-        shared_weights: for every table whose weight other tables or modules have as well, the names of these.
-        aside: fused optimizers whose parameter was replaced by another one, with that parameter.
-        graph_fits: whether the forward under way has compared the tables with what its graph was made for. Then no
-            weight with a fused optimizer has a hook or was replaced, and the kernels of all lookups still serve their
-            tables.
     """
 
     def __init__(
@@ -60,8 +52,12 @@ class TableStore:
         self._ordinary: dict[str, OrdinaryOptimizers] = {}
         self._given: dict[str, tuple[torch.Tensor | None, int, bool]] = {}  # in a copy: what it copies of ``_ordinary``
         self._lock, self._process = threading.RLock(), os.getpid()
+        # For every table whose weight other tables or modules have as well, the names of these.
         self.shared_weights: dict[str, list[str]] = {}
+        # Fused optimizers whose parameter was replaced by another one, with that parameter.
         self.aside: dict[str, tuple[weakref.ref[nn.Parameter], FusedOptimizer]] = {}
+        # Whether the forward under way has compared the tables with what its graph was made for: no weight with a fused
+        # optimizer has a hook or was replaced, and the kernels of all lookups still serve their tables.
         self.graph_fits = False
         self._without_tables = device or torch.device("cpu")
 
@@ -122,10 +118,10 @@ class TableStore:
         """
         try:
             weights: list[Any] = [bag._parameters["weight"] for bag in self.bags._modules.values() if bag is not None]
-            attached = attached_to_each(weights)
+            attached = list(map(attached_optimizers, weights))
         except (KeyError, AttributeError):  # a weight is gone, by pruning or set to None: say which, and what to do
             weights = [self.weight(table) for table in self.bags]
-            attached = attached_to_each(weights)
+            attached = list(map(attached_optimizers, weights))
         # Not their ids: another one may get the id of one that is gone.
         seen: list[Any] = list(chain.from_iterable(attached))
         if seen or self.optimizers or self.aside:

@@ -63,7 +63,15 @@ def test_a_checkpoint_of_an_earlier_version_is_refused(name: str, tmp_path: Path
     assert raised.value.reason == "checkpoint_version"
 
 
-@pytest.mark.parametrize("name", names("index"))
+@pytest.mark.parametrize("name", [name for name in names("index") if facts_of(name)["version"] < 3])
+def test_the_state_of_an_index_of_an_earlier_version_is_refused(name: str, tmp_path: Path) -> None:
+    index = recfx.HashIndex(INDEX_ROWS, config=recfx.HashConfig(**facts_of(name)["options"]), name="table")
+    with pytest.raises(recfx.CheckpointError) as raised:
+        index.load_state_dict(torch.load(unpack(name, tmp_path), weights_only=True))
+    assert raised.value.reason == "torn_state"
+
+
+@pytest.mark.parametrize("name", [name for name in names("index") if facts_of(name)["version"] > 2])
 def test_an_index_gives_ids_the_rows_that_it_gave_them(name: str, tmp_path: Path) -> None:
     facts = facts_of(name)
     index = recfx.HashIndex(INDEX_ROWS, config=recfx.HashConfig(**facts["options"]), name="table")

@@ -174,8 +174,6 @@ def test_states_that_do_not_belong_together() -> None:
         join_states([state, {"row_ids": torch.arange(6)}])
     with pytest.raises(CheckpointError, match="different tables"):
         join_states([state, {**state, "identity": torch.zeros(3)}])
-    with pytest.raises(ValueError, match="no state"):
-        join_states([])
 
 
 def test_the_row_of_unseen_ids_belongs_to_no_id() -> None:

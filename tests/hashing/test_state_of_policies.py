@@ -212,21 +212,6 @@ def test_ages_that_another_rule_has_saved_count_on() -> None:
         assert sorted(ttl.insert(torch.tensor([900])).evicted_ids.tolist()) == sorted(old.tolist())
 
 
-def test_a_clock_that_was_not_saved_is_read_off_the_scores() -> None:
-    for config in (FULL, {"on_full": "evict"}):
-        state = state_of(filled(**config))
-        state.pop("counts")
-        index = loaded(state, **config)
-        assert index.counters["batches"] == 3
-        assert index.counters["ids_seen"] == 0
-        index.insert(torch.arange(104, 108))
-        rows = index.find(torch.arange(104, 108))
-        assert (index.row_scores[rows] & (2**36 - 1) == 4).all()
-    state = state_of(HashIndex(20, config=HashConfig(**FULL), name="t1"))
-    state.pop("counts")
-    assert loaded(state, **FULL).counters["batches"] == 0, "an index without ids has no scores"
-
-
 # Loading in place: torch.distributed.checkpoint writes into the tensors of state_dict()
 
 

@@ -12,11 +12,9 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
 
 import recfx
 from recfx.ir import GraphVerificationError, format_graph, verify_graph
-from recfx.ir.context import LookupFacts, TableFacts
 from recfx.ir.node_kinds import ASSEMBLERS, COMBINES, CUTS, NODE_KINDS, NOT_COMBINED, UNPOOLED_FORMS, ValueType
 from recfx.ir.operator_graph import OperatorGraph
 from recfx.ir.tables import TableSpec, columns_of, output_dtype, total_bytes
-from recfx.lowering.registry import BACKENDS, choose_backend
 from tests.builders.optimizers import attach
 from tests.passes.small_collection import INDEXED, collection, rewritten
 
@@ -161,26 +159,6 @@ def test_its_tables_have_the_same_number_of_columns() -> None:
     graph.change(graph.of_kind("lookup")[0], tables=("t4", "t8"), combine=NOT_COMBINED)
     with pytest.raises(GraphVerificationError, match=r"its tables have \[4, 8\] columns"):
         verify_graph(graph, after="edit")
-
-
-def facts(combine: str) -> LookupFacts:
-    spec = collection(INDEXED, INDEXED).tables[0]
-    return LookupFacts((spec,), combine, False, (TableFacts(8, 4, torch.float32, "cpu"),))
-
-
-def test_a_backend_without_it_declines_with_a_reason() -> None:
-    for backend in BACKENDS:
-        declined = backend.serves(facts(NOT_COMBINED))
-        if NOT_COMBINED in backend.combines:
-            assert declined is None or declined.code != "unsupported_combine"
-            continue
-        assert declined is not None
-        assert (declined.code, declined.by) == ("unsupported_combine", backend.name)
-        assert declined.message == f"backend {backend.name!r} has no kernel with combine=NONE."
-    with pytest.raises(recfx.ConversionError, match="combine=NONE") as caught:
-        choose_backend(facts(NOT_COMBINED), "fbgemm", "ebc")
-    assert caught.value.reason == "backend_unusable"
-    assert choose_backend(facts("SUM"), "auto", "ebc")[0].name == "cpu"
 
 
 def test_the_names_are_those_of_torchrec() -> None:

@@ -18,8 +18,7 @@ from recfx.hashing import HashConfig
 from recfx.ir import TableSpec
 from recfx.ir.context import Served
 from recfx.kernels.build import launch, tiling
-from recfx.lowering.registry import BACKENDS, LookupSpec, select_backend
-from recfx.lowering.targets import PlannedTargets, TargetsHere
+from recfx.lowering.registry import BACKENDS, LookupSpec, PlannedTargets, TargetsHere, select_backend
 from recfx.lowering.triton import target as triton_target
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.rules.adam import ADAM
@@ -140,7 +139,7 @@ def test_automatic_choice_passes_over_targets_for_other_devices() -> None:
     """The report of a model on the CPU does not speak of GPUs and NPUs."""
     choice = select_backend(spec(dtype=torch.float64), "auto", "")
     assert choice.backend == "reference"
-    assert {decline.by for decline in choice.declined} == {"cpu", "fbgemm"}
+    assert {decline.by for decline in choice.declined} == {"cpu"}
     assert [target.name for target in BACKENDS if target.device_types] == ["triton", "npu"]
 
 
@@ -213,7 +212,7 @@ def test_of_a_lookup_without_optimizer_the_step_that_gives_gradients_has_to_fit(
 
 
 def test_a_rule_whose_step_was_never_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    rule = replace(ADAM, step_need=None, border_need=None)
+    rule = replace(ADAM, needs=None)
     monkeypatch.setattr(triton_target, "rule_named", {"adam": rule}.get)
     decline = on_npu("Ascend910B3", monkeypatch)
     declined_one = decline(spec(optimizers=[FusedOptimizer(rule, {"lr": 0.1})] * 2))

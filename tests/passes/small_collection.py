@@ -11,7 +11,7 @@ from recfx import HashConfig, HashEmbeddingBagCollection, HashEmbeddingBagConfig
 from recfx.collections.compile_graph import REWRITING_KEY
 from recfx.ir.operator_graph import OperatorGraph
 from recfx.ir.printer import format_graph
-from recfx.lowering.targets import TargetsHere
+from recfx.lowering.registry import TargetsHere
 from recfx.passes import passes
 from recfx.passes.base import Rewrite, Rewriting, run_passes
 from recfx.runtime.lower_graph import lower_graph, module_of

@@ -14,7 +14,7 @@ from recfx.ir.context import CollectionContext
 from recfx.ir.dedup import pays
 from recfx.ir.operator_graph import OperatorGraph
 from recfx.ir.verifier import GraphVerificationError, verify_graph
-from recfx.lowering.targets import TargetsHere
+from recfx.lowering.registry import TargetsHere
 from recfx.passes.base import run_passes
 from tests.passes.small_collection import until
 from tests.sharding.cases import Case, Table, as_sequence, build, plan_of

@@ -26,7 +26,7 @@ from recfx.ir.node_values import size_of
 from recfx.ir.operator_graph import OperatorGraph
 from recfx.ir.shards import CollectionSharding
 from recfx.ir.verifier import GraphVerificationError
-from recfx.lowering.targets import TargetsHere
+from recfx.lowering.registry import TargetsHere
 from recfx.passes.base import PASSES_KEY, run_passes
 from recfx.passes.insert_dist import insert_dist
 from recfx.runtime.dist_groups import DistGroups

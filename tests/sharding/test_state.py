@@ -347,7 +347,7 @@ def saved_by(rank: int, world_size: int, case: Case, folder: str) -> dict[str, l
 
 
 @pytest.mark.parametrize("worlds", [(0, 3), (4, 2)])
-def test_every_rank_of_another_world_gets_a_share_of_what_was_counted(worlds: tuple[int, int], tmp_path: Path) -> None:
+def test_what_was_counted_stays_in_sum_in_another_world(worlds: tuple[int, int], tmp_path: Path) -> None:
     before, after = worlds
     folder = str(tmp_path)
     sums = ranks(before).run(saved_by, case_of("rows", ADMIT, world_size=before), folder) if before else []
@@ -363,4 +363,3 @@ def test_every_rank_of_another_world_gets_a_share_of_what_was_counted(worlds: tu
             of_ranks = [counts[name] for counts in counts_of_ranks]
             assert [sum(column) for column in zip(*of_ranks, strict=True)][1:] == sums[0][name][1:], (how, name)
             assert {counts[0] for counts in of_ranks} == {4}
-            assert all(counts[1] > 0 and counts[2] > 0 for counts in of_ranks), (how, name, of_ranks)

@@ -7,7 +7,7 @@ from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import Tensor
 from torchrec.optim.optimizers import Adagrad as TorchRecAdagrad
 
-from recfx.kernels.build.tiling import Need
+from recfx.kernels.build.tiling import Need, RuleNeeds
 from recfx.optim.rules.rule import EPS, LEARNING_RATE, WEIGHT_DECAY, Group, Rule, State, StateTensor, decayed
 
 
@@ -31,6 +31,5 @@ ADAGRAD = Adagrad(
     start_setting="initial_accumulator_value",
     states=(StateTensor("sum", "momentum1"),),
     counts_steps=True,
-    step_need=Need(1744, 20, 24, 40),
-    border_need=Need(192, 52),
+    needs=RuleNeeds("adagrad", Need(1744, 20, 24, 40), Need(192, 52)),
 )

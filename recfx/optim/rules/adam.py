@@ -11,7 +11,7 @@ from torch import Tensor
 from torchrec.optim.optimizers import Adam as TorchRecAdam
 from torchrec.optim.optimizers import PartialRowWiseAdam as TorchRecPartialRowWiseAdam
 
-from recfx.kernels.build.tiling import Need
+from recfx.kernels.build.tiling import Need, RuleNeeds
 from recfx.optim.rules.rule import (
     ANY_MODE,
     BETAS,
@@ -93,8 +93,7 @@ ADAM = Adam(
     saves_step=True,
     decay_in_fused_params="FBGEMM's Adam subtracts it from the weights (AdamW), recfx's adds it to the gradient: leave "
     "it out, or attach torch.optim.Adam(weight_decay=...) with apply_optimizer_in_backward if you mean that rule.",
-    step_need=Need(2320, 20, 32, 52),
-    border_need=Need(288, 68),
+    needs=RuleNeeds("adam", Need(2320, 20, 32, 52), Need(288, 68)),
 )
 
 

@@ -7,7 +7,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import WeightDecayMo
 from torch import Tensor
 from torchrec.optim import rowwise_adagrad
 
-from recfx.kernels.build.tiling import Need
+from recfx.kernels.build.tiling import Need, RuleNeeds
 from recfx.optim.rules.rule import (
     EPS,
     LEARNING_RATE,
@@ -77,7 +77,6 @@ ROWWISE_ADAGRAD = RowWiseAdagrad(
     counts_steps=True,
     decay_modes=(WeightDecayMode.L2,),
     variants={WeightDecayMode.DECOUPLE: ROWWISE_ADAGRAD_DECOUPLED},
-    step_need=Need(3048, 22, 16, 46),
-    border_need=Need(304, 58),
+    needs=RuleNeeds("rowwise_adagrad", Need(3048, 22, 16, 46), Need(304, 58)),
     when_cut=("keeps one number per row in {blocks}, a mean over the block's columns", "Adagrad"),
 )

@@ -17,7 +17,7 @@ import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import WeightDecayMode
 
-from recfx.kernels.build.tiling import Need, RuleNeeds
+from recfx.kernels.build.tiling import RuleNeeds
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "capturable": (False, True),
     "differentiable": (False,),
 }
-# These settings make it a different rule, unless they are zero or False.
-WITHOUT_FUSED_FORM = ("momentum", "maximize", "lr_decay", "amsgrad", "decoupled_weight_decay", "nesterov")
 
 
 @dataclass(frozen=True)
@@ -67,7 +65,6 @@ class StateTensor:
     per_row: bool = False  # whether it is [rows, 1], saved as [rows]; otherwise it has the table's shape
 
     def shape(self, rows: int, dim: int) -> tuple[int, int]:
-        """The shape of the tensor for a table ``[rows, dim]``."""
         return rows, 1 if self.per_row else dim
 
 
@@ -120,8 +117,7 @@ class Rule(ABC):
     # default is WeightDecayMode.NONE. With others it leaves weight decay out, or means the rule in ``variants``.
     decay_modes: tuple[WeightDecayMode, ...] = ()
     variants: Mapping[WeightDecayMode, Rule] = field(default_factory=dict)
-    step_need: Need | None = None  # the unified buffer of an NPU that recfx_fused_step takes; None: never measured
-    border_need: Need | None = None  # likewise, of recfx_fused_step_of_borders
+    needs: RuleNeeds | None = None  # the unified buffer of an NPU that the kernels of a fused step take; None: unknown
     # If cutting columns changes training: what the rule does in ``{blocks}``, which the sentence names, and the rule
     # that does not.
     when_cut: tuple[str, str] | None = None
@@ -142,20 +138,12 @@ class Rule(ABC):
             group: the settings.
         """
 
-    @property
-    def needs(self) -> RuleNeeds | None:
-        """What the kernels of a fused step need with it."""
-        if self.step_need is None or self.border_need is None:
-            return None
-        return RuleNeeds(self.name, self.step_need, self.border_need)
-
     def step_numbers(self, step: float, group: Group) -> StepNumbers:
         """The numbers of a step for kernels; arguments as for ``update``."""
         return StepNumbers(float(group["lr"]), float(group.get("weight_decay", 0)), float(group.get("eps", 0)))
 
     @property
     def classes(self) -> tuple[type, ...]:
-        """All optimizer classes that it stands for."""
         return self.dense_class, *self.placeholders
 
     @property
@@ -173,7 +161,7 @@ class Rule(ABC):
     @cached_property
     def refused(self) -> tuple[str, ...]:
         """The settings that must be zero or False, as no fused step supports them."""
-        return tuple(name for name in WITHOUT_FUSED_FORM if name not in self.supported)
+        return tuple(name for name, values in NEUTRAL.items() if not any(values) and name not in self.supported)
 
     @property
     def supported(self) -> tuple[str, ...]:
@@ -182,7 +170,6 @@ class Rule(ABC):
 
     @property
     def tensor_names(self) -> tuple[str, ...]:
-        """The names of the tensors in an optimizer's state after a step."""
         return (*(state.name for state in self.states), *([STEP] if self.counts_steps else []))
 
     @property

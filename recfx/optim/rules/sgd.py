@@ -7,7 +7,7 @@ from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import Tensor
 from torchrec.optim.optimizers import SGD as TorchRecSGD
 
-from recfx.kernels.build.tiling import Need
+from recfx.kernels.build.tiling import Need, RuleNeeds
 from recfx.optim.rules.rule import LEARNING_RATE, WEIGHT_DECAY, Group, Rule, State, decayed
 
 
@@ -26,6 +26,5 @@ SGD = Sgd(
     placeholders=(TorchRecSGD,),
     fused_types=(EmbOptimType.SGD, EmbOptimType.EXACT_SGD),
     settings=(LEARNING_RATE, WEIGHT_DECAY),
-    step_need=Need(1296, 20, 16, 28),
-    border_need=Need(192, 32),
+    needs=RuleNeeds("sgd", Need(1296, 20, 16, 28), Need(192, 32)),
 )

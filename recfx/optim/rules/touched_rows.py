@@ -1,7 +1,5 @@
-"""Dense optimizers for rules that neither torch nor TorchRec can run on a whole table.
-
-TorchRec has classes for these rules that only hold arguments for FBGEMM. Those of this module run, as optimizers of
-plain models: a fused optimizer becomes one of them when its table is plain again.
+"""Dense optimizers for rules that neither torch nor TorchRec can run on a whole table: TorchRec's classes only hold
+arguments for FBGEMM. A fused optimizer becomes one of these when its table is plain again.
 """
 
 from __future__ import annotations

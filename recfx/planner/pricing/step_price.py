@@ -23,7 +23,7 @@ from recfx.ir.node_kinds import NODE_KINDS, Stage
 from recfx.ir.operator_graph import OperatorGraph
 from recfx.ir.shards import CollectionSharding
 from recfx.ir.tables import Shard
-from recfx.lowering.targets import PlannedTargets
+from recfx.lowering.registry import PlannedTargets
 from recfx.passes import Pass, passes
 from recfx.passes.base import Rewriting
 from recfx.planner.pricing.graph_prices import GraphPrices, resident_of

@@ -23,7 +23,7 @@ from recfx.kernels.lookup import bag_offsets
 from recfx.kernels.route import select_keys
 from recfx.kernels.route.bucketize import bucketize_triton
 from recfx.kernels.step import row_initialization
-from recfx.lowering.triton import lookup as triton_lookup
+from recfx.lowering.triton import target as triton_lookup
 from tests.ascend.npu_runtime import engines
 from tests.ascend.npu_runtime.round_trips import (
     AI_CPU,
