@@ -1,14 +1,12 @@
-"""The arguments of an exported program: tensors and KJTs, into which every other argument is taken apart.
-
-Each argument of the model becomes a pattern of what the sample has at that place, and ``forward`` of the exported
-program takes the tensors and KJTs in it, one after the other.
-"""
+"""The arguments of an exported program: tensors and KJTs, into which every other argument is taken apart."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,26 +18,89 @@ from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from recfx.discovery.nests import leaves_of, nest_of
 from recfx.discovery.sample import Sample
-from recfx.errors import ExportError, InputError, type_of
-from recfx.exporter.input_errors import SECOND_FILE, with_values
+from recfx.errors import ExportError, InputError, few, type_of
 from recfx.exporter.patterns import Pattern, dtype_of, identifier, is_constant, is_plain, pattern_of, rebuild
+
+_OWN_ERROR = re.compile(r"(builtins\.)?(RuntimeError: )?(?P<message>.*?) *\[(?P<reason>[a-z_]+)\]")
+"""The last line of an error that a file's own check raises."""
+
+_WHAT_TO_DO = {
+    "wrong_id_dtype": "convert the ids with .long(), or .int() if they fit.",
+    "wrong_dtype": "convert the tensor to the dtype that it had in the sample of the export.",
+    "wrong_rank": "pass as many dimensions as the sample of the export had, the batch's among them.",
+    "wrong_size": "pass the sizes of the sample of the export, apart from the batch's.",
+    "wrong_batch_size": "pass as many samples in each input: rows of a tensor, and lengths of each feature.",
+    "bad_ids": "pass the ids of all samples one after another, and one length per sample.",
+    "bad_lengths": "pass one length (int64 or int32) per feature and sample that counts its ids; they add up to "
+    "the number of ids.",
+    "inverse_indices": "pass each sample's ids by themselves, without inverse_indices: files do not expand bags.",
+    "bad_weights": "pass one weight per id, in the order of the ids.",
+    "missing_weights": "pass one weight per id: the model was exported with a batch that had weights.",
+    "missing_feature": "pass a batch with all features of the sample of the export, with no ids where there are none.",
+    "other_features": "pass the features of the sample of the export.",
+    "id_out_of_range": "pass rows of the table; for raw ids, convert the model with recfx.HashConfig.raw_ids(), train "
+    "it and export it again.",
+}
+"""By the code that a file's own check raises. Files of other versions may have other codes."""
+
+SECOND_FILE = (
+    "a file serves its sample's arguments alone: for calls without one, export a second file from such a sample."
+)
+"""Advice where an argument is missing, or one too many."""
+
+_A_DICT = f"pass a dict with a tensor for each name in LoadedModel.inputs; {SECOND_FILE}"
+
+
+def check_inputs(passed: object, taken: Sequence[str]) -> None:
+    """Refuse inputs by name that are not those that a file takes, or no tensors."""
+    if not isinstance(passed, Mapping):
+        raise InputError(f"the inputs are {type_of(passed)}, not a dict.", reason="wrong_argument", what_to_do=_A_DICT)
+    unknown = [str(name) for name in passed if name not in taken]
+    missing = [name for name in taken if name not in passed]
+    wrong = [f"it takes no {few(unknown, 3)}"] * bool(unknown) + [f"it lacks {few(missing, 3)}"] * bool(missing)
+    if wrong:
+        reason = "unknown_input" if unknown else "missing_input"
+        raise InputError(f"{', and '.join(wrong)}.", reason=reason, what_to_do=_A_DICT)
+    for name, value in passed.items():
+        with_values(value, f"input {name}")
+
+
+def with_values(value: object, where: str) -> torch.Tensor:
+    """The tensor; refuses something else (``wrong_argument``), and a tensor on meta."""
+    if isinstance(value, torch.Tensor) and not value.is_meta:
+        return value
+    what, what_to_do = f"{type_of(value)}, not a tensor", "pass a tensor of the sample's dtype and dimensions."
+    if value is None:
+        what_to_do = "pass a tensor; for a feature without ids, an empty one, and lengths of 0."
+    elif isinstance(value, torch.Tensor):
+        what, what_to_do = "on device 'meta', which holds no values", "pass a tensor on a device that computes."
+    raise InputError(f"{where} is {what}.", reason="wrong_argument", what_to_do=what_to_do)
+
+
+@contextmanager
+def input_errors(unlike_sample: Callable[[], tuple[str, str] | None]) -> Iterator[None]:
+    """Raise errors of the file's own checks as recfx's, and of others what ``unlike_sample`` blames, if it knows."""
+    try:
+        yield
+    except (torch.jit.Error, RuntimeError) as error:
+        lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
+        match = _OWN_ERROR.fullmatch(lines[-1]) if lines else None
+        blamed = unlike_sample() if match is None else (match["message"], match["reason"])
+        if blamed is None:
+            raise
+        message, reason = blamed
+        what_to_do = _WHAT_TO_DO.get(reason, "pass a batch like the sample of the export.")
+        raise InputError(f"{message}.", reason=reason, what_to_do=what_to_do) from error
 
 
 @dataclass(frozen=True)
 class Signature:
-    """The arguments of a model, as one sample gives them.
+    """The arguments of a model, as one sample gives them: their names, and the pattern of each.
 
-    Args:
-        parameters: the names of the arguments that the sample gives.
-        patterns: the pattern of each.
-        positional: how many of them the sample gives by position.
-        order: the names of what can be given by position, in order; () if the sample gives all of them.
-        defaults: the defaults of parameters, as far as they are constants.
-        sizes: by name, the sizes of each tensor of the sample, of which those that change with the batch size are -1;
-            of no tensor if the batch size is not known.
-        exact: the names of the batches that must have the sample's features, in its order, and weights only as it had.
-        keywords: what the model takes as ``**kwargs``, in the sample's order, which matters then; () if that is less
-            than two.
+    ``positional`` is how many of them the sample gives by position, ``order`` what can be given so (() in older files:
+    all of them). ``sizes`` has those of the sample's tensors by name, -1 if they change with the batch size. Batches in
+    ``exact`` must have the sample's features, in its order, and weights only as it had. ``keywords`` is what the model
+    takes as ``**kwargs``, in the sample's order; () if that is less than two.
     """
 
     parameters: tuple[str, ...]
@@ -75,9 +136,22 @@ class Signature:
                 raise _wrong(f"{where} is None, not a tensor as in the sample.")
             values.append(with_values(value, where))
         elif pattern.kind == "kjt":
-            values.append(_keyed_jagged(value, where))
-            if pattern.name in self.exact:
-                _check_features(values[-1], pattern, where)
+            values.append(batch := _keyed_jagged(value, where))
+            if pattern.name not in self.exact:
+                return
+            if batch.weights_or_none() is not None and not pattern.is_weighted:
+                raise InputError(
+                    f"{where} has weights; the sample had none.",
+                    reason="bad_weights",
+                    what_to_do=f"pass it without weights; {SECOND_FILE}",
+                )
+            if tuple(batch.keys()) != pattern.keys:
+                given, taken = ", ".join(batch.keys()), ", ".join(pattern.keys)
+                raise InputError(
+                    f"{where} has {given}; the file takes {taken}, in this order.",
+                    reason="missing_feature" if set(pattern.keys) - set(batch.keys()) else "other_features",
+                    what_to_do="pass the features of the sample of the export.",
+                )
         elif pattern.kind == "constant":
             if not is_constant(value, pattern.value):
                 shown = repr(value) if is_plain(value) else type_of(value)
@@ -90,15 +164,14 @@ class Signature:
                 self._flatten(part, item, f"{where}.{key}", values)
 
     def unlike_sample(self, leaves: Iterable[Any]) -> tuple[str, str] | None:
-        """The first tensor that has another dtype or rank than in the sample, in words, and a reason code; or else the
-        first of other sizes, or of another batch size than the first KJT.
-
-        A model may take such tensors, so only a call that has failed asks. In the place of a KJT, the lengths of one of
-        its features will do. ``examples/serve_cpp/manifest.cpp`` says the same in C++.
+        """The first tensor of another dtype or rank than the sample's, in words, and a reason code; or else the first
+        of other sizes, or of another batch size than the first KJT, for which the lengths of a feature will do. A model
+        may take such tensors, so only a call that has failed asks. The C++ server does the same.
         """
         given = list(zip(self.leaves(), leaves, strict=True))
-        kjts = ((leaf.name, _samples(value)) for leaf, value in given if leaf.kind == "kjt" and leaf.keys)
-        kjt, batch_size = next(kjts, ("", 0))
+        kjts = ((leaf.name, value) for leaf, value in given if leaf.kind == "kjt" and leaf.keys)
+        kjt, batch = next(kjts, ("", ()))
+        batch_size = batch.stride() if isinstance(batch, KeyedJaggedTensor) else len(batch)
         of_other_sizes = None
         for leaf, value in given:
             if leaf.is_weighted and isinstance(value, KeyedJaggedTensor) and value.weights_or_none() is None:
@@ -217,10 +290,6 @@ def _own_attribute(leaf: Any) -> str | None:
     return next((name for name in vars(leaf) if not name.startswith("_")), None) if is_leaf else None
 
 
-def _samples(value: KeyedJaggedTensor | torch.Tensor) -> int:
-    return value.stride() if isinstance(value, KeyedJaggedTensor) else len(value)
-
-
 def _check_order(names: Sequence[str], expected: tuple[str, ...], where: str) -> None:
     if tuple(names) != expected:
         shown, of_sample = ", ".join(names), ", ".join(expected)
@@ -228,19 +297,6 @@ def _check_order(names: Sequence[str], expected: tuple[str, ...], where: str) ->
             f"{where} has {shown} in this order, which the model may read; the sample had {of_sample}.",
             "pass them in the order that they had in the sample of the export.",
         )
-
-
-def _check_features(value: KeyedJaggedTensor, pattern: Pattern, where: str) -> None:
-    """Refuse other features than the sample's, or weights where it had none."""
-    if value.weights_or_none() is not None and not pattern.is_weighted:
-        raise InputError(
-            f"{where} has weights; the sample had none.",
-            reason="bad_weights",
-            what_to_do=f"pass it without weights; {SECOND_FILE}",
-        )
-    if tuple(value.keys()) != pattern.keys:
-        message = f"{where} has {', '.join(value.keys())}; the model reads {', '.join(pattern.keys)}, in this order."
-        raise InputError(message, reason="other_features", what_to_do="pass the features of the sample of the export.")
 
 
 def _check_nest(value: Any, pattern: Pattern, where: str) -> None:

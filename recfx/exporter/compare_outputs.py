@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -27,12 +28,46 @@ from recfx.discovery.sample import (
     without_samples,
 )
 from recfx.errors import Diagnostic, ExportError
-from recfx.exporter.model_call import BIGGER, EMPTY, NONE, ONE, STRIDED, VARIED, ModelCall
+from recfx.exporter.arguments import Signature
 from recfx.exporter.model_copies import fresh_copy, own_buffers
-from recfx.exporter.patterns import identifier
-from recfx.exporter.returns import take_apart
+from recfx.exporter.patterns import Pattern, identifier, take_apart
+from recfx.exporter.served_collection import ServedCollection
 from recfx.exporter.state import Unchanged, changes_state, refusing_changed_attributes, storage_of
 from recfx.verification.compare_models import Difference, compare_tensors, largest_difference
+
+BIGGER, ONE, NONE, EMPTY, STRIDED, VARIED = (
+    "a bigger batch", "a batch of one", "a batch of no samples", "a batch without ids",
+    "tensors that are not contiguous", "other values",
+)  # fmt: skip
+"""The names of the other batches on which a file is compared with the model."""
+
+
+@dataclass(frozen=True)
+class ModelCall:
+    """A converted model, the calls of it on which its file is compared, and what its program takes and returns, which
+    are the leaves of ``signature`` and ``returns``. ``served`` has what takes the place of each collection, by ``id``;
+    ``failures`` collects why ways to a program were given up.
+    """
+
+    model: nn.Module
+    served: Mapping[int, ServedCollection]
+    sample: Sample
+    other_calls: Mapping[str, Sample]
+    outputs: Any
+    signature: Signature
+    returns: Pattern
+    changed_buffer: str | None = None
+    failures: list[Diagnostic] = field(default_factory=list)
+
+    @property
+    def graphs(self) -> dict[int, nn.Module]:
+        """The exported graph of each collection, by its ``id``."""
+        return {key: served.graph_module for key, served in self.served.items()}
+
+    def leaves(self, sample: Sample) -> list[Any]:
+        """The program's arguments for a call."""
+        return self.signature.flatten(sample.args, sample.kwargs)
+
 
 _SEED = 20_261_122
 _EXTREMES: dict[str, tuple[float, ...]] = {
@@ -50,11 +85,7 @@ _Outputs = list[tuple[str, torch.Tensor]]
 
 def run_model(run: Callable[..., Any], sample: Sample) -> Any:
     """What one call returns, with fixed random numbers."""
-    return run_as_is(run, sample.clone())
-
-
-def run_as_is(run: Callable[..., Any], call: Sample) -> Any:
-    """As ``run_model``, of a call that ``run`` may change."""
+    call = sample.clone()
     with torch.no_grad(), fixed_randomness(_SEED):
         return run(*call.args, **call.kwargs)
 
@@ -89,15 +120,14 @@ def other_batches(model: nn.Module, sample: Sample) -> Iterator[tuple[str, Sampl
     refused: set[str] = set()
     taken: set[str] = set()
     for name, call in calls:
-        if (
-            call is None or name in taken or (name in (ONE, NONE) and BIGGER in refused)
-        ):  # what is not of the batch could be broadcast
+        # What is not of the batch could be broadcast.
+        if call is None or name in taken or (name in (ONE, NONE) and BIGGER in refused):
             continue
         try:
             answer = run_copy(model, call)
             if name == STRIDED:  # a model that reads the memory of its arguments is not compared on others
                 pairs = zip(tensors_of(run_copy(model, sample)), tensors_of(answer), strict=True)
-                if not all(_is_near(*pair, 1e-5) for pair in pairs):
+                if not all(_is_near(*pair, rtol=1e-5) for pair in pairs):
                     continue
         except ExportError:
             raise
@@ -122,7 +152,7 @@ def first_difference(
 
 
 def changed_buffer(model: nn.Module, calls: Iterable[Sample]) -> str | None:
-    """The name of a buffer that a second call with the same batch changes as well; nothing else may change."""
+    """The name of a buffer that a second call with the same batch changes or replaces; nothing else may change."""
     copy, _ = fresh_copy(model)
     changed: list[str] = []
     for call in calls:
@@ -135,6 +165,7 @@ def changed_buffer(model: nn.Module, calls: Iterable[Sample]) -> str | None:
             storage = storage_of(buffer)
             if memory.get((name, id(buffer)), storage) != storage:  # by `.data =`, which no trace sees
                 raise changes_state(name)
+            changed += [name] * ((name, id(buffer)) not in memory)
         changed += _changed(before, copy)
     return next(iter(changed), None)
 
@@ -143,30 +174,31 @@ def _changed(before: Mapping[str, torch.Tensor], copy: nn.Module) -> dict[str, t
     """The buffers that are not as they were."""
     after = own_buffers(copy)
     return {
-        name: after[name] for name, value in before.items() if name in after and not _is_near(value, after[name], 0)
+        name: after[name]
+        for name, value in before.items()
+        if name in after and not _is_near(value, after[name], rtol=0)
     }
 
 
-def _is_near(buffer: torch.Tensor, other: torch.Tensor, rtol: float) -> bool:
-    one, two = (value.to_dense() if value.layout != torch.strided else value for value in (buffer.cpu(), other.cpu()))
+def _is_near(*tensors: torch.Tensor, rtol: float) -> bool:
+    one, two = (tensor.cpu() if tensor.layout == torch.strided else tensor.cpu().to_dense() for tensor in tensors)
     return compare_tensors("", one, two, rtol, rtol) is None
 
 
 def difference_of(
     call: ModelCall, run: Callable[..., dict[str, torch.Tensor]], buffers: Callable[[], Mapping[str, torch.Tensor]]
 ) -> float | Diagnostic:
-    """The largest difference between an output of a program and of the model; or why it is not the same program.
-
-    Args:
-        call: what the program was made from.
-        run: calls the program, with the tensors and KJTs of the signature.
-        buffers: the program's buffers by name, which must change as the model's do.
-    """
-    is_exact = not any(error for served in call.served.values() for error in served.errors.values())
+    """The largest difference of an output of a program, which ``run`` calls, from the model's; or why it is another."""
+    served = call.served.values()
     # Half rows that are not contiguous are looked up, and rounded, in another way than those of the file.
-    sources = (source for served in call.served.values() for source in served.tables.values())
-    is_exact = is_exact and all(source.weight.is_contiguous() for source in sources)
-    reference = call.model if is_exact else _around_stored_rows(call)
+    is_exact = not any(error for each in served for error in each.errors.values())
+    is_exact = is_exact and all(source.weight.is_contiguous() for each in served for source in each.tables.values())
+    reference = call.model
+    if not is_exact:  # the model, hooks and all, which looks up what the file holds
+        reference, copies = copy_modules(call.model)
+        for collection, each in call.served.items():
+            collection_copy: Any = copies[collection]
+            collection_copy.answer_with(copy_modules(each.graph_module)[0])
     of_sample = _by_name(call, call.outputs)
     largest = 0.0
     # One copy for all calls, because a model may change its buffers from call to call, and then so must the file.
@@ -177,9 +209,8 @@ def difference_of(
         if (difference := first_difference(of_sample, remade)) is not None:
             message = f"the model answers differently if it gets what the file makes of the sample: {difference}"
             return Diagnostic("export_differs", "", message)
-    samples = {"": call.sample, **call.other_calls}
-    samples["a second call with the sample"] = call.sample
-    for name, sample in samples.items():
+    calls = {"": call.sample, **call.other_calls, "a second call with the sample": call.sample}
+    for name, sample in calls.items():
         batch = f"for {name}, " if name else ""
         leaves = call.leaves(sample)
         try:
@@ -207,7 +238,7 @@ def difference_of(
         for path, kept in _changed(before, copy).items():
             in_file = buffers()
             buffer = in_file.get(path, in_file.get(identifier(path, ())))
-            if buffer is None or not _is_near(kept, buffer, 1e-5):
+            if buffer is None or not _is_near(kept, buffer, rtol=1e-5):
                 message = f"{batch}the file does not change buffer {path!r} as a call of the model does"
                 return Diagnostic("export_differs", "", message)
         if not name:
@@ -218,12 +249,3 @@ def difference_of(
 
 def _by_name(call: ModelCall, outputs: Any) -> _Outputs:
     return [(name, output.detach().cpu()) for name, output in take_apart(call.returns, outputs).items()]
-
-
-def _around_stored_rows(call: ModelCall) -> nn.Module:
-    """The model, hooks and all, which looks up what the file holds."""
-    copy, copies = copy_modules(call.model)
-    for collection, served in call.served.items():
-        collection_copy: Any = copies[collection]
-        collection_copy.answer_with(copy_modules(served.graph_module)[0])
-    return copy

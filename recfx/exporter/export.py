@@ -26,20 +26,17 @@ from recfx.collections.whole_graph import WholeGraph, refuse_graph
 from recfx.collections.wrappers import unwrap
 from recfx.conversion.convert import convert
 from recfx.discovery.sample import Sample
-from recfx.errors import Diagnostic, ExportError, RecfxError, Severity
+from recfx.errors import Diagnostic, ExportError, RecfxError, Severity, told_by
 from recfx.exporter.arguments import signature_of
-from recfx.exporter.buffers import fill
-from recfx.exporter.compare_outputs import changed_buffer, difference_of, other_batches, run_copy
+from recfx.exporter.compare_outputs import NONE, ModelCall, changed_buffer, difference_of, other_batches, run_copy
 from recfx.exporter.loaded_program import check_reads_pt2
 from recfx.exporter.manifest import make_manifest
-from recfx.exporter.model_call import NONE, ModelCall
-from recfx.exporter.model_copies import device_of, loaded_copy, on_host, sample_failed, uncounted
+from recfx.exporter.model_copies import device_of, loaded_copy, on_host, uncounted
 from recfx.exporter.model_file import Program, as_path, check_target, destination, disk_errors, write_file
-from recfx.exporter.reads import read_as_a_whole
+from recfx.exporter.patterns import check_alike, return_pattern
 from recfx.exporter.report import ExportReport, TableSize
-from recfx.exporter.returns import check_alike, return_pattern
 from recfx.exporter.script_program import script_programs
-from recfx.exporter.served_collection import Quantized, ServedCollection, serve_collection, stored_dtypes
+from recfx.exporter.served_collection import Quantized, ServedCollection, fill, serve_collection, stored_dtypes
 from recfx.exporter.serving.pool_rows import FORMATS
 from recfx.exporter.serving.targets import FOR_DEVICES, NATIVE, ServingTarget, target_of
 from recfx.exporter.state import Unchanged
@@ -47,7 +44,7 @@ from recfx.exporter.traced_program import traced_programs
 from recfx.kernels.build import library
 from recfx.kernels.build.private_files import new_file
 
-_FORMATS: dict[str, tuple[Callable[[ModelCall], Iterator[Program]], str, str]] = {
+_FORMATS: dict[str, tuple[Callable[[ModelCall], Iterator[Program | Diagnostic]], str, str]] = {
     "torchscript": (script_programs, "TorchScript", "not_scriptable"),
     "pt2": (traced_programs, "torch.export", "not_exportable"),
 }
@@ -95,8 +92,7 @@ def export(
         format: ``"torchscript"``, or ``"pt2"`` for a program of ``torch.export``. Writing that takes memory for
             two copies of the rows of the biggest collection, because torch saves no tensor in pieces.
         portable: use only operators of torch and of FBGEMM. If not, ids are found and rows looked up by recfx's own C++
-            operator, which is faster. Ship ``report.libraries`` with the file: servers without Python load them first;
-            ``recfx.load`` needs recfx instead, and has its own. For CUDA and
+            operator, which is faster; servers without Python load ``report.libraries`` before the file. For CUDA and
             NPUs, int8 and int4 rows are pooled by recfx's kernel in Triton instead; such a file is loaded by
             ``recfx.load`` alone, and the report says so, and which lookups are left to ATen.
         checkpoint: export what ``save_checkpoint`` saved in this directory, on any number of ranks, instead of what
@@ -149,11 +145,10 @@ def export(
                 what_to_do="with checkpoint=, pass the unsharded model: any number of ranks may have saved it.",
             )
         _serving_target(format, portable, str(device or ("cpu" if place == "meta" else place)))
-        target = as_path(path)
         if group is None or group.rank() == 0:
-            check_target(target)
+            check_target(as_path(path))
         stored = sorted(quantize.items(), key=str) if isinstance(quantize, Mapping) else quantize
-        return [str(value) for value in (target, stored, format, portable, device)]
+        return [str(value) for value in (as_path(path), stored, format, portable, device)]
 
     passed = on_all_ranks(group, check, _as_sent)
     if any(of_rank != passed[0] for of_rank in passed):
@@ -176,8 +171,13 @@ def export(
             whole_call = call
             if group is not None:
                 whole, whole_call = on_host(root, call, gathered)
-                _drop_replicas(whole)
-            converted = _converted(whole, whole_call)
+                for module in list(whole.modules()):  # what communicates goes
+                    for name, child in module._modules.items():
+                        if isinstance(child, nn.parallel.DistributedDataParallel):
+                            module._modules[name] = unwrap(child)
+            with Unchanged(whole):
+                converted = unwrap(convert(whole, whole_call, verify=False, on_unsupported="keep"))
+            converted = converted.python_model if isinstance(converted, WholeGraph) else converted
             kind = device_of(converted).type if group is None else place
             if kind == "meta":
                 raise ExportError(
@@ -204,14 +204,6 @@ def _as_sent(error: BaseException) -> Exception:
     )
 
 
-def _drop_replicas(copy: nn.Module) -> None:
-    """Put what ``DistributedDataParallel``, which communicates, is around into its place."""
-    for module in list(copy.modules()):
-        for name, child in module._modules.items():
-            if isinstance(child, nn.parallel.DistributedDataParallel):
-                module._modules[name] = unwrap(child)
-
-
 def _export(
     target: Path,
     quantize: Quantized | Mapping[str, Quantized],
@@ -220,10 +212,23 @@ def _export(
     sample: Sample,
 ) -> ExportReport:
     """Export a converted model, whose tables are on the host."""
-    _refuse_remapped_rows(converted)
+    for path, module in converted.named_modules():
+        if isinstance(module, RemappedRows):
+            raise ExportError(
+                "return_remapped_features asks for the rows of ids, which files do not return.",
+                reason="rows_not_exported",
+                module_path=path.rpartition(".")[0],
+                what_to_do="build the managed-collision collection without return_remapped_features; convert again.",
+            )
     with uncounted(converted):
-        with sample_failed():
+        try:
             outputs = run_copy(converted, sample)
+        except ExportError:  # `changes_state`
+            raise
+        except Exception as error:  # whatever the user's code raises
+            message, what_to_do = told_by(error, "pass one call of the model that works in eval mode.")
+            message = f"the model cannot be called with the sample: {message}"
+            raise ExportError(message, reason="sample_failed", what_to_do=what_to_do) from error
         signature, returns = signature_of(converted, sample), return_pattern(outputs)
         other_calls: dict[str, Sample] = {}
         notes: list[Diagnostic] = []
@@ -236,10 +241,9 @@ def _export(
                 continue
             other_calls[name] = other_call
         collections = unsharded_collections(converted)
-        exact = read_as_a_whole(converted, collections.values(), sample, signature)
         # A program of torch.export takes the features of the sample alone, and what is returned has their names.
-        is_exact = serving.format == "pt2" or any(leaf.kind == "kjt" for leaf in returns.leaves())
-        signature = replace(signature, exact=exact if is_exact else ())
+        if serving.format == "pt2" or any(leaf.kind == "kjt" for leaf in returns.leaves()):
+            signature = replace(signature, exact=tuple(leaf.name for leaf in signature.leaves() if leaf.kind == "kjt"))
         dtypes = stored_dtypes({name: collection.tables for name, collection in collections.items()}, quantize)
         served = {
             id(collection): serve_collection(name, collection, dtypes[name], serving)
@@ -254,21 +258,12 @@ def _export(
             message = "a call changes this buffer, in the file as well: answers may depend on the calls before."
             what_to_do = "give each thread that serves the file its own copy, or leave the buffer alone in eval mode."
             notes.append(Diagnostic("keeps_state", changed, message, what_to_do, Severity.WARNING))
-        for program in _FORMATS[serving.format][0](call):
-            if (report := _write(target, serving, program, call, notes)) is not None:
-                return report
+        for made in _FORMATS[serving.format][0](call):
+            written = made if isinstance(made, Diagnostic) else _write(target, serving, made, call, notes)
+            if isinstance(written, ExportReport):
+                return written
+            call.failures.append(written)
     raise _not_exported(converted, call.failures, serving.format)
-
-
-def _refuse_remapped_rows(converted: nn.Module) -> None:
-    for path, module in converted.named_modules():
-        if isinstance(module, RemappedRows):
-            raise ExportError(
-                "return_remapped_features asks for the rows of ids, which files do not return.",
-                reason="rows_not_exported",
-                module_path=path.rpartition(".")[0],
-                what_to_do="build the managed-collision collection without return_remapped_features; convert again.",
-            )
 
 
 def _invalid(message: str, what_to_do: str) -> ExportError:
@@ -296,22 +291,16 @@ def _serving_target(format: str, portable: bool, device: str) -> ServingTarget:
     return target
 
 
-def _converted(model: nn.Module, call: Sample) -> nn.Module:
-    with Unchanged(model):
-        converted = unwrap(convert(model, call, verify=False, on_unsupported="keep"))
-    return converted.python_model if isinstance(converted, WholeGraph) else converted
-
-
 def _write(
     target: Path, serving: ServingTarget, program: Program, call: ModelCall, about: list[Diagnostic]
-) -> ExportReport | None:
-    """Write the file, and put it in its place if it answers as the model does; else say why not in ``failures``."""
+) -> ExportReport | Diagnostic:
+    """Write the file, and put it in its place if it answers as the model does; else say why not."""
     own = [name for name in program.operators if name.startswith("recfx::")]
     buffers = {buffer.data_ptr() for buffer in program.buffers().values() if buffer.numel()}
     present: list[ServedCollection] = []
     notes = _of_devices(program, own) if serving in FOR_DEVICES else []
     for collection in call.served.values():
-        if any(filling.buffer.data_ptr() in buffers for filling in collection.fillings):
+        if any(buffer.data_ptr() in buffers for buffer, _ in collection.fillings):
             present.append(collection)
             notes += collection.records[-1].declined  # by ``lower``
         else:
@@ -324,8 +313,7 @@ def _write(
             write_file(program, manifest, file.path)
         error = difference_of(call, program.named, program.buffers)
         if isinstance(error, Diagnostic):
-            call.failures.append(error)
-            return None
+            return error
         size = file.path.stat().st_size
         with disk_errors(target):
             file.put_in_place()

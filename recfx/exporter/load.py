@@ -13,14 +13,14 @@ from torch import nn
 from recfx.argument_types import typed
 from recfx.collections.wrappers import usable_device
 from recfx.errors import ConversionError, ExportError, few, plural
-from recfx.exporter.input_errors import check_inputs, input_errors
+from recfx.exporter.arguments import check_inputs, input_errors
 from recfx.exporter.loaded_program import load_traced, names_of
 from recfx.exporter.manifest import OPERATOR_VERSIONS, pattern_from, read_manifest, signature_from, without_checksum
 from recfx.exporter.model_file import MANIFEST_RECORD, ModelFile, as_path, content_checksum, open_model_file
-from recfx.exporter.returns import put_together
-from recfx.exporter.serving import triton
+from recfx.exporter.patterns import put_together
 from recfx.exporter.serving.targets import FOR_DEVICES, TRITON
 from recfx.kernels.build import library
+from recfx.lowering.triton import target as triton_target
 from recfx.versions.differences import let_files_take_batches
 
 
@@ -58,12 +58,26 @@ def load(path: str | os.PathLike[str], device: torch.device | str | int | None =
         if not manifest.get("portable", True):
             _check_operators(file, manifest, target)
         try:
-            loaded = LoadedModel(_read_program(file, manifest, target), manifest)
+            if manifest.get("format") == "pt2":
+                return LoadedModel(load_traced(file, signature_from(manifest)), manifest)
+            let_files_take_batches()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch says at each call that TorchScript is deprecated
+                return LoadedModel(torch.jit.load(file.for_torch(), map_location=target), manifest)
+        except ExportError:
+            raise
         except RuntimeError as error:
-            raise error if isinstance(error, ExportError) else _of_torch(file, manifest, error) from error
+            message = str(error).strip().splitlines()[0]
+            if "PytorchStreamReader" in message:
+                raise file.damaged(f"torch does not find its records: {message}") from error
+            torch_version = manifest.get("torch_version")
+            raise ExportError(
+                f"torch {torch.__version__} cannot load {file.path}, although all its records are right: {message}",
+                reason="cannot_load",
+                what_to_do=f"load it with torch {torch_version}, which wrote it, or export the model again.",
+            ) from error
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise file.damaged(f"its manifest is not one that recfx writes ({error!r})") from error
-    return loaded
 
 
 def _place(device: torch.device | str | int | None) -> torch.device:
@@ -92,7 +106,7 @@ def _check_operators(file: ModelFile, manifest: dict[str, Any], device: torch.de
             )
         oldest, newest = library.operators().file_operator_versions()
         offered = range(oldest, newest + 1)
-    elif (missing := triton.is_here(device)) is not None:
+    elif device.type != "cpu" and (missing := triton_target.is_here(device)) is not None:  # there, a reference runs
         raise ExportError(
             f"{file.path} needs recfx's kernels in Triton on {device}: {missing.message}",
             reason=missing.code,
@@ -123,28 +137,6 @@ def _checked_manifest(file: ModelFile) -> dict[str, Any]:
         if manifest.get("content_crc32") != f"{content:08x}":
             raise file.damaged("its records are not those that its manifest was written for")
     return manifest
-
-
-def _read_program(file: ModelFile, manifest: dict[str, Any], device: torch.device) -> nn.Module:
-    if manifest.get("format") == "pt2":
-        return load_traced(file, signature_from(manifest))
-    let_files_take_batches()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch says at each call that TorchScript is deprecated
-        script: nn.Module = torch.jit.load(file.for_torch(), map_location=device)
-        return script
-
-
-def _of_torch(file: ModelFile, manifest: dict[str, Any], error: RuntimeError) -> ExportError:
-    """Why torch cannot load a file that is whole."""
-    message = str(error).strip().splitlines()[0]
-    if "PytorchStreamReader" in message:
-        return file.damaged(f"torch does not find its records: {message}")
-    return ExportError(
-        f"torch {torch.__version__} cannot load {file.path}, although all its records are right: {message}",
-        reason="cannot_load",
-        what_to_do=f"load it with torch {manifest.get('torch_version')}, which wrote it, or export the model again.",
-    )
 
 
 class LoadedModel(nn.Module):
@@ -209,11 +201,7 @@ class LoadedModel(nn.Module):
         return outputs
 
     def train(self, mode: bool = True) -> LoadedModel:
-        """Stays in eval mode: a file holds no training.
-
-        Raises:
-            ExportError: ``cannot_train``, if ``mode`` is True.
-        """
+        """Stays in eval mode: a file holds no training (``cannot_train``)."""
         if mode:
             raise ExportError(
                 "an exported model cannot be trained.",

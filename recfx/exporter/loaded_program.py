@@ -1,18 +1,15 @@
-"""A file of format ``pt2``, called like a TorchScript file: with tensors and KJTs, or with plain tensors by name.
-
-Programs of ``torch.export`` take tensors only. A KJT becomes int64 ids ``[n]``, int64 lengths ``[F, B]`` and, if the
-sample had weights, float32 weights ``[n]``; its keys are those of the sample, in that order.
+"""A file of format ``pt2``, called like a TorchScript file: with tensors and KJTs, or with plain tensors by name. Its
+program takes tensors only: of a KJT, int64 ids ``[n]``, int64 lengths ``[F, B]``, and float32 weights ``[n]``, if any.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 from torch.export import ExportedProgram
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recfx.errors import ExportError
 from recfx.exporter.arguments import Signature
@@ -35,28 +32,8 @@ def flat_names(signature: Signature) -> list[str]:
     return names
 
 
-def join_tensors(signature: Signature, tensors: Iterator[torch.Tensor]) -> Iterator[Any]:
-    """The tensors and KJTs that the model takes, made of the traced program's arguments."""
-    for leaf in signature.leaves():
-        parts = {part: next(tensors) for part in leaf.parts}
-        if leaf.kind == "tensor":
-            yield parts[""]
-        else:
-            yield KeyedJaggedTensor(
-                list(leaf.keys),
-                parts["values"],
-                parts.get("weights"),
-                lengths=parts["lengths"].reshape(-1),
-                stride=parts["lengths"].size(1),
-            )
-
-
 def flat_tensors(signature: Signature, leaves: list[Any]) -> list[torch.Tensor]:
-    """The traced program's arguments for the tensors and KJTs of one call.
-
-    Raises:
-        RuntimeError: a KJT is malformed, or lacks keys or weights; the message ends with a reason code in brackets.
-    """
+    """The traced program's arguments for the tensors and KJTs of one call, checked as those of other files."""
     flat: list[torch.Tensor] = []
     for leaf, value in zip(signature.leaves(), leaves, strict=True):
         if leaf.kind == "tensor":
@@ -110,11 +87,7 @@ class LoadedProgram(nn.Module):
         self._examples = {node.name: node.meta["val"] for node in placeholders if node.name in user_inputs}
 
     def named(self, *leaves: Any) -> dict[str, torch.Tensor]:
-        """The output tensors by name, for the tensors and KJTs of the model's arguments, in order.
-
-        Raises:
-            RuntimeError: the batch is malformed; the message ends with a reason code in brackets.
-        """
+        """The output tensors by name, for the tensors and KJTs of the model's arguments, in order."""
         flat = flat_tensors(self._signature, list(leaves))
         for tensor, (name, example) in zip(flat, self._examples.items(), strict=True):
             _check(name, tensor, example)

@@ -11,12 +11,12 @@ import torch
 
 from recfx.errors import ExportError, short
 from recfx.exporter.arguments import Signature
-from recfx.exporter.model_call import ModelCall
-from recfx.exporter.patterns import Pattern
-from recfx.exporter.returns import tensor_names
+from recfx.exporter.compare_outputs import ModelCall
+from recfx.exporter.patterns import Pattern, tensor_names
 from recfx.exporter.served_collection import ServedCollection
 from recfx.exporter.serving.pool_rows import FORMATS
 from recfx.exporter.serving.targets import ServingTarget
+from recfx.ir.tables import TableSpec
 from recfx.versions import __version__
 
 FORMAT_VERSION = 3
@@ -43,15 +43,9 @@ _SIGNATURE = ("parameters", "positional", "order", "defaults", "sizes", "exact",
 
 
 def make_manifest(
-    call: ModelCall,
-    collections: Iterable[ServedCollection],
-    content: int,
-    *,
-    portable: bool,
-    target: ServingTarget,
+    call: ModelCall, collections: Iterable[ServedCollection], content: int, *, portable: bool, target: ServingTarget
 ) -> str:
     """The JSON text; ``content`` is the CRC-32 of everything in the file, see ``content_checksum``."""
-    signature = {name: getattr(call.signature, name) for name in _SIGNATURE}
     manifest = {
         "format_version": FORMAT_VERSION,
         "content_crc32": f"{content:08x}",
@@ -62,22 +56,17 @@ def make_manifest(
         "operators_version": None if portable else OPERATOR_VERSIONS[-1],
         "format": target.format,
         "target": target.name,
-        **signature,
+        **{name: getattr(call.signature, name) for name in _SIGNATURE},
         "arguments": [_of_pattern(pattern) for pattern in call.signature.patterns],
         "outputs": tensor_names(call.returns),
         "returns": _of_pattern(call.returns),
-        "collections": {collection.path: _of_collection(collection) for collection in collections},
+        "collections": {served.path: [_of_table(served, spec) for spec in served.stored] for served in collections},
     }
     return json.dumps(manifest, indent=1)
 
 
 def read_manifest(text: object, path: object) -> dict[str, Any]:
-    """Parse a manifest, and refuse what this version cannot read.
-
-    Args:
-        text: the content of the file's ``recfx.json``.
-        path: the file, for messages.
-    """
+    """Parse a manifest, and refuse what this version cannot read."""
     try:
         manifest = json.loads(text) if isinstance(text, str) else None
     except (ValueError, RecursionError):  # numbers may be too long, and lists too deep
@@ -134,27 +123,16 @@ def _of_pattern(pattern: Pattern) -> dict[str, Any]:
     return {**plain, "keys": list(pattern.keys), "items": [_of_pattern(item) for item in pattern.items]}
 
 
-def _of_collection(served: ServedCollection) -> list[dict[str, Any]]:
-    described = []
-    for spec in served.stored:
-        config = spec.hashing
-        described.append(
-            {
-                "table": spec.name,
-                "features": list(spec.feature_names),
-                "rows": spec.num_embeddings,
-                "dim": spec.embedding_dim,
-                "pooling": spec.pooling,
-                "stored_as": FORMATS[spec.dtype].name,
-                "ids": served.tables[spec.name].ids,
-                "hashing": None
-                if config is None or not spec.has_index
-                else {
-                    "dense_rows": config.dense_rows,
-                    "buckets": config.buckets,
-                    "seed": config.seed,
-                    "unseen": config.unseen,
-                },
-            }
-        )
-    return described
+def _of_table(served: ServedCollection, spec: TableSpec) -> dict[str, Any]:
+    config = spec.hashing if spec.has_index else None
+    settings = ("dense_rows", "buckets", "seed", "unseen")
+    return {
+        "table": spec.name,
+        "features": list(spec.feature_names),
+        "rows": spec.num_embeddings,
+        "dim": spec.embedding_dim,
+        "pooling": spec.pooling,
+        "stored_as": FORMATS[spec.dtype].name,
+        "ids": served.tables[spec.name].ids,
+        "hashing": None if config is None else {name: getattr(config, name) for name in settings},
+    }

@@ -1,6 +1,5 @@
-"""Copies of a model that may be run: nothing that a forward changes is the user's.
-
-Files are made on the host: collections that are sharded or on another device are rebuilt there around whole tables.
+"""Copies of a model that may be run: nothing that a forward changes is the user's. Files are made on the host:
+collections that are sharded or on another device are rebuilt there around whole tables.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
 
 import torch
 from torch import nn
@@ -26,18 +24,17 @@ from recfx.collections.sharding.gather import WholeTable
 from recfx.conversion.convert import convert
 from recfx.discovery.nests import change_leaves
 from recfx.discovery.sample import Sample, fixed_randomness
-from recfx.errors import CheckpointError, ExportError, told_by
+from recfx.errors import CheckpointError
 from recfx.exporter.state import Unchanged, storage_of, tensors_of_modules
-from recfx.runtime.base import FORWARD_HOOKS, MODULE_HOOKS
+from recfx.runtime.base import FORWARD_HOOKS
 
 
 def fresh_copy(
     model: nn.Module, replacements: Mapping[int, nn.Module] = MappingProxyType({})
 ) -> tuple[nn.Module, dict[int, nn.Module]]:
     """New modules in eval mode around the same parameters, with buffers of their own; collections share everything, as
-    do buffers that share their memory with another tensor.
-
-    ``replacements`` take the place of some modules, by ``id``. Returns also the copy of each module by ``id``.
+    do buffers that share their memory with another tensor. ``replacements`` take the place of some modules, by ``id``.
+    Returns also the copy of each module by ``id``.
     """
     copy, copies = copy_modules(model, replacements)
     modes = [(module, module.training) for module in set(copy.modules()) - set(own_modules(copy))]
@@ -45,10 +42,10 @@ def fresh_copy(
         copy.eval()  # with what the user's modules make of it
     for module, training in modes:  # shared with the user's model
         module.training = training
-    shared = {id(part) for module in _collections(copy) for part in module.modules()}
+    shared = {id(part) for module in converted_collections(copy).values() for part in module.modules()}
     shared |= {id(part) for module in replacements.values() for part in module.modules()}
     sharing: dict[int | None, set[int]] = {}
-    tables = [tensor for module in _collections(copy) for tensor in module.parameters()]
+    tables = [tensor for module in converted_collections(copy).values() for tensor in module.parameters()]
     for tensor in [*(tensor for _, tensor in tensors_of_modules(copy)), *tables]:
         sharing.setdefault(storage_of(tensor), set()).add(id(tensor))
     cloned: dict[int, torch.Tensor] = {}
@@ -62,54 +59,23 @@ def fresh_copy(
     return copy, copies
 
 
-def restore_buffers(copy: nn.Module, model: nn.Module) -> None:
-    """Set the buffers of a copy to the values of the model's."""
-    before = dict(model.named_buffers())
-    for name, buffer in own_buffers(copy).items():
-        if name in before and buffer.shape == before[name].shape:
-            buffer.copy_(before[name])
-
-
-@contextlib.contextmanager
-def sample_failed() -> Iterator[None]:
-    """A context in which the user's model runs: whatever its code raises is about the sample."""
-    try:
-        yield
-    except ExportError:  # `changes_state`
-        raise
-    except Exception as error:
-        message, what_to_do = told_by(error, "pass one call of the model that works in eval mode.")
-        raise ExportError(
-            f"the model cannot be called with the sample: {message}",
-            reason="sample_failed",
-            what_to_do=what_to_do,
-        ) from error
-
-
 def own_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
     """The buffers of a model that do not belong to its collections."""
-    shared = {id(buffer) for module in _collections(model) for buffer in module.buffers()}
+    shared = {id(buffer) for module in converted_collections(model).values() for buffer in module.buffers()}
     return {name: buffer for name, buffer in model.named_buffers() if id(buffer) not in shared}
 
 
 @contextlib.contextmanager
 def uncounted(model: nn.Module) -> Iterator[None]:
     """A context after which the indexes' counts are as they were before it."""
-    counts = [module.index(name).eval_counts for module in _collections(model) for name in module.hash_indexes]
+    collections = unsharded_collections(model).values()
+    counts = [each.index(name).eval_counts for each in collections for name in each.hash_indexes]
     before = [count.clone() for count in counts]
     try:
         yield
     finally:
         for count, value in zip(counts, before, strict=True):
             count.copy_(value)
-
-
-def strip_hooks(modules: list[nn.Module]) -> None:
-    """Remove all hooks of these modules."""
-    for module in modules:
-        for name in MODULE_HOOKS:
-            if isinstance(module.__dict__.get(name), dict):
-                module.__dict__[name] = type(module.__dict__[name])()
 
 
 def fold_parametrizations(model: nn.Module) -> None:
@@ -134,10 +100,6 @@ def detach_parameters(modules: list[nn.Module]) -> None:
                 module._parameters[name] = shared
 
 
-def _collections(model: nn.Module) -> list[Any]:
-    return [module for module in model.modules() if isinstance(module, ConvertedCollection)]
-
-
 def device_of(model: nn.Module) -> torch.device:
     """Where the tables of a converted model are."""
     devices = (collection.store.device for collection in converted_collections(model).values())
@@ -147,14 +109,16 @@ def device_of(model: nn.Module) -> torch.device:
 def on_host(
     model: nn.Module, call: Sample, gathered: Mapping[str, Mapping[str, WholeTable]] = MappingProxyType({})
 ) -> tuple[nn.Module, Sample]:
-    """The model and the call on the host; themselves if they are there, and nothing is gathered.
-
-    Args:
-        gathered: the whole tables of sharded collections, by path and name.
-    """
+    """The model and the call on the host, around the ``gathered`` tables of sharded collections, by path and name."""
     collections = converted_collections(model)
-    moved = {path: _tables_of(collection) for path, collection in collections.items() if path not in gathered}
-    tables = {**gathered, **{path: tables for path, tables in moved.items() if tables}}
+    tables = dict(gathered)
+    for path, collection in unsharded_collections(model).items():
+        if collection.store.device.type not in ("cpu", "meta"):
+            tables[path] = moved = dict[str, WholeTable]()
+            for spec in collection.tables:
+                state = collection.index(spec.name).state_dict() if spec.has_index else {}
+                index = {name: value.cpu() for name, value in state.items()}
+                moved[spec.name] = WholeTable(collection.weight(spec.name).detach().cpu(), index, None, False)
     if not tables:
         return model, call
     replacements = {id(collections[path]): _with_tables(path, collections[path], tables[path]) for path in tables}
@@ -165,23 +129,6 @@ def on_host(
     detach_parameters(own_modules(model))  # because `to` writes into parameters
     args, kwargs = change_leaves((call.args, call.kwargs), lambda leaf: leaf.to(host) if hasattr(leaf, "to") else leaf)
     return model.to(host), Sample(*args, **kwargs)
-
-
-def _tables_of(collection: Any) -> dict[str, WholeTable]:
-    """Copies on the host of an unsharded collection's tables that are on another device; empty if they are here."""
-    if collection.is_sharded or collection.store.device.type in ("cpu", "meta"):
-        return {}
-    return {
-        spec.name: WholeTable(
-            collection.weight(spec.name).detach().cpu(),
-            {name: value.cpu() for name, value in collection.index(spec.name).state_dict().items()}
-            if spec.has_index
-            else {},
-            None,
-            False,
-        )
-        for spec in collection.tables
-    }
 
 
 def _with_tables(path: str, collection: ConvertedCollection, tables: Mapping[str, WholeTable]) -> UnshardedCollection:
@@ -208,17 +155,7 @@ def _with_tables(path: str, collection: ConvertedCollection, tables: Mapping[str
 
 
 def loaded_copy(model: nn.Module, directory: str | os.PathLike[str], submodule: str) -> nn.Module:
-    """A converted copy of a model, with what ``save_checkpoint`` has saved.
-
-    Args:
-        model: built and converted as when saving, in one process, and possibly on meta; it does not change. One that is
-            not converted stands for tables without an index.
-        directory: the checkpoint, saved by any number of ranks.
-        submodule: the path of the model in the one that was saved; empty if it is the whole one.
-
-    Raises:
-        CheckpointError: as ``load_checkpoint``; ``model_on_meta``: a buffer is on meta and was not saved.
-    """
+    """A converted copy of a model, possibly on meta, with what ``save_checkpoint`` has saved of it at ``submodule``."""
     copy = copy_with_tensors(convert(model, verify=False, on_unsupported="keep"))
     saved = copy.state_dict()
     unsaved = [name for name, buffer in own_buffers(copy).items() if buffer.is_meta and name not in saved]

@@ -26,22 +26,13 @@ _ARCHIVE_BYTES = 2**22
 
 @dataclass(frozen=True)
 class Program:
-    """A program that may become the file, whatever its format is.
+    """A program that may become the file, whatever its format is."""
 
-    Args:
-        named: calls it: the tensors and KJTs of the signature to output tensors by name.
-        save: saves it to a path.
-        size: how many bytes it has when it is saved, if it takes no more than that.
-        operators: the names of the operators that it calls, such as ``aten::add``.
-        buffers: returns its tensors, by name: a call may put others into their places.
-        graph: the text of its graph; "" if TorchScript compiled the model's own code.
-    """
-
-    named: Callable[..., dict[str, torch.Tensor]]
+    named: Callable[..., dict[str, torch.Tensor]]  # takes the tensors and KJTs of the signature
     save: Callable[[Path], None]
-    size: int
-    operators: Collection[str]
-    buffers: Callable[[], Mapping[str, torch.Tensor]]
+    size: int  # in bytes when it is saved, or more
+    operators: Collection[str]  # that it calls, such as ``aten::add``
+    buffers: Callable[[], Mapping[str, torch.Tensor]]  # by name: a call may put others into their places
     graph: str
 
 
@@ -66,10 +57,8 @@ def reserve(descriptor: int, size: int) -> None:
 
 
 def content_checksum(archive: zipfile.ZipFile, text: str) -> int:
-    """The CRC-32 of what is in a file, whatever the order of its records: of their names and checksums, and of the text
-    of the manifest, with 0 in the place of the result.
-
-    TorchScript's debug records do not count, which name the sources that it compiled: a file may be used without them.
+    """The CRC-32 of what is in a file, in any order: of its records' names and checksums, but for debug records, which
+    name the sources that TorchScript compiled; and of the manifest's text, with 0 in the place of the result.
     """
     crc = zlib.crc32(text.encode())
     for name, of_record in sorted((info.filename, info.CRC) for info in archive.infolist()):
@@ -97,11 +86,7 @@ def destination(target: Path) -> Path:
 
 
 def check_target(target: Path) -> None:
-    """Check that a file can be written, before anything is computed for it.
-
-    Raises:
-        ExportError: ``cannot_write``: it is a directory or a device, or no file can be made where it is.
-    """
+    """Check that a file can be written, before anything is computed for it (``cannot_write``)."""
     with disk_errors(target):
         place = destination(target)
         if not target.name or (place.exists() and not place.is_file()):  # a device such as /dev/null would be removed

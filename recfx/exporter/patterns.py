@@ -15,12 +15,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.types
 from tensordict import TensorDict
+from torch import fx
 from torchrec.distributed.types import LazyAwaitable
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 from recfx.discovery.nests import nest_of
-from recfx.errors import ExportError
+from recfx.errors import ExportError, type_of
 
 
 def identifier(path: str, taken: Collection[str]) -> str:
@@ -40,24 +42,17 @@ _RESERVED = ("self", "torch", "NoneType", "__call")
 
 @dataclass(frozen=True)
 class Pattern:
-    """What one argument looks like, or a part of it.
+    """What one argument, or what is returned, looks like, or a part of it.
 
-    Args:
-        kind: ``"tensor"``, ``"kjt"``, ``"constant"``, ``"dict"``, ``"list"``, ``"tuple"`` or ``"dataclass"``; of what
-            is returned also ``"jagged"`` and ``"keyed_tensor"``.
-        name: for a tensor or KJT, the name of the exported program's argument.
-        keys: the keys of a dict, the fields of a dataclass, the numbers of a list or tuple (in files that earlier
-            versions wrote, only of what is returned), or the sample's keys of a KJT.
-        items: the pattern of each item of a dict, list, tuple or dataclass.
-        value: the value of a constant, which the exported program has built in; for a tensor, the sample's number of
-            dimensions, and whether it is of floats; for a keyed tensor, the columns of each key.
-        is_weighted: whether a KJT or a jagged tensor has weights.
-        type_name: the name of a tensor's dtype, or of the class of a dataclass or of a dict that is an argument; older
-            files lack those of dtypes and dicts.
-        make: makes a nest of its items; None after loading.
+    ``name`` is that of a leaf in the program; ``items`` are the patterns inside of a dict, list, tuple or dataclass,
+    and ``keys`` their keys, fields or numbers (older files lack numbers of arguments), the features of a KJT, or the
+    keys of a keyed tensor. ``value`` is that of a constant, which the program has built in; of a tensor, the sample's
+    number of dimensions, and whether it is of floats; of a keyed tensor, the columns of each key. ``type_name`` is that
+    of a tensor's dtype, or of the class of a dataclass or of a dict that is an argument (older files lack those of
+    dtypes and dicts). ``make`` makes a nest of its items, and is None after loading.
     """
 
-    kind: str
+    kind: str  # "tensor", "kjt", "constant", "dict", "list", "tuple", "dataclass"; also "jagged", "keyed_tensor"
     name: str = ""
     keys: tuple[str, ...] = ()
     items: tuple[Pattern, ...] = ()
@@ -79,6 +74,19 @@ class Pattern:
         if self.kind in ("kjt", "jagged"):
             return ["values", "lengths", *["weights"] * self.is_weighted]
         return ["values"] if self.kind == "keyed_tensor" else [""]
+
+    def leaf_of(self, tensors: Iterator[Any]) -> Any:
+        """The leaf that its next tensors make; the lengths of a KJT may be ``[F, B]``."""
+        values, *others = [next(tensors) for _ in self.parts]
+        weights = others[1] if self.is_weighted else None
+        if self.kind == "keyed_tensor":
+            return KeyedTensor(list(self.keys), list(self.value), values)
+        if self.kind == "jagged":
+            return JaggedTensor(values, weights, others[0])
+        if self.kind == "kjt":
+            stride = others[0].size(1) if others[0].dim() == 2 else None
+            return KeyedJaggedTensor(list(self.keys), values, weights, lengths=others[0].reshape(-1), stride=stride)
+        return values
 
     def children(self, value: Any) -> Iterator[tuple[str, Pattern, Any]]:
         """The parts of a value that looks like this, or of a proxy of one: their keys, patterns, and the parts."""
@@ -183,3 +191,91 @@ def is_constant(value: Any, constant: Any) -> bool:
     """Whether a value is this constant, in a file; NaN is itself."""
     value, constant = as_in_file(value), as_in_file(constant)
     return type(value) is type(constant) and (value == constant or (value != value and constant != constant))
+
+
+_WHAT_TO_DO = (
+    "return tensors, KeyedTensors, or dicts, lists, tuples and dataclasses of these. Offsets have to start at 0 and \
+end with the number of values, and the columns of a KeyedTensor have to be its second dimension."
+)
+
+
+def return_pattern(value: Any) -> Pattern:
+    """The pattern of what a model returned for the sample: ``output``, to which items add ``.<key>``."""
+    pattern = pattern_of(value, "output", lambda _, part: _unsupported(f"the model returns {type_of(part)}."))
+    names = tensor_names(pattern)
+    if not names:
+        raise _unsupported("the model returns no tensor.")
+    for name in names:
+        if names.count(name) > 1:
+            raise _unsupported(f"two tensors that the model returns would be {name!r} in the file.", "rename a key.")
+    return pattern
+
+
+def _unsupported(message: str, what_to_do: str = _WHAT_TO_DO) -> ExportError:
+    return ExportError(message, reason="unsupported_output", what_to_do=what_to_do)
+
+
+def check_alike(expected: Pattern, answer: Pattern, batch: str, where: str = "output") -> None:
+    """Refuse a model whose answer to another batch differs in more than the content of tensors, as no file's would."""
+    if expected.kind == answer.kind == "constant" and not is_constant(expected.value, answer.value):
+        values = f"{expected.value!r} for the sample, and {answer.value!r} for {batch}"
+        raise _unsupported(
+            f"{where} of the model is {values}: what is not a tensor would be built in.", "return a tensor there."
+        )
+    if _alone(expected) != _alone(answer):
+        raise _unsupported(f"the model returns something else in {where} for {batch} than for the sample.")
+    # The keys of a KJT have no items.
+    for key, expected_item, item in zip(expected.keys, expected.items, answer.items, strict=False):
+        check_alike(expected_item, item, batch, f"{where}.{key}")
+
+
+def _alone(pattern: Pattern) -> Pattern:
+    is_keyed = pattern.kind == "keyed_tensor"
+    return dataclasses.replace(pattern, items=(), value=pattern.value if is_keyed else None, type_name="")
+
+
+def tensor_names(pattern: Pattern) -> list[str]:
+    """The names of its tensors, in order."""
+    return [
+        f"{leaf.name}.{part}" if leaf.kind in ("kjt", "jagged") else leaf.name
+        for leaf in pattern.leaves()
+        for part in leaf.parts
+    ]
+
+
+def expressions(pattern: Pattern, expression: str = "output") -> dict[str, str]:
+    """The TorchScript expressions that take the tensors out of ``expression``, by the tensors' names."""
+    if pattern.name:
+        calls = [f"{expression}.{part}()" if part else expression for part in pattern.parts]
+        return dict(zip(tensor_names(pattern), calls, strict=True))
+    taken: dict[str, str] = {}
+    for key, item in zip(pattern.keys, pattern.items, strict=True):
+        taken |= expressions(item, f"{expression}[{key!r}]" if pattern.kind == "dict" else f"{expression}[{key}]")
+    return taken
+
+
+def take_apart(pattern: Pattern, value: Any) -> dict[str, Any]:
+    """The tensors of a value by name; it may be traced, with proxies as its parts, but not with one as a constant."""
+    if pattern.kind == "constant" and issubclass(type(value), (fx.Proxy, *torch.types.py_sym_types)):
+        raise _unsupported("the model returns a number that it reads from a tensor.", "return a tensor there.")
+    if pattern.name:
+        taken = [getattr(value, part)() if part else value for part in pattern.parts]
+        return dict(zip(tensor_names(pattern), taken, strict=True))
+    tensors: dict[str, Any] = {}
+    for _, item, part in pattern.children(value):
+        tensors |= take_apart(item, part)
+    return tensors
+
+
+def is_typed(pattern: Pattern) -> bool:
+    """Whether TorchScript has a type for it: its dicts and lists hold one type of thing."""
+    kinds = {item.kind for item in pattern.items}
+    if pattern.kind == "dataclass" or not all(is_typed(item) for item in pattern.items):
+        return False
+    return pattern.kind not in ("dict", "list") or (len(kinds) <= 1 and not kinds & {"constant", "dict", "list"})
+
+
+def put_together(pattern: Pattern, tensors: dict[str, torch.Tensor]) -> Any:
+    """The value that a loaded pattern describes; a dataclass becomes a dict of its fields."""
+    named = iter([tensors[name] for name in tensor_names(pattern)])
+    return rebuild(pattern, (leaf.leaf_of(named) for leaf in pattern.leaves()))

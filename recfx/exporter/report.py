@@ -54,7 +54,7 @@ class ExportReport(Shown):
         format: ``"torchscript"`` or ``"pt2"``.
         bytes: the size of the file.
         tables: every table.
-        graph: the text of the exported graph; "" if TorchScript compiled the model's own code.
+        graph: the text of the exported graph.
         passes: what each pass did, by collection.
         output_error: the largest absolute difference of an output on the sample from the model's.
         libraries: shared libraries to be shipped with the file, with ``portable=False``: a server without Python loads

@@ -1,26 +1,182 @@
-"""The exported graph of one converted collection."""
+"""The exported graph of one converted collection, and its big buffers, whose memory is that of a file without a name
+beside the exported one, so that a table takes no memory of the process.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
 
+import numpy
 import torch
 from torch import fx
+from tqdm import tqdm
 
 from recfx.collections.collection import UnshardedCollection
 from recfx.collections.compile_graph import rewritten
 from recfx.errors import ExportError
-from recfx.exporter.buffers import Filling, TableSource, fillings_of, tables_of
-from recfx.exporter.serving.lower_served import lower_served
-from recfx.exporter.serving.pool_rows import FORMATS, PoolRows
-from recfx.exporter.serving.targets import ServingTarget
-from recfx.ir.context import CollectionContext, TableFacts
+from recfx.exporter.model_file import reserve
+from recfx.exporter.serving.find_rows import FindFrozenRows
+from recfx.exporter.serving.pool_rows import FORMATS, FindAndPool, PoolRows, RowFormat
+from recfx.exporter.serving.targets import ServingTarget, lower_served
+from recfx.hashing import HashIndex
+from recfx.ir.context import CollectionContext, FrozenIndex, TableFacts
 from recfx.ir.operator_graph import OperatorGraph
 from recfx.ir.tables import TableSpec
+from recfx.kernels.index.slot_table import home_slots, slot_count
+from recfx.kernels.lookup.quantized_rows import dequantize_rows, quantize_rows
 from recfx.passes import export_passes, serving_passes
 from recfx.passes.base import PassRecord
+from recfx.verification.compare_models import largest_difference
+
+PIECE_BYTES = 2**22
+"""The size of a piece, in bytes of the source; quantizing it takes several times as much."""
+
+_SHOW_PROGRESS_FROM = 2**28
+
+
+@dataclass(eq=False)
+class TableSource:
+    """One whole table: its rows, its index, how many ids that holds, and the row of id -1 (-1 if it has none)."""
+
+    spec: TableSpec
+    weight: torch.Tensor
+    hash_index: HashIndex | None
+    ids: int
+    side_row: int
+
+    @property
+    def index(self) -> FrozenIndex | None:
+        """None if ids are rows."""
+        if self.spec.hashing is None or not self.spec.has_index:
+            return None
+        return FrozenIndex(slot_count(self.spec.hashing.index_rows), self.side_row)
+
+    def slot_pieces(self) -> Iterator[torch.Tensor]:
+        """The slots, in order: int64 ``[slots of the piece, 2]`` each; they are made for this."""
+        if self.hash_index is not None:
+            yield from self.hash_index.slot_table()[0].split(PIECE_BYTES // 16)
+
+    def longest_probe(self) -> int:
+        """The most slots that finding an id of the table reads."""
+        slots, begin, longest = 0 if self.index is None else self.index.slots, 0, 0
+        for piece in self.slot_pieces():
+            places = torch.nonzero(piece[:, 0] != -1).squeeze(1)
+            if places.numel():
+                distance = (begin + places - home_slots(piece[places, 0], slots)) & (slots - 1)
+                longest = max(longest, int(distance.max()) + 1)
+            begin += piece.size(0)
+        return longest
+
+
+def tables_of(collection: UnshardedCollection) -> dict[str, TableSource]:
+    """The tables of a collection, by name."""
+    tables: dict[str, TableSource] = {}
+    for spec in collection.tables:
+        index = collection.index(spec.name) if spec.name in collection.hash_indexes else None
+        ids, side_row = (0, -1) if index is None else (len(index), int(index.index_buffers().side_row[0]))
+        tables[spec.name] = TableSource(spec, collection.weight(spec.name), index, ids, side_row)
+    return tables
+
+
+Filling = tuple[torch.Tensor, Callable[[], Iterator[torch.Tensor]]]
+"""A buffer of a program, which is not written yet, and what makes its content, in pieces."""
+
+
+def fill(fillings: list[Filling], directory: Path) -> None:
+    """Write the content of the buffers, whose memory is that of a file in this directory from now on."""
+    fillings = [filling for filling in fillings if filling[0].numel()]
+    total = sum(buffer.nbytes for buffer, _ in fillings)
+    is_quiet = None if total >= _SHOW_PROGRESS_FROM else True  # None: where there is no terminal
+    with (
+        tempfile.TemporaryFile(dir=directory) as file,
+        tqdm(total=total, desc="export", unit="B", unit_scale=True, disable=is_quiet) as bar,
+    ):
+        reserve(file.fileno(), total)
+        for buffer, pieces in fillings:
+            begin = file.tell()
+            for piece in pieces():
+                data: Any = piece.reshape(-1).view(torch.uint8).numpy()
+                file.write(memoryview(data))
+                bar.update(data.size)
+            size = file.tell() - begin
+            if size != buffer.nbytes:
+                raise AssertionError(f"a buffer has {buffer.nbytes} bytes, not {size}")
+            file.seek(-begin - size & 63, os.SEEK_CUR)  # tensors begin where their elements may
+            file.flush()
+            content = torch.from_numpy(numpy.memmap(file, mode="c", offset=begin, shape=(size,)))
+            buffer.set_(content.view(buffer.dtype).view(buffer.shape))  # type: ignore[call-overload]
+
+
+def fillings_of(
+    path: str, graph_module: fx.GraphModule, tables: Mapping[str, TableSource], errors: dict[str, float]
+) -> list[Filling]:
+    """The buffers of one collection's exported graph that hold slots and rows; filling them writes ``errors``."""
+    fillings: list[Filling] = []
+    for module in graph_module.modules():
+        if isinstance(module, PoolRows):
+            for buffer, specs in module.parts():
+                stored = [(tables[spec.name], spec) for spec in specs]
+                fillings.append((buffer, partial(_rows, path, stored, errors)))
+        if isinstance(module, FindFrozenRows | FindAndPool):
+            fillings.append((module.slots, partial(_slots, [tables[table] for table in module.hashed])))
+    return fillings
+
+
+def _slots(sources: list[TableSource]) -> Iterator[torch.Tensor]:
+    for source in sources:
+        yield from source.slot_pieces()
+
+
+def _rows(path: str, stored: list[tuple[TableSource, TableSpec]], errors: dict[str, float]) -> Iterator[torch.Tensor]:
+    for source, spec in stored:
+        form, dim = FORMATS[spec.dtype], spec.embedding_dim
+        errors[spec.name] = 0.0
+        row_bytes = dim * source.spec.dtype.itemsize
+        for piece in source.weight.detach().split(max(1, PIECE_BYTES // max(1, row_bytes))):
+            rows = stored_rows(piece, form)
+            if piece.dtype != spec.dtype and piece.numel():
+                values = values_of(rows, form, dim)
+                _check_range(path, spec.name, form, piece, values)
+                errors[spec.name] = max(errors[spec.name], largest_difference(piece.float(), values))
+            yield rows
+
+
+def _check_range(path: str, table: str, form: RowFormat, rows: torch.Tensor, values: torch.Tensor) -> None:
+    """Refuse finite numbers that could not be stored as such: FP16, and scales and biases, end at 65504."""
+    is_lost = rows.isfinite().all(1) & ~values.isfinite().all(1)
+    if is_lost.any():
+        raise ExportError(
+            f"rows of table {table!r}, one of which has a value of {float(rows[is_lost].abs().max()):.3g}, have no "
+            f"finite value as {form.name}.",
+            reason="rows_out_of_range",
+            module_path=path,
+            what_to_do=f"export with quantize={{{table!r}: None}}, or find out why the row has grown so much.",
+        )
+
+
+def stored_rows(rows: torch.Tensor, form: RowFormat) -> torch.Tensor:
+    """Floats ``[n, dim]`` in the form in which a file stores them, uint8 ``[n, bytes]``."""
+    if form.is_quantized:
+        padded = form.columns(rows.size(1)) - rows.size(1)
+        return quantize_rows(
+            torch.nn.functional.pad(rows, (0, padded), mode="replicate") if padded else rows, form.bits
+        )
+    dtype = torch.float16 if form.bits == 16 else torch.float32
+    return rows.to(dtype).contiguous().resolve_neg().view(torch.uint8)
+
+
+def values_of(stored: torch.Tensor, form: RowFormat, dim: int) -> torch.Tensor:
+    """The values of stored rows, float32 ``[n, dim]``; the inverse of ``stored_rows``."""
+    if form.is_quantized:
+        return dequantize_rows(stored, form.columns(dim), form.bits)[:, :dim]
+    return stored.view(torch.float16 if form.bits == 16 else torch.float32).float()
+
 
 Quantized = Literal["fp16", "int8", "int4"] | None
 """How rows are stored; None: as they are."""
@@ -32,7 +188,7 @@ _QUANTIZED = {form.name: dtype for dtype, form in FORMATS.items() if dtype != to
 def stored_dtypes(
     collections: Mapping[str, tuple[TableSpec, ...]], quantize: Quantized | Mapping[str, Quantized]
 ) -> dict[str, dict[str, torch.dtype]]:
-    """The dtype of stored rows, by collection and table; tables that ``quantize`` does not name keep theirs."""
+    """The dtype of stored rows, by collection and table; by default the table's own, or float32 for want of it."""
     chosen, of_others = (quantize, None) if isinstance(quantize, Mapping) else ({}, quantize)
     for choice in (*chosen.values(), of_others):
         if choice is not None and (not isinstance(choice, str) or choice not in _QUANTIZED):
@@ -41,34 +197,28 @@ def stored_dtypes(
                 reason="invalid_argument",
                 what_to_do="pass None, 'fp16', 'int8', 'int4', or a dict of these by table.",
             )
-    specs = {f"{path}.{spec.name}": spec for path, tables in collections.items() for spec in tables}
-    names = {spec.name for spec in specs.values()}
-    unknown = sorted(str(name) for name in chosen if name not in names | specs.keys())
+    names = {spec.name for tables in collections.values() for spec in tables}
+    paths = {f"{path}.{spec.name}" for path, tables in collections.items() for spec in tables}
+    unknown = sorted(str(name) for name in chosen if name not in names | paths)
     if unknown:
         raise ExportError(
             f"quantize names table {unknown[0]!r}, which no converted collection has.",
             reason="invalid_argument",
             what_to_do=f"name some of: {', '.join(sorted(names))}.",
         )
-    by_table = {name: chosen.get(name, chosen.get(spec.name, of_others)) for name, spec in specs.items()}
 
-    def stored(spec: TableSpec, choice: Quantized) -> torch.dtype:
-        """Unquantized rows of other dtypes than float16 are stored as float32."""
+    def stored(path: str, spec: TableSpec) -> torch.dtype:
+        choice = chosen.get(f"{path}.{spec.name}", chosen.get(spec.name, of_others))
         return _QUANTIZED[choice] if choice else (torch.float16 if spec.dtype == torch.float16 else torch.float32)
 
-    return {
-        path: {spec.name: stored(spec, by_table[f"{path}.{spec.name}"]) for spec in tables}
-        for path, tables in collections.items()
-    }
+    return {path: {spec.name: stored(path, spec) for spec in tables} for path, tables in collections.items()}
 
 
 @dataclass(frozen=True)
 class ServedCollection:
     """What takes the place of a converted collection in an exported program: its graph, whose big buffers ``fillings``
-    has.
-
-    ``stored`` are its tables, with the dtype of stored rows; once the buffers are filled, ``errors`` has the largest
-    difference between stored rows and the model's, by table.
+    has. ``stored`` are its tables, with the dtype of stored rows; once the buffers are filled, ``errors`` has the
+    largest difference between stored rows and the model's, by table.
     """
 
     path: str
@@ -108,9 +258,8 @@ def serve_collection(
 
 
 def _facts(source: TableSource, stored: torch.dtype, counts_probes: bool) -> TableFacts:
-    """What a file's graph is told about a table: its index, and one dtype for all, so that they share a lookup.
-
-    Tables that are not pooled share one if the rows that FBGEMM reads for them have the same number of columns.
+    """What a file's graph is told about a table: its index, and one dtype for all that may share a lookup. Rows that
+    are not pooled share one if FBGEMM reads the same number of columns.
     """
     spec, index = source.spec, source.index
     is_wider = not spec.is_pooled and FORMATS[stored].columns(spec.embedding_dim) > spec.embedding_dim

@@ -50,19 +50,14 @@ def tensors_of_modules(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """The parameters, buffers, and tensors in attributes of the modules that are in no collection, with their paths."""
     for path, module in not_in_collections(model):
         prefix = f"{path}." if path else ""
-        registered = [*module._parameters.items(), *module._buffers.items()]
-        for name, value in [*registered, *((name, value) for name, value in attributes(module))]:
-            for leaf in [value] if isinstance(value, torch.Tensor) else _leaves(value, {}):
+        for name, value in [*module._parameters.items(), *module._buffers.items(), *attributes(module)]:
+            for leaf in _leaves(value, {}):
                 if isinstance(leaf, torch.Tensor):
                     yield f"{prefix}{name}", leaf
 
 
 class Unchanged(TorchDispatchMode):
-    """A context in which nothing may write into the tensors of a model, which its copies share.
-
-    Raises:
-        ExportError: ``changes_state``, before the tensor is written.
-    """
+    """A context in which nothing may write into the tensors of a model, which its copies share (``changes_state``)."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -111,7 +106,14 @@ def refusing_changed_attributes(copy: nn.Module) -> Iterator[None]:
 
     def content(module: nn.Module, name: str) -> Any:
         # Hooks watch, as a rule; one that changes an answer from call to call is seen in the answers.
-        return MISSING if holds_hooks(name) or name in own.get(id(module), ()) else _content(module, name, used.ids)
+        if holds_hooks(name) or name in own.get(id(module), ()):
+            return MISSING
+        held = object.__getattribute__(module, "__dict__")  # without the read that is being recorded
+        if name != "__dict__":
+            return _Content(held.get(name), used.ids)
+        reader = str(sys._getframe(2).f_globals.get("__name__"))  # torch itself takes what is registered
+        user = {key: value for key, value in held.items() if key not in _OF_TORCH}
+        return MISSING if reader.startswith("torch.") else _Content(user, used.ids)
 
     used = _Used()
     reads = AttributeReads(modules, content)
@@ -123,15 +125,6 @@ def refusing_changed_attributes(copy: nn.Module) -> Iterator[None]:
     for kind, before in classes.items():
         if _Content(kind, used.ids) != before:
             raise changes_state("", f"an attribute of class {kind.__name__}, or a global that its methods name")
-
-
-def _content(module: nn.Module, name: str, used: set[int]) -> Any:
-    content = object.__getattribute__(module, "__dict__")  # without the read that is being recorded
-    if name == "__dict__":  # of which torch itself takes what is registered
-        reader = str(sys._getframe(3).f_globals.get("__name__"))
-        user = {key: value for key, value in content.items() if key not in _OF_TORCH}
-        return MISSING if reader.startswith("torch.") else _Content(user, used)
-    return _Content(content.get(name), used)
 
 
 _OF_TORCH = frozenset(nn.Module().__dict__)
@@ -164,11 +157,10 @@ class _Content:
 
     def __eq__(self, before: Any) -> bool:
         used = self._used & {id(leaf) for leaf, _ in before._leaves}
-        contents = (
+        new, old = (
             [pair for pair in content._leaves if not isinstance(pair[0], torch.Tensor) or id(pair[0]) in used]
             for content in (self, before)
         )
-        new, old = contents
         return len(new) == len(old) and all(starmap(_is_same, zip(new, old, strict=True)))
 
     __hash__ = None  # type: ignore[assignment]

@@ -1,9 +1,4 @@
-"""torch's and TorchRec's own ways to a model that serves, which refuse converted collections and say what to call.
-
-``torch.jit.script`` and ``torch.export`` cannot compile kernels that are chosen in Python. ``quantize_dynamic``, which
-TorchRec's functions call as well, looks modules up by their exact class, and would silently leave converted collections
-as they are.
-"""
+"""torch's and TorchRec's own ways to a model that serves, which refuse converted collections and say what to call."""
 
 from __future__ import annotations
 

@@ -6,29 +6,100 @@ TorchScript does not know are gone then. A module that cannot be traced stays on
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable
 from dataclasses import replace
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import fx, nn
 from torch.fx.proxy import TraceError
+from torchrec.modules.regroup import KTRegroupAsDict
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recfx.collections.converted_collection import ConvertedCollection
 from recfx.conversion.whole_graph import inline_graph
-from recfx.discovery.proxies import Assigned
+from recfx.discovery.proxies import Assigned, InPlaceProxy
 from recfx.discovery.sample import Sample
 from recfx.discovery.shallow_tracer import ShallowTracer, rollback_of, trace_graph, with_forward
 from recfx.errors import Diagnostic, ExportError
-from recfx.exporter.batch_proxies import BatchProxy, check_dtypes, check_read_features, has_known_features
-from recfx.exporter.compare_outputs import run_model
-from recfx.exporter.model_call import ModelCall
-from recfx.exporter.model_copies import fresh_copy, restore_buffers
-from recfx.exporter.patterns import identifier
-from recfx.exporter.returns import is_typed, take_apart
+from recfx.exporter.compare_outputs import ModelCall, run_model
+from recfx.exporter.model_copies import fresh_copy, own_buffers
+from recfx.exporter.patterns import identifier, is_typed, take_apart
+from recfx.exporter.serving.named_inputs import check_plain
 from recfx.runtime.base import has_forward_hooks
+
+
+class _BatchType(type):
+    """What ``type(features)`` is while tracing: models also call it, and its static methods, to make a batch."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if args and isinstance(args[0], fx.Node):
+            return super().__call__(*args, **kwargs)
+        return KeyedJaggedTensor(*args, **kwargs)
+
+    def __getattr__(cls, name: str) -> Any:
+        return getattr(KeyedJaggedTensor, name)
+
+
+class BatchProxy(InPlaceProxy, metaclass=_BatchType):
+    """A proxy of a KJT that has the features of its value; ``reads`` collects the nodes whose features are read."""
+
+    def __init__(self, node: fx.Node, tracer: fx.Tracer, reads: set[fx.Node]) -> None:
+        super().__init__(node, tracer)
+        self._reads = reads
+
+    def keys(self) -> list[str]:  # type: ignore[override]  # a proxy's would be a proxy
+        """The names themselves: what is made of them is part of the graph."""
+        return list(self._read().keys())
+
+    def weights_or_none(self) -> fx.Proxy | None:
+        """The weights; None, as code asks for it, where the batch has none."""
+        if self._read().weights_or_none() is None:
+            return None
+        weights: fx.Proxy = self.weights()
+        return weights
+
+    def variable_stride_per_key(self) -> bool:
+        """False: features of different batch sizes are not served."""
+        self._read()
+        return False
+
+    def _read(self) -> KeyedJaggedTensor:
+        self._reads.add(self.node)
+        features: KeyedJaggedTensor = self.value
+        return features
+
+
+def as_traced(features: KeyedJaggedTensor, argument: str, names: list[str], is_weighted: bool) -> KeyedJaggedTensor:
+    """The batch, if its features are those that the traced code has read in the sample."""
+    check_plain(argument, features)
+    if (features.weights_or_none() is not None) != is_weighted:
+        expected = "with" if is_weighted else "without"
+        raise RuntimeError(f"{argument}: the model was exported for a batch {expected} weights [bad_weights]")
+    if features.keys() != names:
+        raise RuntimeError(
+            f"{argument}: the model was exported for the features {names}, in this order [other_features]"
+        )
+    return features
+
+
+def as_in_sample(tensor: torch.Tensor, argument: str, dtype: torch.dtype, dimensions: int) -> torch.Tensor:
+    """The tensor, if it has the dtype and the rank that the traced code has read in the sample."""
+    if tensor.dtype != dtype:
+        raise RuntimeError(f"input {argument} has not the dtype of the sample, which the model reads [wrong_dtype]")
+    if tensor.dim() != dimensions:
+        raise RuntimeError(f"input {argument} must have {dimensions} dimensions [wrong_rank]")
+    return tensor
+
+
+def _check(graph: fx.Graph, node: fx.Node, function: Callable[..., Any], *expected: Any) -> None:
+    argument = node if node.op == "placeholder" else node.all_input_nodes[0]
+    with graph.inserting_after(node):
+        checked = graph.call_function(function, (node, str(argument.target), *expected))
+    node.replace_all_uses_with(checked, lambda user: user is not checked)
+
 
 _TYPES = {"tensor": torch.Tensor, "kjt": KeyedJaggedTensor}
 
@@ -37,7 +108,10 @@ def warmed(call: ModelCall) -> ModelCall:
     """The call of a copy of the model that has run once, because some modules prepare themselves then."""
     warm, copies = fresh_copy(call.model)
     run_model(warm, call.sample)
-    restore_buffers(warm, call.model)
+    before = dict(call.model.named_buffers())
+    for name, buffer in own_buffers(warm).items():
+        if name in before and buffer.shape == before[name].shape:
+            buffer.copy_(before[name])
     return replace(call, model=warm, served={id(copies[key]): module for key, module in call.served.items()})
 
 
@@ -47,20 +121,6 @@ class WayFailed(Exception):
     def __init__(self, diagnostic: Diagnostic) -> None:
         super().__init__(str(diagnostic))
         self.diagnostic = diagnostic
-
-
-class TracedModel(NamedTuple):
-    """A model as a graph around exported graphs of its collections.
-
-    Args:
-        graph_module: the graph.
-        paths: the path in the model of each module of the graph, by its name there.
-        rollbacks: why modules could not be traced, by path.
-    """
-
-    graph_module: fx.GraphModule
-    paths: dict[str, str]
-    rollbacks: dict[str, str]
 
 
 class _Tracer(ShallowTracer):
@@ -78,13 +138,20 @@ class _Tracer(ShallowTracer):
         for module, name in self.observed.assigned:
             module.__dict__[name] = Assigned(name)
         self.observed.assigned.clear()
-        return output
+        if type(m) is not KTRegroupAsDict or not issubclass(type(output), fx.Proxy):
+            return output
+        regroup: Any = m
+        items = {key: operator.getitem(output, key) for key in regroup._keys}  # code may iterate over them
+        self._items += [item.node for item in items.values()]
+        return items
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
-        """A proxy that knows its features, if it is a batch and they are known."""
+        """A proxy that knows its features, if it is a batch whose features are constants."""
         proxy = super().proxy(node)
-        is_batch = isinstance(proxy.value, KeyedJaggedTensor) and has_known_features(node)
-        return BatchProxy(node, self, self.reads) if is_batch else proxy
+        keys: Any = node.args[0] if node.args else node.kwargs.get("keys")
+        is_made = node.target is KeyedJaggedTensor and isinstance(keys, (list, tuple))
+        is_known = node.op == "placeholder" or (is_made and all(isinstance(key, str) for key in keys))
+        return BatchProxy(node, self, self.reads) if is_known and isinstance(proxy.value, KeyedJaggedTensor) else proxy
 
     def is_constant(self, node: fx.Node, attribute: str) -> bool:
         """True: the graph checks the dtypes and ranks of the arguments that it depends on."""
@@ -115,23 +182,41 @@ class _Tracer(ShallowTracer):
         return isinstance(m, ConvertedCollection) or super(ShallowTracer, self).is_leaf_module(m, module_qualified_name)
 
 
-def trace_model(call: ModelCall) -> TracedModel:
-    """The trace of a warmed model around exported graphs.
+class _Around(nn.Module):
+    """Calls a model that is a collection itself, which no tracer enters."""
 
-    If ``is_typed`` is False for what the model returns, the graph returns tensors by name.
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
 
-    Raises:
-        WayFailed: it cannot be traced.
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.model(*args, **kwargs)
+
+
+def trace_model(call: ModelCall) -> tuple[fx.GraphModule, dict[str, str], dict[str, str]]:
+    """The trace of a warmed model around exported graphs; the path in the model of each module of the graph, by its
+    name there; and why modules could not be traced, by path. ``WayFailed`` if the model itself cannot be.
     """
     live, copies = fresh_copy(call.model)
+    live = _Around(live) if id(call.model) in call.served else live
     tracer = _Tracer({id(copies[collection]) for collection in call.served})
     entry = _with_leaves(live, call)
     try:
         sample = Sample(*call.leaves(call.sample))
         graph = trace_graph(entry, sample, tracer, inference=True, observe=[sample])
         graph._tracer_cls = None
-        check_read_features(graph, {node: tracer.observed[node] for node in tracer.reads})
-        check_dtypes(graph, tracer.described)
+        for node in tracer.reads:
+            if node.op == "placeholder":
+                batch = tracer.observed[node]
+                _check(graph, node, as_traced, batch.keys(), batch.weights_or_none() is not None)
+        for node, value in tracer.described.items():
+            is_batch = isinstance(value, KeyedJaggedTensor)
+            for part in ("values", "lengths", "weights_or_none") if is_batch else ("",):
+                tensor = getattr(value, part)() if part else value
+                if tensor is not None:
+                    with graph.inserting_after(node):
+                        read = graph.call_method(part.removesuffix("_or_none"), (node,)) if part else node
+                    _check(graph, read, as_in_sample, tensor.dtype, tensor.dim())
         paths = {identifier(str(node.target), ()): str(node.target) for node in graph.find_nodes(op="call_module")}
         graph_module = _around_served(call, entry, graph)
     except ExportError:
@@ -139,55 +224,35 @@ def trace_model(call: ModelCall) -> TracedModel:
     except Exception as error:  # user code on proxies can raise anything; the reason is part of the error
         raise WayFailed(rollback_of("", error)) from error
     rollbacks = {rollback.path: rollback.message for rollback in tracer.rollbacks}
-    return TracedModel(graph_module, paths, rollbacks)
+    return graph_module, paths, rollbacks
 
 
 def _around_served(call: ModelCall, entry: nn.Module, graph: fx.Graph) -> fx.GraphModule:
-    """The traced graph with exported graphs in the place of the collections."""
+    """The traced graph with exported graphs in the place of the collections; those inside opaque modules stay calls."""
     root, _ = fresh_copy(call.model, call.graphs)
+    root = _Around(root) if id(call.model) in call.served else root
     _keep_constants(root, entry, graph)
     for node, leaf in zip(graph.find_nodes(op="placeholder"), call.signature.leaves(), strict=True):
         node.type = _TYPES[leaf.kind]
-    graph_module = flat_graph_module(root, graph)
-    _inline(graph_module, call.graphs)
-    return flat_graph_module(graph_module, graph_module.graph)
+    exported = {id(module) for module in call.graphs.values()}
+    for node in list(graph.nodes):
+        path = _called(node)
+        if path is not None and id(collection := root.get_submodule(path)) in exported:
+            assert isinstance(collection, fx.GraphModule)
+            inline_graph(node, collection.graph, path)
+    return _flat_graph_module(root, graph)
 
 
 def _keep_constants(root: nn.Module, entry: nn.Module, graph: fx.Graph) -> None:
     """Attributes that the graph reads but ``root`` does not have: constants of the trace, weights of tables."""
+    tensors = (*root.named_parameters(remove_duplicate=False), *root.named_buffers(remove_duplicate=False))
+    present = {name for name, _ in tensors}
     for node in graph.find_nodes(op="get_attr"):
         value = attrgetter(str(node.target))(entry)
-        if isinstance(value, torch.Tensor) and not _has(root, str(node.target)):
+        if isinstance(value, torch.Tensor) and str(node.target) not in present:
             name = str(node.target).replace(".", "_")
             root.register_buffer(name, value.detach())
             node.target = name
-
-
-def _has(root: nn.Module, path: str) -> bool:
-    try:
-        return attrgetter(path)(root) is not None
-    except AttributeError:
-        return False
-
-
-def _inline(graph_module: fx.GraphModule, served: Mapping[int, nn.Module]) -> None:
-    """Replace calls of exported collections with their nodes; those inside opaque modules stay calls."""
-    exported = {id(module) for module in served.values()}
-    inlined: dict[str, nn.Module] = {}
-    for node in list(graph_module.graph.nodes):
-        path = _called(node)
-        if path is None:
-            continue
-        collection = inlined.get(path) or graph_module.get_submodule(path)
-        if id(collection) in exported:
-            assert isinstance(collection, fx.GraphModule)
-            inline_graph(node, collection.graph, path)
-            inlined[path] = collection
-    for path, collection in inlined.items():
-        holder = nn.Module()
-        holder._modules.update(collection._modules)
-        graph_module.add_submodule(path, holder)
-    graph_module.recompile()
 
 
 def _called(node: fx.Node) -> str | None:
@@ -196,14 +261,15 @@ def _called(node: fx.Node) -> str | None:
         module, *args = node.args
         assert isinstance(module, fx.Node)
         node.args = tuple(args)
+        if not module.users:
+            node.graph.erase_node(module)
         return str(module.target)
     return str(node.target) if node.op == "call_module" else None
 
 
 def _with_leaves(root: nn.Module, of: ModelCall) -> nn.Module:
-    """``root`` with a ``forward`` that takes the tensors and KJTs of its arguments, one after the other.
-
-    If TorchScript has no type for what it returns, it returns the tensors in it by name.
+    """``root`` with a ``forward`` that takes the tensors and KJTs of its arguments, one after the other; if TorchScript
+    has no type for what it returns, it returns the tensors in it by name.
     """
     forward = root.__dict__.get("forward") or type(root).forward.__get__(root)
     original = root._call_impl if has_forward_hooks(root) else forward
@@ -217,7 +283,7 @@ def _with_leaves(root: nn.Module, of: ModelCall) -> nn.Module:
     return with_forward(root, [leaf.name for leaf in of.signature.leaves()], call)
 
 
-def flat_graph_module(root: nn.Module, graph: fx.Graph) -> fx.GraphModule:
+def _flat_graph_module(root: nn.Module, graph: fx.Graph) -> fx.GraphModule:
     """A graph module that has what the graph uses, under its full path with underscores, and nothing else."""
     used: dict[str, Any] = {}
     names: dict[str, str] = {}
@@ -228,13 +294,4 @@ def flat_graph_module(root: nn.Module, graph: fx.Graph) -> fx.GraphModule:
                 names[path] = identifier(path, used)
                 used[names[path]] = attrgetter(path)(root)
             node.target = names[path]
-    graph_module = fx.GraphModule(used, graph)
-    for name, value in used.items():
-        if (
-            isinstance(value, torch.Tensor)
-            and not isinstance(value, nn.Parameter)
-            and name not in graph_module._buffers
-        ):
-            graph_module.__dict__.pop(name, None)
-            graph_module.register_buffer(name, value)
-    return graph_module
+    return fx.GraphModule(used, graph)

@@ -1,8 +1,6 @@
-"""The exported program of format ``pt2``: ``torch.export`` runs the model's code around the exported graphs.
-
-It is a tracer itself, which sees through dataclasses and other Python, so nothing needs to trace the model before it.
-It needs no values: big buffers are not read, and the arguments are zeros of the sample's shapes. Sizes that change with
-the batch are symbols, 0 and 1 included; others are those of the sample.
+"""The exported program of format ``pt2``: ``torch.export`` runs the model's code around the exported graphs. It needs
+no values: big buffers are not read, and arguments are zeros of the sample's shapes. Sizes that change with the batch
+are symbols, 0 and 1 included; others are those of the sample.
 """
 
 from __future__ import annotations
@@ -20,6 +18,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import fx, nn
@@ -29,50 +28,37 @@ from recfx.collections.copy_modules import own_modules
 from recfx.discovery.sample import Sample
 from recfx.discovery.shallow_tracer import with_forward
 from recfx.errors import Diagnostic, ExportError
-from recfx.exporter.arguments import Signature
-from recfx.exporter.compare_outputs import run_copy
-from recfx.exporter.loaded_program import LoadedProgram, flat_names, flat_tensors, join_tensors
-from recfx.exporter.model_call import BIGGER, EMPTY, ModelCall
-from recfx.exporter.model_copies import detach_parameters, fresh_copy, own_buffers
+from recfx.exporter.compare_outputs import BIGGER, EMPTY, ModelCall
+from recfx.exporter.loaded_program import LoadedProgram, flat_names, flat_tensors
+from recfx.exporter.model_copies import detach_parameters, fresh_copy
 from recfx.exporter.model_file import Program
-from recfx.exporter.patterns import Pattern
-from recfx.exporter.returns import is_typed, take_apart
+from recfx.exporter.patterns import is_typed, take_apart
 from recfx.exporter.serving.traced import contiguous_copy
 from recfx.exporter.trace_model import WayFailed, trace_model, warmed
 from recfx.runtime.base import has_forward_hooks
-from recfx.versions.differences import programs_without_stacks
 
 _LONGEST = 400  # characters of torch's messages
 
-Run = Callable[[list[Any]], dict[str, torch.Tensor]]
-"""Maps the tensors and KJTs of the signature to the output tensors by name."""
 
-
-Examples = tuple[list[torch.Tensor], list[dict[int, Any]]]
-"""The program's arguments, and which of their sizes are symbols."""
-
-
-def traced_programs(call: ModelCall) -> Iterator[Program]:
-    """The model as ``torch.export`` traces it, or else the graph that ``trace_model.py`` has traced.
-
-    That graph has the hooks of collections, no code that reads their attributes, and no names that are keywords.
+def traced_programs(call: ModelCall) -> Iterator[Program | Diagnostic]:
+    """The model as ``torch.export`` traces it, and the graph of ``trace_model``, which has the hooks of collections, no
+    code that reads their attributes, and no names that are keywords; or why there is none.
     """
     call = warmed(call)
-    changed = call.changed_buffer or _assigned_buffer(call)
-    if changed is not None:
-        path, _, name = changed.rpartition(".")
+    if call.changed_buffer is not None:
+        path, _, name = call.changed_buffer.rpartition(".")
         message = f"its forward changes buffer {name!r}, which a program of torch.export would forget"
-        call.failures.append(Diagnostic("not_exportable", path, message))
+        yield Diagnostic("not_exportable", path, message)
         return
     try:
-        examples = _examples(call)
+        tensors, symbols = _examples(call)
     except RuntimeError as error:  # the sample has what the program cannot take
-        call.failures.append(Diagnostic("not_exportable", "", str(error)))
+        yield Diagnostic("not_exportable", "", str(error))
         return
-    for name, tensor in zip(flat_names(call.signature), examples[0], strict=True):
+    for name, tensor in zip(flat_names(call.signature), tensors, strict=True):
         if 0 in tensor.shape:
             message = f"size {tensor.shape.index(0)} of {name} is 0, as in every batch then; pass a bigger sample"
-            call.failures.append(Diagnostic("not_exportable", "", message))
+            yield Diagnostic("not_exportable", "", message)
             return
     if not any(has_forward_hooks(module) for module in call.model.modules() if id(module) in call.served):
         root = fresh_copy(call.model, call.graphs)[0]
@@ -81,33 +67,41 @@ def traced_programs(call: ModelCall) -> Iterator[Program]:
             made = call.signature.call_of(leaves)
             return take_apart(call.returns, root(*made.args, **made.kwargs))
 
-        yield from _exported(root, call_whole, call, examples)
+        yield _exported(root, call_whole, call, tensors, symbols)
     try:
-        graph_module = trace_model(call).graph_module
+        graph_module = trace_model(call)[0]
     except WayFailed as failed:
-        call.failures.append(failed.diagnostic)
+        yield failed.diagnostic
         return
-    yield from _exported(graph_module, _flat_call(graph_module, call.returns), call, examples)
+
+    def call_graph(leaves: list[Any]) -> dict[str, torch.Tensor]:
+        returned = graph_module(*leaves)
+        return take_apart(call.returns, returned) if is_typed(call.returns) else returned
+
+    yield _exported(graph_module, call_graph, call, tensors, symbols)
 
 
-def _assigned_buffer(call: ModelCall) -> str | None:
-    """The name of a buffer that a call puts another tensor in the place of, even one with the same values."""
-    copy, _ = fresh_copy(call.model)
-    before = own_buffers(copy)
-    run_copy(call.model, call.sample, copy)
-    return next((name for name, buffer in own_buffers(copy).items() if buffer is not before.get(name)), None)
+def _exported(
+    root: nn.Module,
+    run: Callable[[list[Any]], dict[str, torch.Tensor]],
+    call: ModelCall,
+    tensors: list[torch.Tensor],
+    symbols: list[dict[int, Any]],
+) -> Program | Diagnostic:
+    """The program that calls ``run``, from the tensors and KJTs of the signature to the output tensors by name."""
 
+    def call_flat(*tensors: torch.Tensor) -> dict[str, torch.Tensor]:
+        copies = map(contiguous_copy, tensors)
+        return run([leaf.leaf_of(copies) for leaf in call.signature.leaves()])
 
-def _exported(root: nn.Module, run: Run, call: ModelCall, examples: Examples) -> Iterator[Program]:
     detach_parameters(own_modules(root))
-    tensors, symbols = examples
     try:
         with torch.no_grad(), _quiet():
-            entry = _entry(root, run, call.signature)
+            entry = with_forward(type("Exported", (nn.Module,), {})(), flat_names(call.signature), call_flat)
+            entry.model = root
             exported = torch.export.export(entry, tuple(tensors), dynamic_shapes=tuple(symbols))
     except Exception as error:  # user code under a tracer can raise anything; the reason is part of the error
-        call.failures.append(_why_not(error, root))
-        return
+        return _why_not(error, root)
     if EMPTY in call.other_calls:
         _without_checks_for_ids(exported.graph)
     exported.example_inputs = None  # not part of the file
@@ -117,26 +111,21 @@ def _exported(root: nn.Module, run: Run, call: ModelCall, examples: Examples) ->
                 plain = tensor.detach().resolve_neg().resolve_conj()
                 is_parameter = isinstance(tensor, nn.Parameter)
                 tensors_by_name[name] = nn.Parameter(plain, requires_grad=False) if is_parameter else plain
-    for module in exported.graph_module.modules():  # torch 2.11 and older record stacks in spite of `_quiet`
+    for module in exported.graph_module.modules():  # the lines of this machine's sources are not for servers
         for node in module.graph.nodes if isinstance(module, fx.GraphModule) else ():
             node.meta.pop("stack_trace", None)
     if (narrow := next(_narrow(exported), None)) is not None:
-        call.failures.append(Diagnostic("not_exportable", "", f"the program does not take every batch: {narrow}"))
-        return
+        return Diagnostic("not_exportable", "", f"the program does not take every batch: {narrow}")
     try:
-        yield _program(exported, call.signature)
+        loaded = LoadedProgram(exported, call.signature)
     except SyntaxError as error:  # torch makes Python of the program, with the names of modules, which may be keywords
-        call.failures.append(_why_not(error, root))
-
-
-def _program(exported: ExportedProgram, signature: Signature) -> Program:
-    loaded = LoadedProgram(exported, signature)
+        return _why_not(error, root)
     called = {node.target for node in exported.graph.nodes if node.op == "call_function"}
-    tensors = [*exported.state_dict.values(), *exported.constants.values()]
+    saved = [*exported.state_dict.values(), *exported.constants.values()]
     return Program(
         named=loaded.named,
         save=partial(_save, exported),
-        size=sum(tensor.nbytes for tensor in tensors if isinstance(tensor, torch.Tensor)),
+        size=sum(tensor.nbytes for tensor in saved if isinstance(tensor, torch.Tensor)),
         operators={target.name() for target in called if isinstance(target, torch._ops.OpOverload)},
         buffers=lambda: {name.removeprefix("model."): value for name, value in loaded.program.named_buffers()},
         graph=str(exported.graph),
@@ -158,29 +147,19 @@ def _save(exported: ExportedProgram, path: Path) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """A context without warnings about how torch and TorchRec use torch, without the graph that torch prints if a trace
-    fails, and in which programs get no stack for each node.
-
-    Stacks take a tenth of the time, and the paths and lines of this machine's sources are not for servers.
-    """
-    loggers = [logging.getLogger(f"torch.fx.{name}") for name in ("_symbolic_trace", "experimental.symbolic_shapes")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings(), programs_without_stacks(), contextlib.redirect_stderr(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+    """A context without warnings about how torch and TorchRec use torch, nor the graph of a trace that fails."""
+    with contextlib.ExitStack() as stack:
+        for name in ("torch.fx._symbolic_trace", "torch.fx.experimental.symbolic_shapes"):
+            stack.enter_context(mock.patch.object(logging.getLogger(name), "disabled", True))
+        stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        yield
 
 
-def _examples(call: ModelCall) -> Examples:
+def _examples(call: ModelCall) -> tuple[list[torch.Tensor], list[dict[int, Any]]]:
     """Zeros of the sample's shapes, and which sizes are symbols: numbers of ids, and what changes with the batch size.
-    Others are constants.
-
-    A size of 0 or 1 would become a constant of the program, so the batch is made bigger, if its size is known.
+    Others are constants, as 0 and 1 would become, so the batch is made bigger, if its size is known.
     """
     bigger = call.other_calls.get(BIGGER)
     biggest = None if bigger is None else bigger.resized()
@@ -207,10 +186,8 @@ def _examples(call: ModelCall) -> Examples:
 
 
 def _narrow(exported: ExportedProgram) -> Iterator[str]:
-    """The sizes for which the program has limits, in words. torch takes 2 and more for each.
-
-    Besides bounds, these are the conditions that the trace found true of the sample, such as that two sizes differ: a
-    saved program would forget them.
+    """The sizes for which the program has limits, in words: bounds above 2, and conditions that the trace found true of
+    the sample, such as that two sizes differ, which a saved program would forget.
     """
     user_inputs = exported.graph_signature.user_inputs
     for node in exported.graph.find_nodes(op="placeholder"):
@@ -229,9 +206,7 @@ def _narrow(exported: ExportedProgram) -> Iterator[str]:
 
 
 def _without_checks_for_ids(graph: fx.Graph) -> None:
-    """Take out that there must be ids, which TorchRec's ``permute`` asserts for tracers alone. The file is compared
-    with the model for a batch without ids.
-    """
+    """Take out that there must be ids, which TorchRec's ``permute`` asserts for tracers alone."""
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten._assert_scalar.default):
         if re.search(r"Ne\(.*, 0\)", str(node.args[1])) and all(map(_is_of_lengths, node.all_input_nodes)):
             graph.erase_node(node)
@@ -250,27 +225,6 @@ def _is_of_lengths(node: fx.Node) -> bool:
 
 def _shapes(call: ModelCall, sample: Sample) -> list[tuple[int, ...]]:
     return [tuple(tensor.shape) for tensor in flat_tensors(call.signature, call.leaves(sample))]
-
-
-def _flat_call(graph_module: nn.Module, returns: Pattern) -> Run:
-    """Calls a graph, which takes the tensors and KJTs themselves."""
-
-    def run(leaves: list[Any]) -> dict[str, torch.Tensor]:
-        returned = graph_module(*leaves)
-        return take_apart(returns, returned) if is_typed(returns) else returned
-
-    return run
-
-
-def _entry(root: nn.Module, run: Run, signature: Signature) -> nn.Module:
-    """A module that takes tensors and returns tensors by name."""
-
-    def call_flat(*tensors: torch.Tensor) -> dict[str, torch.Tensor]:
-        return run(list(join_tensors(signature, map(contiguous_copy, tensors))))
-
-    entry = with_forward(type("Exported", (nn.Module,), {})(), flat_names(signature), call_flat)
-    entry.model = root
-    return entry
 
 
 def _why_not(error: Exception, root: nn.Module) -> Diagnostic:

@@ -6,17 +6,16 @@ looking, not by comparing versions. It is the only module that does so, and it i
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.utils.checkpoint
 from torch.distributed import distributed_c10d as c10d
-from torch.fx import _symbolic_trace, config
+from torch.fx import _symbolic_trace
 from torchrec.distributed.planner import Topology
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -32,21 +31,6 @@ def _takes(function: Callable[..., Any], name: str) -> bool:
 def disable_compilation(reason: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """``torch.compiler.disable`` as a decorator; torch 2.7 does not show ``reason``."""
     return torch.compiler.disable(**{"reason": reason} if _takes(torch.compiler.disable, "reason") else {})
-
-
-@contextlib.contextmanager
-def programs_without_stacks() -> Iterator[None]:
-    """A context in which torch.export gives nodes no stack; torch 2.11 and older cannot leave it out."""
-    name = "do_not_emit_stack_traces"
-    before = getattr(config, name, None)
-    if before is None:
-        yield
-        return
-    setattr(config, name, True)
-    try:
-        yield
-    finally:
-        setattr(config, name, before)
 
 
 def _is_fx_tracing_alone() -> bool:
@@ -135,6 +119,5 @@ __all__ = [
     "is_fx_symbolic_tracing",
     "let_files_take_batches",
     "make_topology",
-    "programs_without_stacks",
     "pt2_reader",
 ]

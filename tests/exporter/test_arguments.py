@@ -104,45 +104,6 @@ def test_a_constant_is_itself_whatever_its_type(scale: float, tmp_path: Path) ->
     assert torch.allclose(loaded(features(), scale=scale), model(features(), scale=scale), equal_nan=True)
 
 
-class Branches(TwoTensors):
-    """TorchScript compiles its own code, because no trace has a branch."""
-
-    def forward(
-        self,
-        features: KeyedJaggedTensor,
-        added: torch.Tensor | None = None,
-        taken: torch.Tensor | None = None,
-        scale: float = 2.0,
-    ) -> torch.Tensor:
-        pooled = self.ebc(features).values()
-        if added is not None:
-            pooled = pooled + added
-        if taken is not None:
-            pooled = pooled - taken
-        if bool(pooled.sum() > 0):
-            return pooled * scale
-        return pooled
-
-
-@pytest.mark.parametrize(
-    ("names", "scale"),
-    [
-        (["taken"], 2.0),
-        (["taken", "added"], 2.0),
-        (["scale", "taken"], float("inf")),
-        (["added", "scale"], numpy.float64(3.0)),
-    ],
-)
-def test_arguments_of_a_model_that_is_not_traced(names: list[str], scale: float, tmp_path: Path) -> None:
-    def sample(size: int) -> recfx.Sample:
-        named = {"taken": torch.full([size, 2], 5.0 * size), "added": torch.full([size, 2], 7.0 * size), "scale": scale}
-        return recfx.Sample(features(size), **{name: named[name] for name in names})
-
-    model, loaded = exported(Branches(), sample(3), tmp_path, "torchscript")
-    bigger = sample(4)
-    assert torch.allclose(loaded(*bigger.args, **bigger.kwargs), model(*bigger.args, **bigger.kwargs))
-
-
 class AnyNames(nn.Module):
     """Takes arguments of any names."""
 

@@ -13,7 +13,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 
 import recfx
 from recfx.commandline.main import main
-from recfx.exporter import buffers
+from recfx.exporter import served_collection
 from tests.exporter import factories
 from tests.exporter.conftest import UsualExport
 from tests.exporter.hashed_models import assert_same_file, call, trained
@@ -53,7 +53,7 @@ def test_the_file_is_that_of_the_model_that_was_saved(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(buffers, "PIECE_BYTES", 256)
+    monkeypatch.setattr(served_collection, "PIECE_BYTES", 256)
     written = tmp_path / "found.pt"
     assert main(["export", f"{FACTORIES}:{factory}", str(written), "--checkpoint", str(directory), *quantize]) == 0
     chosen: Any = dict(flag.split("=") for flag in quantize[1::2]) if len(quantize) > 2 else (quantize or [None])[-1]

@@ -13,7 +13,7 @@ from torchrec import KeyedJaggedTensor
 import recfx
 from recfx.exporter import load
 from recfx.exporter.compare_outputs import first_difference, run_model
-from recfx.exporter.returns import return_pattern, take_apart
+from recfx.exporter.patterns import return_pattern, take_apart
 from tests.builders.collections import one_table
 from tests.exporter.conftest import UsualExport
 from tests.exporter.hashed_models import call

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
-from torchrec import KeyedJaggedTensor, KeyedTensor
+from torchrec import KeyedJaggedTensor
 
 import recfx
-from recfx.exporter import buffers
+from recfx.exporter import served_collection
 from recfx.kernels.build import library
 from recfx.kernels.lookup.quantized_rows import dequantize_rows, quantize_rows
 from tests.exporter.conftest import UsualExport
@@ -200,38 +200,37 @@ return add
 def test_a_file_that_answers_differently_is_not_kept(
     model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pooled_rows = buffers.stored_rows
-    monkeypatch.setattr(buffers, "stored_rows", lambda rows, form: pooled_rows(rows + 1, form))
+    pooled_rows = served_collection.stored_rows
+    monkeypatch.setattr(served_collection, "stored_rows", lambda rows, form: pooled_rows(rows + 1, form))
     with pytest.raises(recfx.ExportError, match="export_differs"):
         recfx.export(model, tmp_path / "model.pt", call(6))
     assert list(tmp_path.iterdir()) == []
 
 
-class _Branching(HashedModel):
+class _Branching(nn.Module):
     """Branches on data, so that TorchScript has to compile its own code, without its hooks."""
 
-    def forward(self, dense: torch.Tensor, features: KeyedJaggedTensor) -> torch.Tensor:
-        output = self.linear(self.ebc(features).values()) + dense
-        if bool(output.sum() > 0):
-            return output
-        return output * 2
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        if bool(values.sum() > 0):
+            return values
+        return values * 2
 
 
 @pytest.mark.parametrize("quantize", [None, "int8", "int4", "fp16"])
 def test_a_hook_that_would_be_lost_is_seen_also_when_rows_are_quantized(quantize: str | None, tmp_path: Path) -> None:
-    model = _Branching()
-    plain = recfx.convert(model, hashing=HASHING)
+    model = HashedModel()
+    model.linear = nn.Sequential(model.linear, _Branching())
+    converted = recfx.convert(model, hashing=HASHING).eval()
     called: list[int] = []
-    plain.ebc.register_forward_hook(lambda *_: called.append(1))
-    report = recfx.export(plain.eval(), tmp_path / "plain.pt", call(6), quantize=quantize)
-    assert [(note.code, note.path) for note in report.notes][-1:] == [("hooks_left_out", "ebc")]
+    hook = converted.linear[1].register_forward_hook(lambda *_: called.append(1))
+    report = recfx.export(converted, tmp_path / "plain.pt", call(6), quantize=quantize)
+    assert [(note.code, note.path) for note in report.notes][-1:] == [("hooks_left_out", "linear.1")]
     assert report.output_error < 0.05
-    model.ebc.register_forward_hook(
-        lambda _, inputs, output: KeyedTensor(output.keys(), output.length_per_key(), output.values() + 1)
-    )
+    hook.remove()
+    converted.linear[1].register_forward_hook(lambda _, inputs, output: output + 1)
     with pytest.raises(recfx.ExportError, match="TorchScript compiles the module's own code") as raised:
-        recfx.export(recfx.convert(model, hashing=HASHING).eval(), tmp_path / "m.pt", call(6), quantize=quantize)
-    assert (raised.value.reason, raised.value.module_path) == ("not_scriptable", "ebc")
+        recfx.export(converted, tmp_path / "m.pt", call(6), quantize=quantize)
+    assert (raised.value.reason, raised.value.module_path) == ("not_scriptable", "linear.1")
     assert "the file answers differently" in str(raised.value)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["plain.pt"]
 

@@ -114,17 +114,26 @@ class Negated(HashedModel):
         return torch.view_as_complex(self.linear(self.ebc(features).values()) + dense).conj().imag
 
 
-class KeepsInput(HashedModel):
+class _Keeps(nn.Module):
     """Keeps its last input in a buffer."""
 
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("last", torch.zeros(6, 1))
 
-    def forward(self, dense: torch.Tensor, features: KeyedJaggedTensor) -> torch.Tensor:
-        output = self.linear(self.ebc(features).values()) + dense + self.last.sum()
+    def forward(self, output: torch.Tensor, dense: torch.Tensor) -> torch.Tensor:
+        output = output + self.last.sum()
         self.last = dense
         return output
+
+
+class KeepsInput(HashedModel):
+    def __init__(self) -> None:
+        super().__init__()
+        self.keeps = _Keeps()
+
+    def forward(self, dense: torch.Tensor, features: KeyedJaggedTensor) -> torch.Tensor:
+        return self.keeps(self.linear(self.ebc(features).values()) + dense, dense)
 
 
 @pytest.mark.parametrize("of", [Negated, KeepsInput])

@@ -19,7 +19,7 @@ from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 import recfx
 from recfx.collections.sharding.shard import shard_collection
-from recfx.exporter import buffers
+from recfx.exporter import served_collection
 from recfx.exporter.report import ExportReport
 from recfx.runtime.dist_groups import wires_of
 from tests.exporter.hashed_models import assert_same_file
@@ -200,7 +200,7 @@ def fails(rank: int, world_size: int, case: Case, before: State, path: Path, fau
         elif fault == "directory":
             path = path / "nowhere" / "model.pt"
         elif fault == "disk":
-            patch.setattr(buffers, "reserve", _full)
+            patch.setattr(served_collection, "reserve", _full)
         elif fault == "index" and rank == 1:
             next(iter(model.sparse.hash_indexes.values())).row_state.fill_(7)  # type: ignore[union-attr, operator]
         with pytest.raises(recfx.RecfxError) as raised:

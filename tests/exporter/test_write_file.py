@@ -20,7 +20,7 @@ from torch import nn
 
 import recfx
 from recfx import kernels, lowering
-from recfx.exporter import buffers, export, model_file
+from recfx.exporter import export, model_file, served_collection
 from tests.exporter.hashed_models import call, trained
 from tests.support.forked_script import run_script
 from tests.support.forkserver import forkserver
@@ -48,7 +48,7 @@ def test_a_path_that_cannot_be_written_is_refused_before_anything_is_computed(
     (tmp_path / "file").write_text("x")
     (tmp_path / "link").symlink_to("nowhere/model.pt")
     os.mkfifo(tmp_path / "pipe")
-    monkeypatch.setattr(export, "_converted", lambda *_: pytest.fail("computed"))
+    monkeypatch.setattr(export, "convert", lambda *_, **__: pytest.fail("computed"))
     with refused("cannot_write", match=message, error=recfx.ExportError) as raised:
         recfx.export(model, tmp_path / path, call(6))
     assert str(tmp_path) in raised.value.message
@@ -82,7 +82,7 @@ def _torch_fails(*_: Any, **__: Any) -> Any:
     ("where", "name", "failure", "message"),
     [
         (torch.jit, "save", _torch_fails, "failed writing file data/2"),
-        (buffers, "reserve", fail, "No space left on device"),
+        (served_collection, "reserve", fail, "No space left on device"),
         (os, "fsync", fail, "No space left on device"),
         (os, "replace", fail, "No space left on device"),
     ],

@@ -10,7 +10,7 @@ from torch import nn
 
 import recfx
 from recfx.exporter.compare_outputs import first_difference, run_model
-from recfx.exporter.returns import return_pattern, take_apart
+from recfx.exporter.patterns import return_pattern, take_apart
 from tests.models.case import Case
 from tests.support.refusals import refused
 

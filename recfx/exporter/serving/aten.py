@@ -1,7 +1,5 @@
-"""Nodes of an exported graph in ATen alone, for devices where FBGEMM's operators are not.
-
-The host waits for the device once per batch, to check it. What it learns then, where the ids of each feature are, goes
-from node to node with the bags.
+"""Nodes of an exported graph in ATen alone, for devices where FBGEMM's operators are not. The host waits for the device
+once per batch, to check it; where the ids of each feature are, which it learns then, goes from node to node.
 """
 
 import torch
@@ -9,7 +7,7 @@ from torch import nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recfx.exporter.serving.find_rows import Completed, FindFrozenRows
-from recfx.exporter.serving.named_inputs import check_plain
+from recfx.exporter.serving.named_inputs import check_plain, check_sums
 from recfx.exporter.serving.pool_rows import FORMATS, PoolRows
 from recfx.exporter.serving.select_bags import Bags, SelectBags, ServedNode
 from recfx.ir.context import FrozenIndex
@@ -19,8 +17,14 @@ from recfx.kernels.index.slot_table import home_slots
 from recfx.kernels.route.from_zero import from_zero
 
 
+def reordered(values: torch.Tensor, counts: list[int], positions: list[int]) -> torch.Tensor:
+    """The values of the features at these positions, each of which has as many as ``counts`` says. Scriptable."""
+    parts = values.split(counts)
+    return torch.cat([parts[position] for position in positions])
+
+
 class AtenSelectBags(SelectBags):
-    """``SelectBags`` without FBGEMM. Arguments: as for ``SelectBags``."""
+    """``SelectBags`` without FBGEMM."""
 
     limit_of_feature: list[int]
 
@@ -44,16 +48,10 @@ class AtenSelectBags(SelectBags):
         for position in positions:
             ends.append(ends[-1] + counts[position])
         if keys != self.feature_names:
-            first = torch.tensor(positions, device=lengths.device).unsqueeze(1) * batch_size
-            bags = (first + torch.arange(batch_size, device=lengths.device)).view(-1)
-            begins = from_zero(lengths, values.numel()).index_select(0, bags)
-            lengths = lengths.index_select(0, bags)
-            shifts = begins - from_zero(lengths, ends[-1])[:-1]
-            take = torch.repeat_interleave(shifts, lengths, output_size=ends[-1])
-            take = take + torch.arange(ends[-1], device=lengths.device)
-            values = values.index_select(0, take)
-            if weights is not None:
-                weights = weights.index_select(0, take)
+            place = torch.tensor(positions, device=lengths.device)
+            lengths = lengths.view(len(keys), batch_size).index_select(0, place).view(-1)
+            values = reordered(values, counts, positions)
+            weights = None if weights is None else reordered(weights, counts, positions)
         offsets = from_zero(lengths, ends[-1])
         return Bags(values, offsets, weights, ends, values.to(id_type), lengths.to(length_type))
 
@@ -77,14 +75,7 @@ class AtenSelectBags(SelectBags):
             facts: list[int] = torch.cat([range_of, per_key, of_key]).tolist()
             least, most = facts[0], facts[1]
             counts, wrong = facts[2 : 2 + len(keys)], facts[2 + len(keys) :]
-        if least < 0:
-            raise RuntimeError(f"{self.collection}: a length is negative [bad_lengths]")
-        if most > ids:  # the sum of such lengths may overflow
-            raise RuntimeError(f"{self.collection}: a length is {most}, but there are {ids} ids [bad_lengths]")
-        if sum(counts) != ids:
-            raise RuntimeError(
-                f"{self.collection}: the lengths add up to {sum(counts)}, but there are {ids} ids [bad_lengths]"
-            )
+        check_sums(self.collection, least, most, sum(counts), ids)
         for number, name in enumerate(keys):
             if wrong[number] > 0:
                 raise RuntimeError(
@@ -95,10 +86,7 @@ class AtenSelectBags(SelectBags):
 
 
 class AtenFindRows(FindFrozenRows):
-    """``FindFrozenRows`` without FBGEMM: as many steps as finding any id of the table takes, without waiting.
-
-    Arguments: as for ``FindFrozenRows``.
-    """
+    """``FindFrozenRows`` without FBGEMM: as many steps as finding any id of the table takes, without waiting."""
 
     # As in the base class: TorchScript does not read the annotations of base classes.
     completed: list[Completed]
@@ -196,10 +184,7 @@ class StoredRows(ServedNode):
 
 
 class AtenPoolRows(PoolRows):
-    """``PoolRows`` without FBGEMM: feature by feature, rows become floats after they were gathered.
-
-    Arguments: as for ``PoolRows``.
-    """
+    """``PoolRows`` without FBGEMM: feature by feature, rows become floats after they were gathered."""
 
     kernel = "aten"
 

@@ -22,10 +22,9 @@ class Completed(NamedTuple):
 
 
 class FindFrozenRows(ServedNode):
-    """Find the rows of a collection's ids; ids without a row get the answer of their table's policy.
-
-    The slots of all tables are one tensor, which ``fbgemm::pruned_hashmap_lookup`` reads. It leaves the ids of a table
-    without slots as they are, and does not find id -1.
+    """Find the rows of a collection's ids; ids without a row get the answer of their table's policy. The slots of all
+    tables are one tensor, which ``fbgemm::pruned_hashmap_lookup`` reads. It leaves the ids of a table without slots as
+    they are, and does not find id -1.
     """
 
     completed: list[Completed]

@@ -108,14 +108,19 @@ def check_types(name: str, values: torch.Tensor, lengths: torch.Tensor) -> None:
 def check_lengths(name: str, values: torch.Tensor, lengths: torch.Tensor) -> None:
     """Refuse ids and lengths that are not one batch of bags. Scriptable."""
     check_types(name, values, lengths)
-    count = values.size(0)
+    least, most = 0, 0
     if lengths.numel() > 0:
-        least, most = torch.aminmax(lengths)
-        if int(least) < 0:
-            raise RuntimeError(f"{name}: a length is negative [bad_lengths]")
-        if int(most) > count:  # the sum of such lengths may overflow
-            raise RuntimeError(f"{name}: a length is {int(most)}, but there are {count} ids [bad_lengths]")
-    total = int(lengths.sum())
+        low, high = torch.aminmax(lengths)
+        least, most = int(low), int(high)
+    check_sums(name, least, most, int(lengths.sum()), values.size(0))
+
+
+def check_sums(name: str, least: int, most: int, total: int, count: int) -> None:
+    """Refuse lengths that are not those of so many ids. Scriptable."""
+    if least < 0:
+        raise RuntimeError(f"{name}: a length is negative [bad_lengths]")
+    if most > count:  # the sum of such lengths may overflow
+        raise RuntimeError(f"{name}: a length is {most}, but there are {count} ids [bad_lengths]")
     if total != count:
         raise RuntimeError(f"{name}: the lengths add up to {total}, but there are {count} ids [bad_lengths]")
 

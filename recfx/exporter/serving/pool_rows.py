@@ -46,11 +46,8 @@ FORMATS: dict[torch.dtype, RowFormat] = {
 
 
 class PoolRows(ServedNode):
-    """Pool the rows of a group of tables with FBGEMM's inference operator, which skips rows of -1.
-
-    If they are not combined, each row is read as it is, and rows of -1 read zeros; all ids of a feature are one bag.
-    The rows of all tables are one tensor of bytes, in which ``table_begins`` and ``row_bytes`` say where each table's
-    are.
+    """Pool the rows of a group of tables with FBGEMM's inference operator, which skips rows of -1; or read each row as
+    it is, if they are not combined, and zeros for rows of -1: all ids of a feature are one bag then.
     """
 
     kernel = "fbgemm"
@@ -64,17 +61,14 @@ class PoolRows(ServedNode):
     ) -> None:
         super().__init__()
         self.specs = tables
-        self.features = features
         self.combine = combine
         self.mode, self.is_pooled = _MODES[combine], combine != NOT_COMBINED
         self.is_weighted = is_weighted
         self.num_features = len(features)
         formats = [FORMATS[table.dtype] for table in tables]
-        self.tables = [f"{table.name}:{form.name}" for table, form in zip(tables, formats, strict=True)]
-        self.row_bytes = [form.bytes(table.embedding_dim) for table, form in zip(tables, formats, strict=True)]
-        self.table_begins = [0]
-        for table, size in zip(tables, self.row_bytes, strict=True):
-            self.table_begins.append(self.table_begins[-1] + table.num_embeddings * size)
+        begins = [0]
+        for table, form in zip(tables, formats, strict=True):
+            begins.append(begins[-1] + table.num_embeddings * form.bytes(table.embedding_dim))
         keys = [name for table in tables for name in table.embedding_names]
         place = {name: number for number, name in enumerate(features)}
         self.positions = [place[name] for name in keys]
@@ -83,7 +77,10 @@ class PoolRows(ServedNode):
         columns = [formats[table].columns(tables[table].embedding_dim) for table in of_feature]
         ends = torch.tensor([0, *columns]).cumsum(0)
         self.total_columns = int(ends[-1])
-        self.most_columns = [_most(number, of_feature, formats, columns) for number in (3, 2, 1, 0)]
+        self.most_columns = [0, 0, 0, 0]  # of int4, int8, fp16 and fp32, as FBGEMM's operator takes them
+        for number, count in zip(of_feature, columns, strict=True):
+            of_type = 3 - formats[number].sparse_type
+            self.most_columns[of_type] = max(self.most_columns[of_type], count)
         kept = [
             column
             for table, end in zip(of_feature, ends[:-1].tolist(), strict=True)
@@ -96,21 +93,17 @@ class PoolRows(ServedNode):
         self.register_buffer("kept_columns", torch.tensor(kept))
         self.register_buffer("first_bags", torch.arange(len(keys) + 1))
         self.register_buffer("placements", torch.full((len(keys),), _HOST, dtype=torch.int32))
-        self.register_buffer("begins", torch.tensor([self.table_begins[table] for table in of_feature]))
+        self.register_buffer("begins", torch.tensor([begins[table] for table in of_feature]))
         sparse_types = [formats[table].sparse_type for table in of_feature]
         self.register_buffer("sparse_types", torch.tensor(sparse_types, dtype=torch.uint8))
         self.register_buffer("column_ends", ends.int())
         self.register_buffer("nowhere", torch.empty(0, dtype=torch.uint8))
         self.register_buffer("position", torch.tensor(self.positions, dtype=torch.int32))
-        self.register_buffer("rows", torch.empty(self.table_begins[-1], dtype=torch.uint8))
+        self.register_buffer("rows", torch.empty(begins[-1], dtype=torch.uint8))
 
     @classmethod
     def declines(cls, lookup: LookupFacts) -> Diagnostic | None:
-        """Why it does not serve a lookup; None if it does.
-
-        Args:
-            lookup: the lookup, whose tables have the dtypes of stored rows.
-        """
+        """Why it does not serve a lookup, whose tables have the dtypes of stored rows; None if it does."""
         return None
 
     def parts(self) -> list[tuple[torch.Tensor, tuple[TableSpec, ...]]]:
@@ -163,11 +156,6 @@ class PoolRows(ServedNode):
         return pooled.to(self.output_dtype)
 
 
-def _most(sparse_type: int, of_feature: list[int], formats: list[RowFormat], columns: list[int]) -> int:
-    pairs = zip(of_feature, columns, strict=True)
-    return max((count for table, count in pairs if formats[table].sparse_type == sparse_type), default=0)
-
-
 class FindAndPool(PoolRows):
     """Find ids and pool their rows; it takes ids, where ``PoolRows``, which it replaces, takes rows. ``hashed`` has the
     frozen index of each table whose ids are not rows.
@@ -175,14 +163,19 @@ class FindAndPool(PoolRows):
 
     kernel = "recfx"
     positions: list[int]
-    kept: list[int]
     hashed: list[str]
     rows: torch.Tensor
     slots: torch.Tensor
 
-    def __init__(self, pool: PoolRows, hashed: dict[str, FrozenIndex]) -> None:
-        super().__init__(pool.specs, pool.combine, pool.features, pool.is_weighted)
-        tables = self.specs
+    def __init__(
+        self,
+        tables: tuple[TableSpec, ...],
+        combine: str,
+        features: tuple[str, ...],
+        is_weighted: bool,
+        hashed: dict[str, FrozenIndex],
+    ) -> None:
+        super().__init__(tables, combine, features, is_weighted)
         self.hashed = list(hashed)
         self.counts = [table.num_embeddings for table in tables]
         self.columns = [FORMATS[table.dtype].columns(table.embedding_dim) for table in tables]

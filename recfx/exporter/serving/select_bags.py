@@ -11,40 +11,27 @@ from recfx.ir.tables import TableSpec
 
 
 class Bags(NamedTuple):
-    """The ids (or rows) of one collection's features, in the collection's order.
-
-    Args:
-        values: int64 ``[n]``. A row of -1 adds nothing to its bag, but counts in the bag's length.
-        offsets: int64 ``[F * B + 1]``, where the bags begin in ``values``, feature by feature.
-        weights: float32 ``[n]`` if the collection is weighted.
-        ends: ``F + 1`` numbers, if the host knows them: where the features begin in ``values``, and its end.
-        ids: ``[n]``, the ids as they came, int32 or int64, if the output may need them.
-        lengths: ``[F * B]``, those of the bags as they came, if the output may need them.
+    """The ids (or rows) of one collection's features, in the collection's order. A row of -1 adds nothing to its bag,
+    but counts in the bag's length. ``ends`` is there if the host knows where the features begin and end in ``values``;
+    ``ids`` and ``lengths`` are as they came, if the output may need them.
     """
 
-    values: torch.Tensor
-    offsets: torch.Tensor
-    weights: Optional[torch.Tensor]  # noqa: UP045  TorchScript does not compile `X | None` in a NamedTuple
-    ends: Optional[list[int]] = None  # noqa: UP045
-    ids: Optional[torch.Tensor] = None  # noqa: UP045
-    lengths: Optional[torch.Tensor] = None  # noqa: UP045
+    values: torch.Tensor  # int64 [n]
+    offsets: torch.Tensor  # int64 [F * B + 1]
+    weights: Optional[torch.Tensor]  # noqa: UP045  float32 [n]; TorchScript does not compile `X | None` here
+    ends: Optional[list[int]] = None  # noqa: UP045  [F + 1]
+    ids: Optional[torch.Tensor] = None  # noqa: UP045  int32 or int64 [n]
+    lengths: Optional[torch.Tensor] = None  # noqa: UP045  [F * B]
 
 
 class ServedNode(nn.Module):
-    """A module that a node of an exported graph calls; ``label`` is the name of the node."""
-
-    label: str
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.label = ""
+    """A module that a node of an exported graph calls."""
 
 
 class SelectBags(ServedNode):
-    """Take the features of one collection out of a batch, by name.
-
-    What leaves it is safe for kernels that do not check anything: contiguous; lengths that are not negative and add up
-    to the ids, and ids in range for tables without an index. A server's input is not to be trusted.
+    """Take the features of one collection out of a batch, by name. What leaves it is safe for kernels that do not check
+    anything: contiguous; lengths that are not negative and add up to the ids, and ids in range for tables without an
+    index. A server's input is not to be trusted.
     """
 
     feature_names: list[str]

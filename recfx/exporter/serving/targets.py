@@ -1,8 +1,13 @@
 """The registry of what files consist of: which module serves each node, by the kind of program that a file holds."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass, replace
 
-from recfx.errors import Diagnostic
+from torch import fx, nn
+
+from recfx.errors import Diagnostic, ExportError
+from recfx.exporter.serving.assemble import AssembleColumns, AssembleJagged, DivideMeans
 from recfx.exporter.serving.aten import AtenFindRows, AtenPoolRows, AtenSelectBags
 from recfx.exporter.serving.find_rows import FindFrozenRows
 from recfx.exporter.serving.pool_rows import FindAndPool, PoolRows
@@ -10,35 +15,28 @@ from recfx.exporter.serving.select_bags import SelectBags
 from recfx.exporter.serving.traced import TracedFindRows, TracedSelectBags
 from recfx.exporter.serving.triton import DEVICE_TYPES, TritonPoolRows
 from recfx.ir.context import LookupFacts, Served
+from recfx.ir.node_kinds import NODE_KINDS, ValueType
+from recfx.ir.tables import embedding_dims
+from recfx.passes.base import Rewriting
+from recfx.runtime.lower_graph import OwnNode, lower_graph
+from recfx.runtime.lowered import Lowered
 
 
 @dataclass(frozen=True)
 class ServingTarget:
-    """The modules of one kind of program; what is not named here is the same in all of them.
-
-    To passes it is what the kernel targets of a machine are for models: it has the methods of ``Targets``.
-
-    Args:
-        name: the name of the target.
-        format: the format of its files, as for ``export``.
-        is_portable: whether its files use only operators of torch and FBGEMM.
-        device_types: the kinds of devices that its files are made for; () for any, the CPU included.
-        select: serves ``select_features``.
-        find: serves ``find_rows``.
-        pools: serve ``lookup``: the first that does not decline, and the last never does.
-        fused: serves ``find_rows`` and ``lookup`` together, if anything does.
-        counts_probes: whether it has to know the longest probe of each index.
+    """The modules of one kind of program; what is not named here is the same in all of them. To passes it is what the
+    kernel targets of a machine are for models: it has the methods of ``Targets``.
     """
 
     name: str
-    format: str = "torchscript"
-    is_portable: bool = True
-    device_types: tuple[str, ...] = ("cpu",)
-    select: type[SelectBags] = SelectBags
-    find: type[FindFrozenRows] = FindFrozenRows
-    pools: tuple[type[PoolRows], ...] = (PoolRows,)
-    fused: type[FindAndPool] | None = None
-    counts_probes: bool = False
+    format: str = "torchscript"  # of its files, as for ``export``
+    is_portable: bool = True  # whether its files use only operators of torch and FBGEMM
+    device_types: tuple[str, ...] = ("cpu",)  # that its files are made for; () for any, the CPU included
+    select: type[SelectBags] = SelectBags  # serves ``select_features``
+    find: type[FindFrozenRows] = FindFrozenRows  # serves ``find_rows``
+    pools: tuple[type[PoolRows], ...] = (PoolRows,)  # serve ``lookup``: the first that does not decline
+    fused: type[FindAndPool] | None = None  # serves ``find_rows`` and ``lookup`` together, if anything does
+    counts_probes: bool = False  # whether it has to know the longest probe of each index
 
     def serve(self, lookup: LookupFacts, collection: str) -> Served:
         if self.fused is not None:
@@ -54,10 +52,6 @@ class ServingTarget:
 
     def may_name(self, backend: str) -> bool:
         return backend in {module.kernel for module in (self.pools if self.fused is None else (self.fused,))}
-
-    def pool(self, kernel: str) -> type[PoolRows]:
-        """What serves a ``lookup`` with this kernel."""
-        return {pool.kernel: pool for pool in self.pools}[kernel]
 
     def find_rows(self, device: str) -> Served:
         return Served(self.name)
@@ -100,3 +94,50 @@ def target_of(format: str, portable: bool, device_type: str) -> ServingTarget | 
         if (target.format, target.is_portable) == (format, portable) and is_for_device:
             return target
     return None
+
+
+def lower_served(made: Rewriting, target: ServingTarget) -> fx.GraphModule:
+    """Lower the graph of one collection for a file: the same nodes, which call modules that torch can compile."""
+    graph_module = lower_graph(made.graph, made.metas, lambda of: _module(of, target))
+    for node in graph_module.graph.nodes:
+        module = graph_module.get_submodule(str(node.target)) if node.op == "call_module" else None
+        if isinstance(module, AssembleColumns):  # TorchScript has no variable number of arguments
+            node.args = ([*node.args],)
+        elif isinstance(module, AssembleJagged):
+            node.args = ([*node.args[:-1]], node.args[-1])
+    graph_module.recompile()
+    return graph_module
+
+
+def _module(of: Lowered, target: ServingTarget) -> nn.Module:
+    """The module of one node. Ids and rows are other objects in files than in models."""
+    collection, kind = of.collection, of.graph.kind(of.node)
+    indexes = {name: facts.index for name, facts in collection.facts.items() if facts.index is not None}
+    if kind == "select_features":
+        return target.select(collection.name, collection.tables, collection.is_weighted)
+    if kind == "find_rows":
+        return target.find(collection.tables, indexes)
+    if kind in ("lookup", "hash_lookup"):
+        pooled = (of.graph.stored(of.node), of.attributes["combine"], tuple(collection.keys), collection.is_weighted)
+        if kind == "lookup":
+            return {pool.kernel: pool for pool in target.pools}[of.attributes["kernel"]](*pooled)
+        assert target.fused is not None
+        return target.fused(*pooled, {name: indexes[name] for name in of.attributes.get("hashed", ())})
+    if kind == "mean_divide":
+        return DivideMeans(of.graph.tables(of.node), of.attributes["divided"], tuple(collection.keys))
+    if kind == "keyed_tensor":
+        parts = [of.graph.columns(node) for node in of.node.all_input_nodes]
+        return AssembleColumns(list(collection.keys), embedding_dims(collection.tables), parts)
+    if kind == "jagged_dict":
+        keys = [[columns.key for columns in of.graph.columns(node)] for node in of.node.all_input_nodes[:-1]]
+        return AssembleJagged(list(collection.keys), keys, collection.need_indices)
+    taken = {value_type for declared in NODE_KINDS[kind].inputs for value_type in declared.types}
+    if refused := taken - {ValueType.POOLED, ValueType.ARRIVED_POOLED, ValueType.DIVIDED}:
+        raise ExportError(
+            f"operator {kind!r} takes {min(value_type.value for value_type in refused)}, and files have operators "
+            "of the user's for pooled rows alone.",
+            reason="operator_not_exported",
+            module_path=collection.name,
+            what_to_do="convert the model without the pass that adds it, load the state, and export that.",
+        )
+    return OwnNode(of).module

@@ -1,7 +1,5 @@
 """Nodes of an exported graph that ``torch.export`` can trace: no Python in them depends on what a batch holds.
-
-What is wrong with a batch is found by assertions in the graph, which say less than the messages of TorchScript: their
-texts cannot name the id or the length that they found.
+Assertions in the graph find what is wrong with it, and cannot name the id or the length that they found.
 """
 
 import fbgemm_gpu  # noqa: F401  registers the operators
@@ -27,7 +25,7 @@ def contiguous_copy(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class TracedSelectBags(SelectBags):
-    """``SelectBags`` with assertions in the graph in the place of branches. Arguments: as for ``SelectBags``."""
+    """``SelectBags`` with assertions in the graph in the place of branches."""
 
     least: torch.Tensor
     most: torch.Tensor

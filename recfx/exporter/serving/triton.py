@@ -1,6 +1,5 @@
 """``lookup`` of an exported graph for devices by recfx's kernel in Triton, which reads rows of 8-bit or 4-bit codes.
-
-Python registers its operator, so files that call it are loaded where Python, recfx and, for a device, Triton are.
+Python registers its operator, so files that call it need Python, recfx and, for a device, Triton.
 """
 
 from dataclasses import replace
@@ -9,7 +8,7 @@ import torch
 
 import recfx.kernels.lookup.quantized_lookup  # noqa: F401  registers the operator
 from recfx.errors import Diagnostic
-from recfx.exporter.serving.aten import AtenPoolRows
+from recfx.exporter.serving.aten import AtenPoolRows, reordered
 from recfx.exporter.serving.pool_rows import FORMATS
 from recfx.exporter.serving.select_bags import Bags
 from recfx.ir.context import LookupFacts
@@ -22,10 +21,7 @@ DEVICE_TYPES = ("cuda", "npu")
 
 
 class TritonPoolRows(AtenPoolRows):
-    """``PoolRows`` in one launch, for tables that all have codes of 8 bits or all have codes of 4 bits.
-
-    Arguments: as for ``PoolRows``.
-    """
+    """``PoolRows`` in one launch, for tables that all have codes of 8 bits or all have codes of 4 bits."""
 
     kernel = "triton"
     # As in the base class: TorchScript does not read the annotations of base classes.
@@ -60,19 +56,12 @@ class TritonPoolRows(AtenPoolRows):
         if self.permutes:
             ends = bags.ends
             assert ends is not None
+            counts = [ends[number + 1] - ends[number] for number in range(self.num_features)]
             lengths = offsets.diff().view(self.num_features, (offsets.numel() - 1) // self.num_features)
-            of_rows: list[torch.Tensor] = []
-            of_weights: list[torch.Tensor] = []
-            of_lengths: list[torch.Tensor] = [lengths.new_zeros(1)]
-            for position in self.positions:
-                begin, end = ends[position], ends[position + 1]
-                of_rows.append(rows[begin:end])
-                of_lengths.append(lengths[position])
-                if weights is not None:
-                    of_weights.append(weights[begin:end])
-            rows, offsets = torch.cat(of_rows), torch.cat(of_lengths).cumsum(0)
-            if weights is not None:
-                weights = torch.cat(of_weights)
+            place = torch.tensor(self.positions, device=lengths.device)
+            offsets = torch.cat([lengths.new_zeros(1), lengths.index_select(0, place).view(-1)]).cumsum(0)
+            rows = reordered(rows, counts, self.positions)
+            weights = None if weights is None else reordered(weights, counts, self.positions)
         tables: list[torch.Tensor] = []
         for stored in self.stored:
             tables.append(stored.rows)  # type: ignore[arg-type]
@@ -87,8 +76,3 @@ class TritonPoolRows(AtenPoolRows):
             weights if self.is_weighted else None,
         )
         return pooled.to(self.output_dtype)
-
-
-def is_here(device: torch.device) -> Diagnostic | None:
-    """None if files with the kernel run on the device; on the CPU, its reference does."""
-    return None if device.type == "cpu" else triton_target.is_here(device)
