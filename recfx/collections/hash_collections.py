@@ -8,7 +8,7 @@ from typing import get_type_hints
 import torch
 from torch import nn
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
-from torchrec.modules.embedding_modules import EmbeddingBagCollectionInterface, EmbeddingCollectionInterface
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 from recfx.argument_types import typed
@@ -102,7 +102,7 @@ class HashEmbeddingConfig(EmbeddingConfig):
         super().__post_init__()
 
 
-class HashEmbeddingBagCollection(PooledCollection, UnshardedCollection, EmbeddingBagCollectionInterface):
+class HashEmbeddingBagCollection(PooledCollection, UnshardedCollection, EmbeddingBagCollection):
     """Pooled embeddings of raw or dense ids; input and output are those of ``torchrec.EmbeddingBagCollection``.
 
     Parameters are ``embedding_bags.<table>.weight``, as in the standard collection; index state is
@@ -134,7 +134,7 @@ class HashEmbeddingBagCollection(PooledCollection, UnshardedCollection, Embeddin
         *,
         backend: str = "auto",
     ) -> None:
-        super().__init__()
+        nn.Module.__init__(self)
         self._build(list(tables), is_weighted, device, backend)
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
@@ -147,7 +147,7 @@ class HashEmbeddingBagCollection(PooledCollection, UnshardedCollection, Embeddin
         return pooled
 
 
-class HashEmbeddingCollection(SequenceCollection, UnshardedCollection, EmbeddingCollectionInterface):
+class HashEmbeddingCollection(SequenceCollection, UnshardedCollection, EmbeddingCollection):
     """Embeddings of raw or dense ids, one row per id; input and output are those of ``torchrec.EmbeddingCollection``.
 
     Parameters are ``embeddings.<table>.weight``, as in the standard collection; index state is
@@ -180,7 +180,7 @@ class HashEmbeddingCollection(SequenceCollection, UnshardedCollection, Embedding
         *,
         backend: str = "auto",
     ) -> None:
-        super().__init__()
+        nn.Module.__init__(self)
         self._need_indices = need_indices
         for config in tables:
             check_config(config, SEQUENCE)
