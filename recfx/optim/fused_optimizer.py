@@ -198,8 +198,26 @@ class AttachedOptimizer(FusedOptimizer):
     def state(self) -> dict[str, Any]:  # type: ignore[override]  # nobody replaces it
         return self._optimizer.state[self._weight]
 
+    def prepare(self, weight: torch.Tensor) -> None:
+        super().prepare(weight)
+        if weight.dtype != torch.float32 and not has_own_hook(self._optimizer):
+            self._optimizer.register_step_pre_hook(_in_dtype_of_table)
+
     def is_form_of(self, optimizer: object) -> bool:
         return optimizer is self._optimizer
+
+
+def _in_dtype_of_table(optimizer: torch.optim.Optimizer, *arguments: Any) -> None:
+    """Before an optimizer steps a table that is not in float32 by itself: torch.optim needs its state in that dtype."""
+    for weight, state in optimizer.state.items():
+        for name, value in state.items():
+            if name != STEP and isinstance(value, torch.Tensor):
+                state[name] = value.to(weight.dtype)
+
+
+def has_own_hook(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a fused form has put its hook before the optimizer's steps."""
+    return _in_dtype_of_table in optimizer._optimizer_step_pre_hooks.values()
 
 
 def changed_settings(tables: Sequence[str], optimizers: Mapping[str, FusedOptimizer]) -> list[tuple[str, str]]:

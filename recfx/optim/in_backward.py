@@ -18,7 +18,7 @@ from recfx.optim.attached import (
     run_in_backward,
     set_attached,
 )
-from recfx.optim.fused_optimizer import AttachedOptimizer, FusedOptimizer
+from recfx.optim.fused_optimizer import AttachedOptimizer, FusedOptimizer, has_own_hook
 from recfx.optim.fused_params import optimizer_from_params
 from recfx.optim.rules import RULES, rule_of_class
 from recfx.optim.rules.rule import NEUTRAL, Rule
@@ -35,7 +35,8 @@ def hooks_on_step(weight: torch.Tensor) -> str:
         attributes = optimizer.__dict__
         # Learning-rate schedulers replace step() by one that only records that it was called.
         has_own_step = "step" in attributes and not hasattr(attributes["step"], "_wrapped_by_lr_sched")
-        if has_own_step or attributes.get("_optimizer_step_pre_hooks") or attributes.get("_optimizer_step_post_hooks"):
+        before, after = (attributes.get(f"_optimizer_step_{when}_hooks") for when in ("pre", "post"))
+        if has_own_step or after or (before and len(before) > has_own_hook(optimizer)):
             return "its optimizer has a step hook, or a step() that replaces the one of its class"
     return ""
 

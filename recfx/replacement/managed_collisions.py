@@ -168,6 +168,10 @@ def _learned(module: Any, path: str, shards: bool) -> dict[str, LearnedMap]:
                     path,
                 )
             )
+        suffix = getattr(modules[config.name], "_read_only_suffix", None)
+        if suffix and any(name.lower().endswith(suffix) for name in (config.name, *config.feature_names)):
+            what = f"table {config.name!r} or one of its features ends with {suffix!r}, so it learns no ids in training"
+            raise ConversionError.of(_refusal("managed_collision_code", what, _KEEP, path))
     learned = {name: _learned_by(remap, name, path) for name, remap in modules.items()}
     remapped_for: dict[str, str] = {}  # table by feature; TorchRec looks the rows of the last one up in all of them
     for config in configs:

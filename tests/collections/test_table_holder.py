@@ -106,6 +106,14 @@ def test_what_changes_nothing_is_let_through() -> None:
     assert converted(batch(4)).values()[:, :8].sum() > 0
 
 
+@pytest.mark.parametrize("shape", [(160,), (), (2, 10, 8)], ids=str)
+def test_a_weight_that_is_no_matrix_is_refused(shape: tuple[int, ...]) -> None:
+    standard = collection()
+    standard.embedding_bags["t1"].weight = nn.Parameter(torch.zeros(shape))
+    with refused("unsupported_bag", match="dimensions"):
+        recfx.convert(standard)
+
+
 @pytest.mark.parametrize("inplace", [False, True], ids=["copy", "inplace"])
 def test_a_table_with_its_own_forward_is_refused(inplace: bool) -> None:
     standard = collection()

@@ -248,6 +248,8 @@ REFUSED = {
         lambda: pruned(True),
         lambda: pruned(False),
         lambda: PECEmbeddingCollection(managed(False)._embedding_module),
+        lambda: managed(True, hash_zch, {"a_readonly": ["f"]}),
+        lambda: managed(False, lambda: hash_zch(read_only_suffix="_shown"), {"a": ["f_shown"]}),
     ],
     "quantized_collection": [lambda: quantized(True), lambda: quantized(False)],
     "managed_collision_hash": [

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.utils.checkpoint
 from torch import nn
+from torchrec import EmbeddingBagCollection, EmbeddingCollection, EmbeddingConfig
 
 from recfx.collections.hash_collections import HashEmbeddingBagCollection
 from recfx.conversion.convert import convert
@@ -37,6 +38,14 @@ def test_parameters_keep_names_and_identity(inplace: bool, hashing: HashConfig |
     after = dict(convert(model, hashing=hashing, inplace=inplace).named_parameters())
     assert list(after) == list(before)
     assert all(after[name] is parameter for name, parameter in before.items())
+
+
+def test_code_that_asks_for_the_class_finds_it() -> None:
+    """Code tells pooled collections, sequences and others apart by their classes."""
+    configs = [EmbeddingConfig(name="s", num_embeddings=9, embedding_dim=4, feature_names=["f"])]
+    converted = convert(nn.ModuleList([collection(), EmbeddingCollection(configs), nn.Identity()]))
+    asked = [(isinstance(one, EmbeddingBagCollection), isinstance(one, EmbeddingCollection)) for one in converted]
+    assert asked == [(True, False), (False, True), (False, False)]
 
 
 def test_modes_survive_also_mixed_ones() -> None:
