@@ -115,8 +115,8 @@ def plain_table(kind: CollectionKind, config: Any, table: Any, collection: str) 
         problem = f"is {type_of(table)} with its own forward"
     elif type(table.__dict__["_parameters"].get("weight")) is not nn.Parameter:
         problem = "has a weight that is not a plain parameter (but a parametrization, for example, or fully sharded)"
-    elif table.weight.dim() != 2:
-        problem = f"has a weight of {table.weight.dim()} dimensions (a part of one that is fully sharded, perhaps)"
+    elif (dimensions := table.__dict__["_parameters"]["weight"].dim()) != 2:
+        problem = f"has a weight of {dimensions} dimensions (a part of one that is fully sharded, perhaps)"
     elif has_call_hooks(table):
         problem = "has forward or backward hooks, which a batched lookup would not run"
     elif isinstance(table, nn.EmbeddingBag) and table.mode.upper() != kind.pooling(config):
