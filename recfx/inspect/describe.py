@@ -70,10 +70,9 @@ def describe(
     planned: AsPlanned | None = None,
     for_warnings: bool = False,
 ) -> CollectionReport:
-    """Add what a collection shows of itself to what discovery knows; nothing is communicated.
+    """Add what a collection shows of itself, as it is or as ``planned``, to what discovery knows.
 
-    ``existed``: whether its tables were there before recfx. ``planned``: how it would be sharded: its graph is then
-    that of one rank. ``for_warnings``: leave out what no warning needs and takes time: what indexes hold, and graphs.
+    ``existed``: whether its tables were there before recfx. ``for_warnings``: without what indexes hold, and graphs.
     """
     if not isinstance(collection, ConvertedCollection):
         return _describe_other(base, collection)

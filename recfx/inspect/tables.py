@@ -101,8 +101,7 @@ def table_reports(
 ) -> dict[str, TableReport]:
     """The tables of a collection at ``path`` of which this rank has a part, by name; changes nothing.
 
-    ``existed``: whether they were there before recfx. ``with_indexes``: whether to look at what their indexes hold and
-    have counted, which takes most of the time.
+    ``existed``: whether they were there before recfx. ``with_indexes``: whether to look at what their indexes hold.
     """
     parts, kind, indexes = parts_here(collection), kind_of(collection), dict(collection.hash_indexes.items())
     kernels = {table: kernel for kernel in kernels_of(collection.graph_module).values() for table in kernel.tables}

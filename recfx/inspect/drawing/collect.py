@@ -189,11 +189,7 @@ class _Nodes:
         self._source_text = functools.cache(source_text)  # of many nodes
 
     def place(self, name: str, kind: str, line: str = "", source: SourceLocation | None = None, **more: Any) -> int:
-        """The position of a node, whose name is unique in its graph.
-
-        ``kind`` is one of recfx's, or one of the words above; ``line`` is as the text of the graph shows it, ``source``
-        where the user's code makes it, and ``more`` what else the page shows; -1 stands for no position.
-        """
+        """The position of a node, whose name is unique in its graph; ``more`` is what else the page shows of it."""
         line = f"{line[:400]} ... {line[-80:]}" if len(line) > 500 else line
         text = "" if source is None else self._source_text(source)
         stage = _STAGES[kind] if kind in _STAGES else _STAGE_OF[NODE_KINDS[kind].stage]

@@ -99,11 +99,7 @@ class Cost:
         return Totals.of(self.nodes)
 
     def node(self, name: str) -> NodeCost:
-        """The node of this name.
-
-        Raises:
-            KeyError: there is none.
-        """
+        """The node of this name, or KeyError."""
         return {node.name: node for node in self.nodes}[name]
 
     def at(self, B: int | None = None, W: int | None = None, L: Any = None) -> CostAt:
