@@ -109,26 +109,20 @@ class Monitor:
     def scalars(self, group: dist.ProcessGroup | None = None, *, probe_all: bool = False) -> dict[str, float]:
         """The scalars now, as ``{"<table>/occupancy": 0.61, ...}``.
 
-        State, as it is now:
+        As it is now: ``occupancy`` is the share of the index's rows that are taken, and ``worst_bucket`` that of the
+        fullest bucket, which is 1 when the table is full. ``longest_probe`` is how many groups of slots (cache lines)
+        the slowest lookup reads, in what was read so far: each call reads a window of one table.
 
-        - ``occupancy``: share of the index's rows that are taken.
-        - ``worst_bucket``: share of the fullest bucket's rows that are taken; the table is full when this is 1.
-        - ``longest_probe``: how many groups of slots (cache lines) the slowest lookup reads, in what was read so far;
-          each call reads a window of one table.
-
-        Of the ids seen in training since the last call, counting each occurrence (after a load, since the load):
+        Of the ids seen in training since the last call, or since a load, counting each occurrence:
 
         - ``insert_rate``: ids that got a row, per id seen.
         - ``evict_rate``: ids that lost their row to another id, or because they expired, per id seen; with
           ``on_full="evict"``.
-        - ``admit_rate``: ids that got a row, per id that got one or was not admitted; with ``admit_after``. An admitted
-          id counts as inserted as well.
+        - ``admit_rate``: ids that got a row, per id that got one or was not admitted; with ``admit_after``.
         - ``unseen_rate``: share that had no row yet and read the ``unseen`` answer; with ``admit_after``.
         - ``shared_rate``: share that found its bucket full and trained a shared row; with ``on_full="share"``.
 
-        Of the ids seen in eval mode since the last call:
-
-        - ``eval_unseen_rate``: share that had no row and read the ``unseen`` answer.
+        Of the ids seen in eval mode since the last call, ``eval_unseen_rate`` is the share that had no row.
 
         The names are the same at every call. What is not known is NaN: a rate over no ids, and ``longest_probe`` before
         the first window of its table.

@@ -96,9 +96,7 @@ def _plain(sharding: Any, table: str, path: str) -> dict[str, Any]:
 
 
 def read_plan(path: str | os.PathLike[str]) -> PricedPlan:
-    """The plan in a file. Whether it fits a model is for those who use it, such as ``recfx.explain``.
-
-    If ``recfx.plan`` made it, it knows what it was made for, but not how it was chosen.
+    """The plan in a file, which knows what ``recfx.plan`` made it for; those who use it see whether it fits a model.
 
     Example:
         >>> from recfx.planner.plan_file import read_plan, write_plan

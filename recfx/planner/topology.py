@@ -71,14 +71,10 @@ def npu_topology(
         8
 
     Args:
-        world_size: total number of devices.
-        local_world_size: devices per server.
-        hbm_cap: bytes of device memory per device.
-        ddr_cap: bytes of host memory per device; the indexes of hashed tables are there.
-        hbm_bandwidth: device memory bandwidth, in bytes per second per device.
-        ddr_bandwidth: host memory bandwidth, in bytes per second per device.
-        intra_host_bandwidth: bytes per second per device between the devices of a server.
-        inter_host_bandwidth: bytes per second per device between servers.
+        world_size, local_world_size: the number of devices, in all and per server.
+        hbm_cap, ddr_cap: bytes of device and of host memory per device; the indexes of hashed tables are on the host.
+        hbm_bandwidth, ddr_bandwidth: those of these memories, in bytes per second per device.
+        intra_host_bandwidth, inter_host_bandwidth: bytes per second per device within a server and between servers.
 
     Raises:
         ConversionError: ``invalid_topology``.
