@@ -121,3 +121,19 @@ def test_a_hook_makes_it_dense_and_its_removal_fuses_it_again(kind: type, dtype:
     train(converted, 3)
     assert float(state()["step"]) == 4
     assert {value.dtype for value in state().values()} == {torch.float32}
+
+
+def test_a_table_in_half_precision_that_only_others_read_steps_by_its_optimizer() -> None:
+    """torch's Adam finds states in the dtype of the table there, and the fused step goes on with them."""
+    weights = []
+    for is_converted in (False, True):
+        torch.manual_seed(0)
+        model: Any = one_table(rows=ROWS).to(torch.bfloat16)
+        attach(model, torch.optim.Adam)
+        model = recfx.convert(model) if is_converted else model
+        weight = model.embedding_bags["t"].weight
+        for step in range(4):
+            outputs = [weight.float().sum()] if step % 2 else [model(bags({"f": [tuple(range(ROWS))]})).values()]
+            sum(output.float().square().sum() for output in outputs).backward()
+        weights.append(weight.detach())
+    torch.testing.assert_close(*weights, rtol=2e-2, atol=2e-2)
