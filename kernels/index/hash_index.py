@@ -62,17 +62,10 @@ def find(
     lock: Tensor | None = None,
     dense_begin: int = 0,
 ) -> Tensor:
-    """The row of each id, -1 if it has none. Only reads, on all threads.
+    """The row of each id, int64 ``[n]``, -1 if it has none. Only reads, on all threads.
 
-    Args:
-        ids: int64 ``[n]``.
-        slot_groups, side_row: see ``IndexBuffers``.
-        dense_rows: how many rows of the slice are dense; they come first.
-        lock: the lock of the index; None if nothing writes to the index any more.
-        dense_begin: the id of the first dense row; the ids of the others follow.
-
-    Returns:
-        int64 ``[n]``.
+    ``dense_rows`` rows of the slice, the first ones, are dense, with ids from ``dense_begin`` on. ``lock`` is None if
+    nothing writes to the index any more; for the rest, see ``IndexBuffers``.
     """
     return library.operators().find(ids, slot_groups, side_row, dense_rows, lock, dense_begin)
 
@@ -90,7 +83,6 @@ def find_tables(
     """``find`` for several tables at once, each with its own range of ``ids``. Waits for writers of these tables.
 
     Args:
-        ids: int64 ``[n]``.
         begins, ends: where the ids of each table begin and end; ids outside every range are returned unchanged.
         slot_groups, side_rows, locks, dense_rows, dense_begins: one per table; if ``dense_begins`` is None, all are 0.
 
@@ -170,12 +162,7 @@ def find_or_insert(
 
 
 def add_counts(counts: list[Tensor], amounts: list[int]) -> None:
-    """Add to the counts of several tables at once.
-
-    Args:
-        counts: one int64 ``[k]`` per table.
-        amounts: what to add to the first numbers of each table, table by table; as many for each.
-    """
+    """Add ``amounts``, as many for each table, to the first numbers of the counts, int64 ``[k]``, of several tables."""
     library.operators().add_counts(counts, amounts)
 
 

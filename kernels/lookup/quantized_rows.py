@@ -30,13 +30,7 @@ BITS = (8, 4)
 
 
 def row_bytes(dim: int, bits: int, row_alignment: int = 1) -> int:
-    """How many bytes a row takes.
-
-    Args:
-        dim: its columns.
-        bits: per code, 8 or 4.
-        row_alignment: FBGEMM's default is 1 on the CPU and 16 on other devices.
-    """
+    """How many bytes a row of ``dim`` columns takes. FBGEMM aligns rows to 1 byte on the CPU, and to 16 elsewhere."""
     used = 4 + (dim * bits + 7) // 8
     return (used + row_alignment - 1) // row_alignment * row_alignment
 
@@ -45,13 +39,8 @@ def quantize_rows(weight: Tensor, bits: int, row_alignment: int = 1) -> Tensor:
     """Quantize every row over its own range, from its minimum to its maximum, as FBGEMM does to the byte
     (but for the sign of a bias of zero where a row has zeros of both signs).
 
-    Args:
-        weight: floats ``[rows, dim]``, all of them finite, ``dim`` at least 1.
-        bits: per code, 8 or 4.
-        row_alignment: see ``row_bytes``.
-
-    Returns:
-        uint8 ``[rows, row_bytes(dim, bits, row_alignment)]`` on the device of ``weight``; padding is 0.
+    ``weight`` has floats, all of them finite, and ``dim`` is at least 1. Returns uint8
+    ``[rows, row_bytes(dim, bits, row_alignment)]`` on its device; padding is 0.
     """
     dim = weight.size(1)
     most, values = 2**bits - 1, weight.float()
