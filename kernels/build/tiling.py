@@ -241,17 +241,8 @@ def refusal(chip: Chip, kernel: str, block: int, element_bytes: int, rule: RuleN
     """Why a kernel does not serve a block on a chip; None if it does.
 
     The bound includes loading ahead. Without it, some blocks that are refused would just fit; but such a kernel fills
-    the whole buffer, and one version of the compiler does not always find the same plan.
-
-    Args:
-        chip: where the kernel would run.
-        kernel: as in ``ub_bytes``; so are ``block``, ``element_bytes`` and ``rule``.
-
-    Returns:
-        A whole sentence with the figures.
-
-    Raises:
-        ValueError: as ``ub_bytes`` does.
+    the whole buffer, and one version of the compiler does not always find the same plan. The other arguments, and what
+    is raised, are those of ``ub_bytes``.
     """
     needed = ub_bytes(kernel, block, element_bytes, rule)
     if needed <= chip.ub_bytes:

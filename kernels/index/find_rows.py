@@ -40,15 +40,7 @@ class IndexFacts(NamedTuple):
 
     @classmethod
     def of(cls, view: IndexView, table: int, slots_before: int, slots: int, rows: int) -> IndexFacts:
-        """The facts of an index.
-
-        Args:
-            view: the index, as eval mode reads it.
-            table: its position among the tables.
-            slots_before: the slots of the tables before it.
-            slots: the slots of its slot table.
-            rows: the number of rows that it holds.
-        """
+        """The facts of an index, as eval mode reads it, of the table at a position, with its slots and rows."""
         return cls(
             slots_start=2 * slots_before,
             slot_mask=slots - 1,

@@ -11,15 +11,7 @@ from torch import Tensor
 
 
 def shifted_right(numbers: Tensor, bits: int) -> Tensor:
-    """``numbers >> bits``, but zeros come in from the left. Scriptable.
-
-    Args:
-        numbers: int64, any shape.
-        bits: from 16 to 62.
-
-    Returns:
-        int64, the shape of ``numbers``, at least 0.
-    """
+    """``numbers >> bits``, int64, by 16 to 62 ``bits``, but zeros come in from the left. Scriptable."""
     if numbers.device.type == "cpu" or numbers.device.type == "cuda":
         return (numbers >> bits) & ((1 << (64 - bits)) - 1)
     return shifted_by_floats(numbers, bits)
@@ -47,15 +39,7 @@ def _finalize(z: Tensor) -> Tensor:
 
 
 def mix64(ids: Tensor, seed: int = 0) -> Tensor:
-    """Mix each id: the finalizer of ``id ^ finalizer(seed)``; for seed 0, this is the finalizer of ``id``. Scriptable.
-
-    Args:
-        ids: int64, any shape.
-        seed: any int64.
-
-    Returns:
-        int64, the shape of ``ids``.
-    """
+    """Mix each id, int64: the finalizer of ``id ^ finalizer(seed)``; for seed 0, that of ``id``. Scriptable."""
     if seed == 0:
         return _finalize(ids)
     mixed_seed = _finalize(torch.full([1], seed, dtype=torch.int64, device=ids.device))

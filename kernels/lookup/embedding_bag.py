@@ -17,17 +17,8 @@ def embedding_bag(
     pooling: str,
     per_sample_weights: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Pool the bags of one feature; differentiable.
-
-    Args:
-        weight: ``[table rows, dim]``, any float dtype.
-        rows: ``[n]`` int64.
-        offsets: ``[B + 1]`` int64, where bags begin in ``rows``.
-        pooling: ``"SUM"`` or ``"MEAN"``.
-        per_sample_weights: ``[n]``, or None. SUM only.
-
-    Returns:
-        ``[B, dim]`` float32.
+    """Pool the bags of one feature, which begin in ``rows`` at ``offsets``, int64 ``[B + 1]``: float32 ``[B, dim]``;
+    differentiable. ``pooling`` is ``"SUM"``, the only one with ``per_sample_weights``, or ``"MEAN"``.
     """
     if per_sample_weights is not None:
         per_sample_weights = per_sample_weights.to(weight.dtype)
@@ -37,15 +28,8 @@ def embedding_bag(
 
 
 def embedding(weight: torch.Tensor, rows: torch.Tensor, may_be_absent: bool = True) -> torch.Tensor:
-    """The rows themselves, one per id; differentiable.
-
-    Args:
-        weight: ``[table rows, dim]``, any float dtype.
-        rows: ``[n]`` int64; -1 reads zeros and gets no gradient.
-        may_be_absent: False if no row is -1.
-
-    Returns:
-        ``[n, dim]`` float32.
+    """The rows themselves, one per id, float32 ``[n, dim]``; differentiable. A row of -1, which there may be only if
+    rows ``may_be_absent``, reads zeros and gets no gradient.
     """
     if not may_be_absent:
         return functional.embedding(rows, weight).float()
@@ -60,14 +44,8 @@ def row_gradients(
     pooling: str,
     per_sample_weights: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gradient of one feature's bags with respect to each row that was looked up.
-
-    Args:
-        grad_output: ``[B, dim]``; ``[n, dim]`` with pooling ``"NONE"``.
-        rows, offsets, pooling, per_sample_weights: as in :func:`embedding_bag`.
-
-    Returns:
-        ``bag``, int64 ``[n]``, the bag of each id; and ``gradient``, float32 ``[n, dim]``.
+    """The gradient of one feature's bags with respect to each row that was looked up: the bag of each id, int64
+    ``[n]``, and float32 ``[n, dim]``. ``grad_output`` is ``[B, dim]``, or ``[n, dim]`` with pooling ``"NONE"``.
     """
     if pooling == "NONE":
         return torch.arange(rows.numel(), device=rows.device), grad_output.float()

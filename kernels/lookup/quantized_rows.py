@@ -59,16 +59,7 @@ def quantize_rows(weight: Tensor, bits: int, row_alignment: int = 1) -> Tensor:
 
 
 def dequantize_rows(table: Tensor, dim: int, bits: int) -> Tensor:
-    """The values of quantized rows.
-
-    Args:
-        table: uint8 ``[rows, row_bytes]``.
-        dim: the columns of a row.
-        bits: per code, 8 or 4.
-
-    Returns:
-        float32 ``[rows, dim]``.
-    """
+    """The values, float32 ``[rows, dim]``, of quantized rows, uint8 ``[rows, row_bytes]``."""
     codes, scale, bias = codes_and_range(table, dim, bits)
     return codes * scale + bias
 

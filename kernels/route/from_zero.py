@@ -9,14 +9,8 @@ from torch import Tensor
 def from_zero(lengths: Tensor, most: int) -> Tensor:
     """Where bags of these lengths begin, and where the last one ends. Scriptable.
 
-    Sums are int32 where they fit: CANN adds up int64 on the AI CPU of an Ascend 910B.
-
-    Args:
-        lengths: integers or bool ``[N]``.
-        most: no sum is larger; with a larger one, that sum and all behind it are meaningless.
-
-    Returns:
-        int64 ``[N + 1]``.
+    Sums are int32 where they fit: CANN adds up int64 on the AI CPU of an Ascend 910B. If one is larger than ``most``,
+    it and all behind it are meaningless.
     """
     offsets = torch.zeros(lengths.numel() + 1, dtype=torch.int64, device=lengths.device)
     offsets[1:] = lengths.cumsum(0, dtype=torch.int32 if most < 2**31 else torch.int64)

@@ -43,8 +43,7 @@ def initialize_rows(
 
     Args:
         weight: fp32, fp16, bf16 or fp64 ``[table rows, dim]``, on any device.
-        rows: int64 ``[n]``, all distinct.
-        ids: int64 ``[n]``, the id of each row.
+        rows, ids: int64 ``[n]``; all rows are distinct.
         key: from ``initialization_key``.
         low, high: the range.
         first_column: the weight's first column in the table, if the weight is a shard of some of its columns.

@@ -46,12 +46,8 @@ def step_order(
 
     Args:
         rows: int64 ``[n]``, ``n > 0``; rows of -1, and rows of tables that are not stepped, get the key -1.
-        offsets: int64 ``[F * B + 1]``.
-        lengths: int64 ``[F * B]``, of the bags.
-        table_rows: the number of rows of each table.
-        table_of_feature: the position of each feature's table.
-        is_stepped: of each table.
-        per_sample_weights: float32 ``[n]``, or None.
+        offsets, lengths: int64 ``[F * B + 1]`` and ``[F * B]``, of the bags.
+        table_rows, is_stepped: of each table.
         unpooled: each position is a bag of its own, of ``n`` that a feature has; ``B`` is 1.
 
     Raises:
