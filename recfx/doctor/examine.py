@@ -14,9 +14,6 @@ from recfx.doctor.speed import measure
 from recfx.kernels.build import launch, library
 from recfx.versions.sets import nearest
 
-SIMULATED = "RECFX_SIMULATED_NPUS"
-"""Set in processes that see the simulated NPU of ``tests/ascend/npu_runtime``."""
-
 _ADVICE = {
     "cuda": "install a driver, and a torch that was built for CUDA; nvidia-smi shows what the driver sees",
     "npu": "npu-smi info shows what the driver sees; ASCEND_RT_VISIBLE_DEVICES may hide devices",
@@ -26,13 +23,6 @@ _ADVICE = {
 def device_here() -> str:
     """The one that is looked at if nobody names one: an NPU, a GPU, or else the CPU."""
     return next(kind for kind in ("npu", "cuda", "cpu") if not no_device(kind))
-
-
-def how(device: str) -> str:
-    """How kernels run: ``real``, ``simulated`` (nothing was computed by an NPU) or ``interpreted`` (by Triton)."""
-    if device.startswith("npu") and SIMULATED in os.environ:
-        return "simulated"
-    return "interpreted" if device.startswith("cpu") and launch.is_interpreted() else "real"
 
 
 def no_device(device: str) -> str:
@@ -82,7 +72,10 @@ def examine(device: str, quick: bool = False) -> Report:
 
     ``quick``: fewer cases, and shorter measurements.
     """
-    report, kind = Report(device, how=how(device), quick=quick), device.partition(":")[0]
+    report, kind = (
+        Report(device, how="interpreted" if launch.is_interpreted() else "real", quick=quick),
+        device.partition(":")[0],
+    )
     report.findings += [*packages(kind), *(cann() if kind == "npu" else ()), *machine(device)]
     if reason := no_device(device):
         report.stopped = f"Nothing was run: {reason}."

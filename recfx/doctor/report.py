@@ -15,12 +15,6 @@ from recfx.versions import __version__
 DOCTOR_VERSION = "4"
 """The version of the JSON, which changes if a field does."""
 
-HOW = {
-    "real": "",
-    "simulated": "SIMULATED: CANN is a stand-in here and nothing was computed by an NPU. No times.",
-    "interpreted": "Kernels ran in Triton's interpreter. No times.",
-}
-
 
 @dataclass(frozen=True)
 class Finding:
@@ -74,7 +68,7 @@ class Report:
 
     device: str  # as it was asked for, such as ``npu:0``
     device_name: str = ""  # as its driver calls it
-    how: str = "real"  # ``real``, ``simulated`` or ``interpreted``; only the first one has times
+    how: str = "real"  # or ``interpreted``, by Triton, which has no times
     quick: bool = False
     findings: list[Finding] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
@@ -99,7 +93,8 @@ class Report:
 
         place = f"recfx on {self.device}{f' ({self.device_name})' if self.device_name else ''}"
         end = "OK" if self.ok else "NOT OK"
-        lines = [f"{place}: {end}{'' if self.complete else ', NOT COMPLETE'}", HOW[self.how], self.stopped]
+        how = "" if self.how == "real" else "Kernels ran in Triton's interpreter. No times."
+        lines = [f"{place}: {end}{'' if self.complete else ', NOT COMPLETE'}", how, self.stopped]
         tables: dict[str, tuple[Sequence[object], str]] = {
             "Installation": (self.findings, "name found what_to_do"),
             "Right: kernels against their references": (self.answers, "name where checked wrong smallest message"),
