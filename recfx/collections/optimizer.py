@@ -25,7 +25,6 @@ from recfx.collections.pieces import (
 from recfx.errors import CheckpointError, type_of
 from recfx.ir.shards import ShardedTable
 from recfx.optim.fused_optimizer import FusedOptimizer
-from recfx.optim.keyed_optimizer import with_wrappers
 from recfx.optim.rules.rule import STEP
 
 
@@ -132,14 +131,13 @@ class FusedKeyedOptimizer(KeyedOptimizer):
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load as TorchRec does; whole tensors are cut. All is checked before anything changes."""
-        state, states = self.state, dict(state_dict["state"])
+        state = self.state
         for name, parameter in self.params.items():
-            saved = states.get(name, {})
+            saved = state_dict["state"].get(name, {})
             for key, current in state.get(parameter, {}).items():
                 if key in saved and isinstance(current, SavedState):
                     current.parts(saved[key])
-        with with_wrappers(self, states):
-            super().load_state_dict({**state_dict, "state": states})
+        super().load_state_dict(state_dict)
 
     def post_load_state_dict(self) -> None:
         """Let several shards of a table on one rank count the same steps."""

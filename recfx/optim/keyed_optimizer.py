@@ -1,38 +1,14 @@
-"""TorchRec's view of the fused optimizers of a whole model, and what its wrappers of optimizers need."""
+"""TorchRec's view of the fused optimizers of a whole model."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
 from torchrec.optim.fused import FusedOptimizerModule
-from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer
-
-
-@contextmanager
-def with_wrappers(optimizer: KeyedOptimizer, saved: Mapping[str, Any]) -> Iterator[None]:
-    """While a state is loaded, give ``optimizer`` the states in it that TorchRec's wrappers keep there for parameters
-    of their own (``WarmupOptimizer`` does), but only from their first step on. They stay if the load succeeds.
-
-    ``optimizer`` is one of recfx's, and has the states of all its tables; ``saved`` has the saved states, by name.
-    """
-    state: Any = optimizer.state
-    added = {
-        parameter: copy.deepcopy(saved[name])
-        for name, parameter in optimizer.params.items()
-        if name in saved and parameter not in state
-    }
-    state.update(added)
-    try:
-        yield
-    except BaseException:
-        for parameter in added:
-            del state[parameter]
-        raise
-
+from torchrec.optim.keyed import CombinedOptimizer
 
 _ATTRIBUTE = "fused_optimizer"
 
