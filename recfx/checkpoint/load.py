@@ -174,7 +174,7 @@ def load_part(
     for note in dict.fromkeys(note for _, notes in of_ranks for note in notes) if peers.is_first else ():
         _log.warning("%s", note)
     for _, module in collections_by_prefix(root, ShardedCollection):
-        for start in module.input_dists():
+        for start in module._input_dists:
             start.backwards.forget()
 
 

@@ -19,8 +19,8 @@ from recfx.checkpoint.contents import check_saved_as, check_tensor
 from recfx.checkpoint.storage import Parts, SavedFolder
 from recfx.collections.converted_collection import ConvertedCollection, collections_by_prefix
 from recfx.collections.kinds import kind_of
-from recfx.collections.load_state import check_weight, fit_cut_index, fit_whole_index, saved_shape
 from recfx.collections.pieces import Piece
+from recfx.collections.table_state import check_weight, fit_cut_index, fit_whole_index, saved_shape
 from recfx.hashing.identity import IDENTITY, check_identity
 from recfx.hashing.index import HashIndex
 from recfx.hashing.row_move import RowMove

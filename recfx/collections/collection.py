@@ -15,10 +15,9 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recfx.collections.compile_graph import compile_graph, make_eval_graph
 from recfx.collections.converted_collection import ConvertedCollection, collections_of, new_instance
-from recfx.collections.kinds import kind_of
+from recfx.collections.kinds import check_config, describe_tables, kind_of, physical_configs
 from recfx.collections.optimizer import FusedKeyedOptimizer
 from recfx.collections.table_holder import all_held, hold
-from recfx.collections.table_specs import allocate_tables, check_config, describe_tables, physical_configs
 from recfx.errors import ConversionError, Diagnostic
 from recfx.hashing import HashConfig, HashIndex
 from recfx.ir.meta import SourceLocation
@@ -57,7 +56,12 @@ class UnshardedCollection(ConvertedCollection):
             check_config(config, kind)
         configs = [replace(config, feature_names=config.feature_names or [config.name]) for config in configs]
         self.requested, self.calls = {config.name: getattr(config, "hashing", HashConfig()) for config in configs}, 1
-        tables = allocate_tables(kind, configs, device)
+        tables = nn.ModuleDict()
+        for config in configs:
+            if config.name in tables:
+                raise ValueError(f"Duplicate table name {config.name}")
+            hashing = self.requested[config.name] or HashConfig()
+            tables[config.name] = kind.new_table(config, hashing.rows or config.num_embeddings, device)
         specs = describe_tables(kind, configs, tables, self.requested, is_weighted, adopt=False)
         self._device = next(tables.parameters()).device
         self.collection, self.backend, self.source = "", backend, None
@@ -67,30 +71,28 @@ class UnshardedCollection(ConvertedCollection):
     @classmethod
     def from_tables(
         cls,
-        configs: list[Any],
+        of: Any,
         specs: tuple[TableSpec, ...],
         bags: nn.ModuleDict,
-        is_weighted: bool,
         device: torch.device | str,
         collection: str,
-        backend: str,
-        source: SourceLocation | None,
+        *,
         standard: type[nn.Module] | None = None,
+        backend: str = "auto",
+        source: SourceLocation | None = None,
         requested: Mapping[str, HashConfig | None] = MappingProxyType({}),
         calls: int = 1,
         passes: tuple[Pass, ...] | None = None,
-        settings: Mapping[str, Any] = MappingProxyType({}),
     ) -> UnshardedCollection:
-        """A collection around the ``bags`` of tables, whose parameters stay the same objects, for the conversion.
-        ``standard`` is the class that is replaced, a subclass of which keeps its methods, ``settings`` those of its
-        kind.
+        """A collection in the place of another one, around the ``bags`` of tables, whose parameters stay the same
+        objects. A subclass ``standard`` keeps its methods.
         """
-        self = new_instance(cls, standard or cls._kind.standard)
+        self, kind = new_instance(cls, standard or cls._kind.standard), cls._kind
         nn.Module.__init__(self)
         self.requested, self.calls, self.passes = dict(requested), calls, passes
         self._device, self.collection, self.backend, self.source = device, collection, backend, source
-        self.__dict__.update(settings)
-        self._assemble(configs, specs, bags, is_weighted)
+        self.__dict__.update(kind.settings_of(of))
+        self._assemble(kind.configs_of(of), specs, bags, kind.is_weighted(of))
         for table in specs:
             if table.custom_init_fn and table.has_index and not self.weight(table.name).is_meta:
                 self.index(table.name).mark_used()  # the rows may be trained

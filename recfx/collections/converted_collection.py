@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 from recfx.collections.compile_graph import context_now
 from recfx.collections.first_use import first_use
 from recfx.collections.kinds import CollectionKind, kind_of
-from recfx.collections.load_state import LocalState
+from recfx.collections.table_state import LocalState
 from recfx.errors import ConversionError, Diagnostic, few, plural
 from recfx.hashing import HashConfig, HashIndex, as_integer
 from recfx.hashing.row_move import RowMove
@@ -169,10 +169,6 @@ class ConvertedCollection(FxLeaf):
         """
         return [table.name for table in self.tables if table.has_index]
 
-    def hashed_in_turn(self) -> list[str]:
-        """The tables that count every id or evict: their rows are found in the batch's own step, never earlier."""
-        return [table.name for table in self.tables if table.evicts or table.admits]
-
     def is_weighted(self) -> bool:
         """Whether batches carry a weight for every id."""
         return self._is_weighted
@@ -247,14 +243,14 @@ class ConvertedCollection(FxLeaf):
         return frozenset(self.__dict__)
 
 
-def converted_collections(model: nn.Module) -> dict[str, ConvertedCollection]:
-    """The converted collections of ``model``, sharded or not, by fully qualified name."""
-    return {path: module for path, module in model.named_modules() if isinstance(module, ConvertedCollection)}
-
-
 def collections_of(model: nn.Module, kind: type[_Collection]) -> dict[str, _Collection]:
     """The converted collections of one class, by fully qualified name; a shared one under its first name."""
     return {path: module for path, module in model.named_modules() if isinstance(module, kind)}
+
+
+def converted_collections(model: nn.Module) -> dict[str, ConvertedCollection]:
+    """The converted collections of ``model``, sharded or not, by fully qualified name."""
+    return collections_of(model, ConvertedCollection)
 
 
 def collections_by_prefix(model: nn.Module, kind: type[_Collection]) -> list[tuple[str, _Collection]]:
@@ -290,18 +286,7 @@ def class_for(replacement: type[Any], standard: type[nn.Module]) -> type[Any]:
     return type(standard.__name__, (replacement, standard), overrides)
 
 
-def names_taken(replacement: type[Any], standard: type[nn.Module], instance_names: Iterable[str]) -> list[str]:
-    """What a subclass of the standard collection defines although ``replacement`` uses the name for its own."""
-    of_torchrec, own = replacement._kind.standard, set(instance_names)
-    bases = standard.__mro__[: standard.__mro__.index(of_torchrec)]
-    defined = {
-        name for base in bases for name in vars(base) if not (name.startswith("__") or hasattr(of_torchrec, name))
-    }
-    return sorted(name for name in defined if name in own or hasattr(replacement, name))
-
-
-def new_instance(replacement: type[_Collection], standard: type[nn.Module]) -> _Collection:
+def new_instance(replacement: Any, standard: Any) -> Any:
     """An instance without state, from which pickles and copies start: the class cannot be found by its name."""
-    pair: tuple[Any, Any] = (replacement, standard)
-    kind: type[_Collection] = class_for(*pair)
+    kind: Any = class_for(replacement, standard)
     return kind.__new__(kind)

@@ -109,7 +109,7 @@ def _fill(duplicate: nn.Module, module: nn.Module, memo: _Memo) -> None:
         if isinstance(module, kind):
             add(duplicate, _copied(kind(module), memo))
     for name, value in module.__dict__.items():
-        if name == "_compiled_call_impl":  # Module.compile() bound it to the original; see `compiled_in_place`
+        if name == "_compiled_call_impl":  # Module.compile() bound it to the original: `compile_dropped`
             if not isinstance(value, CatchingCall):
                 continue
             value = CatchingCall(duplicate, value.caught)
@@ -205,9 +205,8 @@ def _package(kind: Any) -> str:
 
 def _bound(method: MethodType, owner: Any) -> Any:
     """A method of another object, whose class may have its own of that name."""
-    return (
-        MethodType(method.__func__, owner) if type(owner) is type(method.__self__) else getattr(owner, method.__name__)
-    )
+    is_alike = type(owner) is type(method.__self__)
+    return MethodType(method.__func__, owner) if is_alike else getattr(owner, method.__name__)
 
 
 def is_shared(module: nn.Module) -> bool:
@@ -238,12 +237,6 @@ def copy_with_tensors(root: nn.Module) -> nn.Module:
     lazy = [buffer for buffer in buffers if isinstance(buffer, UninitializedBuffer)]
     memo = {id(buffer): uninitialized(buffer.requires_grad, buffer.device, buffer.dtype) for buffer in lazy}
     return copy.deepcopy(root, memo)
-
-
-def compiled_in_place(root: nn.Module) -> list[str]:
-    """Paths of modules on which ``Module.compile()`` was called: their copies run uncompiled."""
-    calls = {path: module._compiled_call_impl for path, module in root.named_modules()}
-    return [path for path, call in calls.items() if not isinstance(call, CatchingCall | None)]
 
 
 def replace_in_place(root: nn.Module, replacements: Mapping[int, nn.Module]) -> None:

@@ -14,8 +14,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, Keyed
 from recfx.argument_types import typed
 from recfx.collections.collection import UnshardedCollection
 from recfx.collections.converted_collection import ConvertedCollection
-from recfx.collections.kinds import POOLED, SEQUENCE, CollectionKind
-from recfx.collections.table_specs import check_config
+from recfx.collections.kinds import POOLED, SEQUENCE, CollectionKind, check_config
 from recfx.errors import ConversionError
 from recfx.hashing import HashConfig
 
@@ -28,12 +27,7 @@ class PooledCollection(ConvertedCollection):
     _embedding_bag_configs: list[EmbeddingBagConfig]
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
-        """The configs of the whole tables, in order; ``num_embeddings`` are physical rows.
-
-        Example:
-            >>> recfx.convert(Model()).ebc.embedding_bag_configs()[0].name
-            'users'
-        """
+        """The configs of the whole tables, in order; ``num_embeddings`` are physical rows."""
         return self._embedding_bag_configs
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from copy import copy
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,10 +27,13 @@ from torchrec.modules.embedding_modules import (
     EmbeddingBagCollectionInterface,
     EmbeddingCollection,
     EmbeddingCollectionInterface,
+    get_embedding_names_by_table,
 )
 
 from recfx.errors import ConversionError, type_of
+from recfx.hashing import HashConfig, as_integer
 from recfx.ir.node_kinds import NOT_COMBINED
+from recfx.ir.tables import TableSpec
 from recfx.runtime.base import has_call_hooks
 
 
@@ -93,9 +98,38 @@ class CollectionKind(ABC):
     def table_around(self, rows: torch.Tensor, pooling: str) -> nn.Module:
         """A module that holds ``[rows, dim]`` rows that exist; ``pooling`` as :meth:`pooling` returns it."""
 
-    def check_table(self, config: Any, table: nn.Module, is_weighted: bool, collection: str) -> Any:
+    def check_table(self, config: Any, table: Any, is_weighted: bool, collection: str) -> Any:
         """The module of a table, if a batched lookup of its weight does the same as calling it."""
-        return plain_table(self, config, table, collection)
+        holder, owner, problem = self.holder.__name__, self.standard.__name__, ""
+        if table is None:
+            problem = "is missing"
+        elif not isinstance(table, self.holder) or getattr(table.forward, "__func__", None) is not self.holder.forward:
+            problem = f"is {type_of(table)} with its own forward"
+        elif type(table.__dict__["_parameters"].get("weight")) is not nn.Parameter:
+            problem = "has a weight that is not a plain parameter (but a parametrization, say, or fully sharded)"
+        elif (dimensions := table.__dict__["_parameters"]["weight"].dim()) != 2:
+            problem = f"has a weight of {dimensions} dimensions (a part of one that is fully sharded, perhaps)"
+        elif has_call_hooks(table):
+            problem = "has forward or backward hooks, which a batched lookup would not run"
+        elif isinstance(table, nn.EmbeddingBag) and table.mode.upper() != self.pooling(config):
+            problem = f"pools by {table.mode}, but its config says {self.pooling(config)}"
+        if problem:
+            raise ConversionError(
+                f"the nn.{holder} of table {config.name!r} {problem}.",
+                reason="unsupported_bag",
+                module_path=collection,
+                what_to_do=f"use the tables that {owner} makes, put hooks on the collection, call fully_shard later.",
+            )
+        for option, neutral in _OPTIONS.items():
+            value = getattr(table, option)
+            if value != neutral:
+                raise ConversionError(
+                    f"the nn.{holder} of table {config.name!r} has {option}={value!r}.",
+                    reason="unsupported_bag_option",
+                    module_path=collection,
+                    what_to_do=f"leave {option} at {neutral!r}; {owner} never sets it.",
+                )
+        return table
 
     @abstractmethod
     def pooling(self, config: Any) -> str:
@@ -104,41 +138,6 @@ class CollectionKind(ABC):
 
 # The attributes of a table that would change what a call returns, with the values that do not.
 _OPTIONS = {"max_norm": None, "scale_grad_by_freq": False, "sparse": False, "padding_idx": None}
-
-
-def plain_table(kind: CollectionKind, config: Any, table: Any, collection: str) -> Any:
-    """``table``, if nothing is lost by reading its weight without calling it."""
-    holder, owner, problem = kind.holder.__name__, kind.standard.__name__, ""
-    if table is None:
-        problem = "is missing"
-    elif not isinstance(table, kind.holder) or getattr(table.forward, "__func__", None) is not kind.holder.forward:
-        problem = f"is {type_of(table)} with its own forward"
-    elif type(table.__dict__["_parameters"].get("weight")) is not nn.Parameter:
-        problem = "has a weight that is not a plain parameter (but a parametrization, for example, or fully sharded)"
-    elif (dimensions := table.__dict__["_parameters"]["weight"].dim()) != 2:
-        problem = f"has a weight of {dimensions} dimensions (a part of one that is fully sharded, perhaps)"
-    elif has_call_hooks(table):
-        problem = "has forward or backward hooks, which a batched lookup would not run"
-    elif isinstance(table, nn.EmbeddingBag) and table.mode.upper() != kind.pooling(config):
-        problem = f"pools by {table.mode}, but its config says {kind.pooling(config)}"
-    if problem:
-        raise ConversionError(
-            f"the nn.{holder} of table {config.name!r} {problem}.",
-            reason="unsupported_bag",
-            module_path=collection,
-            what_to_do=f"use the tables that {owner} makes, put hooks on the collection, and convert before the model "
-            "is fully sharded.",
-        )
-    for option, neutral in _OPTIONS.items():
-        value = getattr(table, option)
-        if value != neutral:
-            raise ConversionError(
-                f"the nn.{holder} of table {config.name!r} has {option}={value!r}.",
-                reason="unsupported_bag_option",
-                module_path=collection,
-                what_to_do=f"leave {option} at {neutral!r}; {owner} never sets it.",
-            )
-    return table
 
 
 class PooledKind(CollectionKind):
@@ -177,20 +176,14 @@ class PooledKind(CollectionKind):
     def check_table(self, config: Any, table: nn.Module, is_weighted: bool, collection: str) -> Any:
         plain = super().check_table(config, table, is_weighted, collection)
         if config.pooling not in (PoolingType.SUM, PoolingType.MEAN):
-            raise ConversionError(
-                f"table {config.name!r} has pooling {config.pooling.name}.",
-                reason="unsupported_pooling",
-                module_path=collection,
-                what_to_do="use SUM or MEAN.",
-            )
-        if is_weighted and config.pooling is PoolingType.MEAN:
-            raise ConversionError(
-                f"table {config.name!r} is MEAN in a weighted collection, which the standard collection refuses.",
-                reason="weighted_mean",
-                module_path=collection,
-                what_to_do="use PoolingType.SUM, and divide the weights as you intend.",
-            )
-        return plain
+            reason, what, what_to_do = "unsupported_pooling", f"has pooling {config.pooling.name}", "use SUM or MEAN."
+        elif is_weighted and config.pooling is PoolingType.MEAN:
+            reason, what = "weighted_mean", "is MEAN in a weighted collection, which the standard collection refuses"
+            what_to_do = "use PoolingType.SUM, and divide the weights as you intend."
+        else:
+            return plain
+        message = f"table {config.name!r} {what}."
+        raise ConversionError(message, reason=reason, module_path=collection, what_to_do=what_to_do)
 
     def pooling(self, config: Any) -> str:
         name: str = config.pooling.name
@@ -267,3 +260,95 @@ def table_in(path: str) -> tuple[str, str]:
         if prefix:
             return owner.removesuffix("."), table
     return path, ""
+
+
+# From TorchRec's configs to the compiler's table descriptions
+
+
+def check_config(config: Any, kind: CollectionKind) -> None:
+    """Refuse a config from which no table of a collection of this kind can be made (``invalid_table_config``)."""
+    if not isinstance(config, kind.config):
+        raise ConversionError(
+            f"a table is described by {type_of(config)}.",
+            reason="invalid_table_config",
+            what_to_do=f"pass a list of recfx.Hash{kind.config.__name__}.",
+        )
+    for field in ("num_embeddings", "embedding_dim"):
+        value = as_integer(getattr(config, field))
+        if value is None or value < 1:
+            raise ConversionError(
+                f"{field} is {getattr(config, field)!r}.",
+                reason="invalid_table_config",
+                module_path=str(config.name),
+                what_to_do=f"{field} must be an integer of at least 1.",
+            )
+    hashing = getattr(config, "hashing", HashConfig())
+    if not isinstance(hashing, HashConfig):
+        raise ConversionError(
+            f"hashing is {'None' if hashing is None else 'a ' + type(hashing).__name__}.",
+            reason="invalid_table_config",
+            module_path=str(config.name),
+            what_to_do="pass a recfx.HashConfig. For a table whose ids are rows, build the standard collection and "
+            "call recfx.convert(..., hashing=None).",
+        )
+
+
+def describe_tables(
+    kind: CollectionKind,
+    configs: list[Any],
+    tables: nn.ModuleDict,
+    hashing: Mapping[str, HashConfig | None],
+    is_weighted: bool,
+    *,
+    adopt: bool,
+    collection: str = "",
+) -> tuple[TableSpec, ...]:
+    """Describe the tables of one collection. ``adopt``: they exist already, so that their rows are dense by default."""
+    names = get_embedding_names_by_table(configs)
+    specs = []
+    for config, embedding_names in zip(configs, names, strict=True):
+        weight = kind.check_table(config, tables[config.name], is_weighted, collection).weight
+        config_of_ids = hashing[config.name]
+        initial = _uniform_range(config)
+        rows = int(weight.shape[0]) if adopt else config.num_embeddings
+        resolved = None if config_of_ids is None else config_of_ids.resolve(rows, adopt, config.name)
+        specs.append(
+            TableSpec(
+                name=config.name,
+                feature_names=tuple(config.feature_names),
+                embedding_names=tuple(embedding_names),
+                num_embeddings=weight.shape[0] if resolved is None else resolved.rows,
+                embedding_dim=weight.shape[1],
+                pooling=kind.pooling(config),
+                hashing=resolved,
+                weight_init_min=initial[0] if initial is not None else 0.0,
+                weight_init_max=initial[1] if initial is not None else 0.0,
+                dtype=weight.dtype,
+                custom_init_fn=initial is None,
+            )
+        )
+    return tuple(specs)
+
+
+def _uniform_range(config: BaseEmbeddingConfig) -> tuple[float, float] | None:
+    """The range from which ``init_fn`` fills rows; None if it is not ``uniform_``, which is TorchRec's default."""
+    init_fn = config.init_fn
+    if init_fn is None:
+        return config.get_weight_init_min(), config.get_weight_init_max()
+    if isinstance(init_fn, partial) and init_fn.func is nn.init.uniform_ and not init_fn.args:
+        return float(init_fn.keywords.get("a", 0.0)), float(init_fn.keywords.get("b", 1.0))
+    return None
+
+
+def physical_configs(configs: list[Any], specs: tuple[TableSpec, ...]) -> list[Any]:
+    """Copies of ``configs`` with the rows that the tables really have; the user's objects are never changed."""
+    copies = []
+    for config, spec in zip(configs, specs, strict=True):
+        duplicate = copy(config)
+        if spec.num_embeddings != config.num_embeddings:  # initial weights keep the range of the old number of rows
+            duplicate.weight_init_min = config.get_weight_init_min()
+            duplicate.weight_init_max = config.get_weight_init_max()
+        duplicate.num_embeddings = spec.num_embeddings
+        duplicate.feature_names = list(spec.feature_names)
+        copies.append(duplicate)
+    return copies

@@ -49,11 +49,9 @@ class _Holder(nn.Module):
     def _refuse_hook(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise self._refused("a hook", "unsupported_bag", "put the hook on the collection, or on the weight")
 
-    register_forward_hook: Callable[..., Any] = _refuse_hook
-    register_forward_pre_hook: Callable[..., Any] = _refuse_hook
-    register_full_backward_hook: Callable[..., Any] = _refuse_hook
-    register_full_backward_pre_hook: Callable[..., Any] = _refuse_hook
-    register_backward_hook: Callable[..., Any] = _refuse_hook
+    register_forward_hook = register_forward_pre_hook = _refuse_hook
+    register_full_backward_hook = register_full_backward_pre_hook = _refuse_hook
+    register_backward_hook = _refuse_hook
 
     def _get_name(self) -> str:
         return _STANDARD[type(self)].__name__  # how it prints

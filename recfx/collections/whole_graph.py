@@ -171,20 +171,16 @@ def check_constants(root: nn.Module, constants: dict[tuple[str, str], Any]) -> N
 def refuse_graph(model: nn.Module, error: type[RecfxError]) -> None:
     """Refuse a graph of ``recfx.trace``, whose code calls what is inside the converted collections."""
     graph = unwrap(model)
-    if isinstance(graph, fx.GraphModule) and (
-        PASSES_KEY in graph.meta or any(_is_inside(graph, node) for node in graph.graph.nodes)
-    ):
+    if not isinstance(graph, fx.GraphModule):
+        return
+    calls = [node.target.partition(".graph_module.") for node in graph.graph.nodes if isinstance(node.target, str)]
+    around = [graph.get_submodule(path) for path, inside, _ in calls if inside]
+    if PASSES_KEY in graph.meta or any(isinstance(module, ConvertedCollection) for module in around):
         raise error(
             "this is a graph that was made by recfx.trace.",
             reason="traced_graph",
             what_to_do="pass the model that it was made from.",
         )
-
-
-def _is_inside(graph: fx.GraphModule, node: fx.Node) -> bool:
-    """Whether a node calls what is inside a converted collection."""
-    path, inside, _ = node.target.partition(".graph_module.") if isinstance(node.target, str) else ("", "", "")
-    return bool(inside) and isinstance(graph.get_submodule(path), ConvertedCollection)
 
 
 def share_children(model: nn.Module, other: nn.Module) -> None:

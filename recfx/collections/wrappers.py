@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
 
 import torch
 from torch import nn
@@ -12,11 +11,12 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from recfx.errors import ConversionError, type_of
 
-# What DistributedDataParallel, torch.compile and DistributedModelParallel call the model inside.
-_INSIDE = {"module", "_orig_mod", "_dmp_wrapped_module"}
-
-
-_WRAPPERS = (nn.parallel.DistributedDataParallel, nn.DataParallel, DistributedModelParallel, OptimizedModule)
+_INSIDE: dict[type[nn.Module], str] = {
+    nn.parallel.DistributedDataParallel: "module",
+    DistributedModelParallel: "_dmp_wrapped_module",
+    OptimizedModule: "_orig_mod",
+}
+"""What wrappers call the model inside."""
 
 
 def users_path(model: nn.Module, path: str) -> str:
@@ -24,7 +24,7 @@ def users_path(model: nn.Module, path: str) -> str:
     parts: list[str] = []
     holder: nn.Module | None = model
     for part in path.split("."):
-        if not (isinstance(holder, _WRAPPERS) and part in _INSIDE):
+        if not (isinstance(holder, (nn.DataParallel, *_INSIDE)) and part in _INSIDE.values()):
             parts.append(part)
         holder = None if holder is None else holder._modules.get(part)
     return ".".join(parts)
@@ -32,21 +32,15 @@ def users_path(model: nn.Module, path: str) -> str:
 
 def without_wrappers(path: str) -> str:
     """A fully qualified name, as it is without wrappers."""
-    return ".".join(part for part in path.split(".") if part not in _INSIDE)
+    return ".".join(part for part in path.split(".") if part not in _INSIDE.values())
 
 
 def unwrap(model: nn.Module) -> nn.Module:
     """The module inside DistributedDataParallel, DistributedModelParallel and torch.compile wrappers."""
-    while True:
-        if isinstance(model, nn.parallel.DistributedDataParallel):
-            inner: Any = model.module
-        elif isinstance(model, DistributedModelParallel):
-            inner = model._modules.get("_dmp_wrapped_module")
-        else:
-            inner = model._modules.get("_orig_mod") if isinstance(model, OptimizedModule) else None
-        if inner is None:
-            return model
-        model = inner
+    for wrapper, name in _INSIDE.items():
+        if isinstance(model, wrapper) and (inner := model._modules.get(name)) is not None:
+            return unwrap(inner)
+    return model
 
 
 def usable_device(device: torch.device | str | int) -> torch.device:

@@ -14,9 +14,9 @@ from torch.nn.parameter import UninitializedParameter
 from torch.utils._pytree import tree_leaves
 
 from recfx.collections.converted_collection import ConvertedCollection
-from recfx.collections.copy_modules import attributes, compiled_in_place, copy_modules, refuse_fully_sharded
+from recfx.collections.copy_modules import attributes, copy_modules, refuse_fully_sharded
 from recfx.collections.kinds import kind_of
-from recfx.collections.replaced import REPLACED
+from recfx.collections.replaced import REPLACED, CatchingCall
 from recfx.collections.sharding.collection import sharded_collections
 from recfx.collections.wrappers import usable_device
 from recfx.conversion.request import DEFAULT_HASHING, Request, declared_ranges
@@ -125,11 +125,10 @@ def decide(
         decision.converted, _ = copy_modules(taken_over.model, decision.replacements)
         mark_shared_weights(decision.converted)
         conversion = decision.conversion = recorded(discovery, asked.on_unsupported, before=conversion_of(model))
-        conversion.notes += compile_dropped(model, asked.inplace) + refers_to_original(model, asked.inplace)
         conversion.notes += taken_over.notes(discovery, decision.replacements)
         conversion.notes += notes_on_tied(decision.converted)
         if not asked.inplace:
-            conversion.notes += resizing.notes()
+            conversion.notes += compile_dropped(model) + refers_to_original(model) + resizing.notes()
         attach_conversion(decision.converted, conversion)
         if asked.verifies:
             conversion.notes += check_conversion(model, decision.converted, asked, conversion, discovery)
@@ -274,20 +273,20 @@ def _refuse_sharded(discovery: Discovery) -> None:
 MOST_BYTES_VERIFIED = 2 * 2**30
 
 
-def compile_dropped(model: nn.Module, inplace: bool) -> list[Diagnostic]:
+def compile_dropped(model: nn.Module) -> list[Diagnostic]:
     """Modules on which ``Module.compile()`` was called: the compiled code is bound to the original."""
-    if inplace:
-        return []
     message = "Module.compile() was called on the original; the converted module runs uncompiled."
     what_to_do = "call .compile() on the converted model."
-    return [Diagnostic("compile_dropped", path, message, what_to_do) for path in compiled_in_place(model)]
+    calls = {path: module._compiled_call_impl for path, module in model.named_modules()}
+    compiled = [path for path, call in calls.items() if not isinstance(call, CatchingCall | None)]
+    return [Diagnostic("compile_dropped", path, message, what_to_do) for path in compiled]
 
 
-def refers_to_original(model: nn.Module, inplace: bool) -> list[Diagnostic]:
+def refers_to_original(model: nn.Module) -> list[Diagnostic]:
     """Functions and weak references in attributes and hooks that hold modules of the original: a copy shares them."""
     modules = {id(module) for module in model.modules()}
     notes: dict[str, Diagnostic] = {}
-    for path, module in model.named_modules() if not inplace else ():
+    for path, module in model.named_modules():
         hooks = [hook for name in FORWARD_HOOKS for hook in module.__dict__.get(name, {}).values()]
         values = tree_leaves([hooks, *(value for _, value in attributes(module))])
         if any(id(item) in modules for value in values for item in _shared_by_copies(value)):

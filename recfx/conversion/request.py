@@ -87,14 +87,11 @@ def named_passes(given: Any) -> tuple[Pass, ...] | None:
     if given is None:
         return None
     passes = tuple(given)
-    wrong = [one for one in passes if not (isinstance(getattr(one, "name", None), str) and _has_call(one))]
-    if wrong:
-        raise _invalid(f"passes has {type_of(wrong[0])}.", HOW["passes"])
+    for one in passes:
+        has_call = not isinstance(one, type) and callable(getattr(one, "call", None))
+        if not has_call or not isinstance(getattr(one, "name", None), str):
+            raise _invalid(f"passes has {type_of(one)}.", HOW["passes"])
     return passes
-
-
-def _has_call(value: object) -> bool:
-    return not isinstance(value, type) and callable(getattr(value, "call", None))
 
 
 def declared_ranges(declared: Any) -> dict[str, IdRange]:

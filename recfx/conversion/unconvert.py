@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from recfx.argument_types import typed
-from recfx.collections.collection import UnshardedCollection, unsharded_collections
+from recfx.collections.collection import unsharded_collections
 from recfx.collections.copy_modules import copy_modules, refuse_fully_sharded, standard_collection
 from recfx.collections.kinds import kind_of
 from recfx.collections.sharding.collection import sharded_collections
@@ -91,17 +91,14 @@ def unconvert(model: nn.Module, with_mapping: bool = False) -> nn.Module | tuple
                 "compute what %s computed in the model itself.", path, " and ".join(own)
             )  # fmt: skip
     mapping = RowsOfIds(items, {**collections, **sharded})
-    replacements: dict[int, nn.Module] = {id(collection): _standard(collection) for collection in collections.values()}
+    replacements: dict[int, nn.Module] = {}
+    for collection in collections.values():
+        standard = replacements[id(collection)] = standard_collection(collection)
+        tables: Any = kind_of(collection).tables_of(standard)
+        for table, optimizer in collection.fused_optimizers().items():
+            attach_unfused(tables[table].weight, optimizer)
     replacements |= {id(module): unsharded_collection(module, whole[path]) for path, module in sharded.items()}
     plain, _ = copy_modules(model, replacements)
     detach_conversion(plain)
     detach_fused_optimizer(plain)
     return (plain, mapping) if with_mapping else plain
-
-
-def _standard(collection: UnshardedCollection) -> nn.Module:
-    standard = standard_collection(collection)
-    tables: Any = kind_of(collection).tables_of(standard)
-    for table, optimizer in collection.fused_optimizers().items():
-        attach_unfused(tables[table].weight, optimizer)
-    return standard

@@ -136,16 +136,12 @@ def _with_tables(path: str, collection: ConvertedCollection, tables: Mapping[str
     kind = kind_of(collection)
     specs = tuple(replace(spec, dtype=tables[spec.name].weight.dtype) for spec in collection.tables)
     made = CONVERTED_CLASSES[kind].from_tables(
-        kind.configs_of(collection),
+        collection,
         specs,
         nn.ModuleDict({spec.name: kind.table_around(tables[spec.name].weight, spec.pooling) for spec in specs}),
-        collection.is_weighted(),
         "cpu",
         path,
-        "auto",
-        None,
         passes=collection.passes,
-        settings=kind.settings_of(collection),
     )
     for name in made.hash_indexes:
         made.index(name).load_state_dict(tables[name].index)

@@ -190,7 +190,8 @@ class CallsAhead:
         if self._known is None:
             why = "calls are learned from the first batch."
             return PipelinedCollection(path, False, Diagnostic("no_batch_yet", path, why))
-        in_turn = module.hashed_in_turn() if isinstance(module, ConvertedCollection) else []
+        tables = module.tables if isinstance(module, ConvertedCollection) else ()
+        in_turn = [table.name for table in tables if table.evicts or table.admits]
         if in_turn:
             done = "copied to the host" if path in self._hashed else "sent"
             why = f"its ids are {done} ahead but hashed in turn, because tables {in_turn} count every id or evict."

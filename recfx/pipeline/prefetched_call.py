@@ -10,8 +10,7 @@ import torch.distributed as dist
 from torch import fx, nn
 
 from recfx.collections.collection import UnshardedCollection, unsharded_collections
-from recfx.collections.sharding.collection import ShardedCollection
-from recfx.collections.sharding.pipeline_stages import Result, Stages
+from recfx.collections.sharding.collection import Result, ShardedCollection, Stages
 from recfx.errors import InputError, OutOfStepError
 from recfx.pipeline.background import Streams, Worker
 from recfx.pipeline.batch_paths import Path, follow, path_in

@@ -9,7 +9,6 @@ from typing import Any
 from torchrec.distributed.planner import Topology
 from torchrec.distributed.types import ShardingPlan
 
-from recfx.collections.sharding.plan import ranks_named, ranks_spanned
 from recfx.errors import ConversionError, Diagnostic
 from recfx.planner.pricing.work import counted
 
@@ -65,12 +64,11 @@ def _tables(plan: Mapping[str, Any]) -> dict[str, dict[str, object]]:
 
 
 def world_size_of(plan: ShardingPlan, requested: int | None = None) -> int:
-    """The number of ranks that a plan, the user, or a table on all ranks tells; else ``unknown_world_size``."""
-    world_size = world_size_said(plan, requested) or ranks_spanned(plan)
+    """The number of ranks of a plan (``plan_rank``, ``unknown_world_size``)."""
+    world_size = world_size_said(plan, requested)
     if world_size is None:
-        named = ranks_named(plan)
         raise ConversionError(
-            f"no table of the plan is on all ranks, so it may be for {named:,} ranks or for more.",
+            "the plan does not say for how many ranks it is.",
             reason="unknown_world_size",
             what_to_do="pass world_size=, or a topology; a plan of recfx.plan knows its ranks.",
         )

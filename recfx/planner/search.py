@@ -28,7 +28,7 @@ from torchrec.distributed.planner.types import (
 from torchrec.distributed.types import ModuleSharder
 
 from recfx.collections.converted_collection import index_of
-from recfx.collections.sharding.types import type_named, type_names
+from recfx.collections.sharding.types import SHARDING_TYPES
 from recfx.errors import ConversionError
 from recfx.hashing import row_cuts
 from recfx.planner.sharder import planned_types
@@ -61,7 +61,7 @@ class ShardingOptions(EmbeddingEnumerator):
             chosen += _without(kept, chosen)
         for option in _without(options, chosen):
             raise no_sharding_option(option.name, option.path, f"{option.sharding_type}, on the ranks that there are,")
-        order = type_names()
+        order = tuple(SHARDING_TYPES)
         return sorted(chosen, key=lambda one: (places[one.fqn], order.index(one.sharding_type), one.compute_kernel))
 
     def populate_estimates(self, sharding_options: list[ShardingOption]) -> None:
@@ -86,13 +86,13 @@ class ShardingOptions(EmbeddingEnumerator):
 
 def is_plannable(sharding_type: str, kernel: str) -> bool:
     """Whether TorchRec's planner accepts the two together in its result."""
-    return kernel not in type_named(sharding_type).unplanned_kernels
+    return kernel not in SHARDING_TYPES[sharding_type].unplanned_kernels
 
 
 def _cut_between_buckets(option: ShardingOption) -> None:
     """Give the shards of a table with an index the rows that ``read_plan`` of sharded collections gives them."""
     index = index_of(option.module[1], option.name)
-    if index is None or not type_named(option.sharding_type).cuts_rows:
+    if index is None or not SHARDING_TYPES[option.sharding_type].cuts_rows:
         return
     blocks: dict[int, list[Shard]] = {}  # by first column
     for shard in option.shards:

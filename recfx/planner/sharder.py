@@ -33,7 +33,7 @@ from recfx.collections.hash_collections import HashEmbeddingBagCollection, all_c
 from recfx.collections.kinds import KINDS, kind_of
 from recfx.collections.sharding.plan import KERNELS
 from recfx.collections.sharding.shard import shard_collection
-from recfx.collections.sharding.types import SHARDING_TYPES, type_named, type_names
+from recfx.collections.sharding.types import SHARDING_TYPES
 from recfx.errors import ConversionError, type_of
 from recfx.optim.fused_params import fused_optimizer_from_params
 from recfx.runtime.dist_groups import wires_of
@@ -109,7 +109,7 @@ def stock_defaults() -> Sharders:
 
 def planned_types() -> tuple[str, ...]:
     """The sharding types that TorchRec's planner can enumerate."""
-    return tuple(sharding_type.name for sharding_type in SHARDING_TYPES if sharding_type.is_planned)
+    return tuple(sharding_type.name for sharding_type in SHARDING_TYPES.values() if sharding_type.is_planned)
 
 
 class HashEmbeddingBagCollectionSharder(BaseEmbeddingSharder[UnshardedCollection]):
@@ -204,7 +204,7 @@ class HashEmbeddingBagCollectionSharder(BaseEmbeddingSharder[UnshardedCollection
     def sharding_types(self, compute_device_type: str) -> list[str]:
         """All seven types, with row-wise ones also on CPUs (TorchRec's own sharder offers these only on CUDA)."""
         if self.stock is not None:
-            return [name for name in self.stock.sharding_types(compute_device_type) if name in type_names()]
+            return [name for name in self.stock.sharding_types(compute_device_type) if name in SHARDING_TYPES]
         return list(planned_types()) if compute_device_type in _DEVICES else []
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
@@ -212,7 +212,7 @@ class HashEmbeddingBagCollectionSharder(BaseEmbeddingSharder[UnshardedCollection
         if self.stock is not None:
             kernels = self.stock.compute_kernels(sharding_type, compute_device_type)
             return [kernel for kernel in kernels if kernel in KERNELS]
-        return list(type_named(sharding_type).kernels)
+        return list(SHARDING_TYPES[sharding_type].kernels)
 
 
 def _copied(given: Mapping[str, Any] | None) -> dict[str, Any] | None:

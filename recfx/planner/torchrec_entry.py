@@ -31,10 +31,10 @@ from recfx.collections.converted_collection import converted_collections
 from recfx.collections.first_use import wrap_once
 from recfx.collections.hash_collections import all_converted_classes
 from recfx.collections.kinds import KINDS, kind_of
-from recfx.collections.load_state import STRICT
 from recfx.collections.raw_ids import refuse_returned_rows
 from recfx.collections.sharding.plan import on_all_ranks_with_plan
 from recfx.collections.sharding.shard import leave_to_collections
+from recfx.collections.table_state import STRICT
 from recfx.collections.whole_graph import refuse_graph
 from recfx.errors import ConversionError
 from recfx.planner.priced_plan import price_of, world_size_said

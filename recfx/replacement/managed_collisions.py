@@ -55,13 +55,9 @@ class TakenOver:
             elif id(finding.module) in self.learned:
                 finding.learned = self.learned[id(finding.module)]
             if finding.learned and (elsewhere := [path for path in finding.paths if not _is_inside(path, self.places)]):
-                finding.refuse(
-                    _refusal(
-                        "managed_collision_layout",
-                        f"the collection inside is also {elsewhere[0]!r}, where its ids are rows",
-                        "call it only through the managed-collision collection",
-                    )
-                )
+                what = f"the collection inside is also {elsewhere[0]!r}, where its ids are rows"
+                what_to_do = "call it only through the managed-collision collection"
+                finding.refuse(_refused("managed_collision_layout", what, what_to_do, "").diagnostic)
 
     def notes(self, discovery: Discovery, replacements: Mapping[int, nn.Module]) -> list[Diagnostic]:
         """What the report says of each table; ``replacements`` are the converted collections, by ``id``."""
@@ -141,18 +137,14 @@ def _learned(module: Any, path: str, shards: bool) -> dict[str, LearnedMap]:
     if type(remapping) is not ManagedCollisionCollection or "forward" in remapping.__dict__ or is_hooked:
         raise _own_code(remapping, path)
     if any(part.training != module.training for part in remapping.modules()):
-        what_to_do = "set the mode of all of it; what stays frozen in training cannot be converted"
-        raise ConversionError.of(
-            _refusal(
-                "managed_collision_layout", "what remaps the ids is in another mode than the rest", what_to_do, path
-            )
-        )
+        what, what_to_do = "what remaps the ids is in another mode than the rest", "set the mode of all of it"
+        raise _refused("managed_collision_layout", what, f"{what_to_do}; what stays frozen is not converted", path)
     finding = classify(inner, f"{path}.{_INNER}" if path else _INNER)
     if finding is None or finding.status != CONVERTIBLE:
         why = finding.why if finding is not None and finding.why is not None else _own_code(inner, path).diagnostic
         raise ConversionError.of(why)
     if any(weight.is_meta for weight in inner.parameters()):
-        raise ConversionError.of(_refusal("managed_collision_on_meta", *_ON_META, path))
+        raise _refused("managed_collision_on_meta", *_ON_META, path)
     if module._return_remapped_features and shards:
         raise rows_of_sharded(path)
     configs, modules = list(remapping.embedding_configs()), remapping._managed_collision_modules
@@ -160,18 +152,12 @@ def _learned(module: Any, path: str, shards: bool) -> dict[str, LearnedMap]:
         raise _misplaced("its modules are not one per table, in the order of the tables", path)
     for config in configs:
         if getattr(config, "enable_embedding_update", False):
-            raise ConversionError.of(
-                _refusal(
-                    "embedding_update",
-                    f"table {config.name!r} has enable_embedding_update, by which others write its rows",
-                    "leave it out",
-                    path,
-                )
-            )
+            what = f"table {config.name!r} has enable_embedding_update, by which others write its rows"
+            raise _refused("embedding_update", what, "leave it out", path)
         suffix = getattr(modules[config.name], "_read_only_suffix", None)
         if suffix and any(name.lower().endswith(suffix) for name in (config.name, *config.feature_names)):
             what = f"table {config.name!r} or one of its features ends with {suffix!r}, so it learns no ids in training"
-            raise ConversionError.of(_refusal("managed_collision_code", what, _KEEP, path))
+            raise _refused("managed_collision_code", what, _KEEP, path)
     learned = {name: _learned_by(remap, name, path) for name, remap in modules.items()}
     remapped_for: dict[str, str] = {}  # table by feature; TorchRec looks the rows of the last one up in all of them
     for config in configs:
@@ -189,42 +175,33 @@ def _learned_by(module: Any, table: str, path: str) -> LearnedMap:
     reader: Any = _READERS.get(type(module))
     if reader is None or {"forward", "remap", "preprocess", "profile"} & module.__dict__.keys():
         raise _own_code(module, path)
-    reason, what, instead = _what_is_lost(module)
-    if what:
-        raise ConversionError.of(_refusal(reason, f"the module of table {table!r} {what}", instead, path))
+    _refuse_what_is_lost(module, f"the module of table {table!r}", path)
     learned = reader(module)
     if not learned.is_whole:
-        raise ConversionError.of(
-            _refusal(
-                "managed_collision_damaged",
-                f"the module of table {table!r} has given a row to two ids, or one that the table has not",
-                "load a state of the module that is whole",
-                path,
-            )
-        )
+        what = f"the module of table {table!r} has given a row to two ids, or one that the table has not"
+        raise _refused("managed_collision_damaged", what, "load a state of the module that is whole", path)
     return learned
 
 
-def _what_is_lost(module: Any) -> tuple[str, str, str]:
-    """The reason, what it is that the map does not tell, and what to do about it; empty if there is nothing."""
+def _refuse_what_is_lost(module: Any, name: str, path: str) -> None:
+    """Refuse a module whose map does not tell all that it does with ids."""
     is_mch = isinstance(module, MCHManagedCollisionModule)
     identities = module._mch_sorted_raw_ids if is_mch else module._hash_zch_identities
     if identities.is_meta:
-        return "managed_collision_on_meta", *_ON_META
-    offset = module._output_global_offset if is_mch else module._output_global_offset_tensor
-    if offset:
-        return "managed_collision_part", "is a part of a sharded one", "convert the model before it is sharded"
+        raise _refused("managed_collision_on_meta", f"{name} {_ON_META[0]}", _ON_META[1], path)
+    if module._output_global_offset if is_mch else module._output_global_offset_tensor:
+        what = f"{name} is a part of a sharded one"
+        raise _refused("managed_collision_part", what, "convert the model before it is sharded", path)
     if is_mch and not known_policy(module):
-        return "managed_collision_code", f"evicts by {type(module._eviction_policy).__name__}", _KEEP
+        what = f"{name} evicts by {type(module._eviction_policy).__name__}"
+        raise _refused("managed_collision_code", what, _KEEP, path)
     if is_mch and module._input_hash_func is not None:
-        return (
-            "managed_collision_hash",
-            "has an input_hash_func, so that it knows hashed ids alone",
-            "apply the function to the ids before the collection, and leave it out of the module",
-        )
+        what_to_do = "apply the function to the ids before the collection, and leave it out of the module"
+        what = f"{name} has an input_hash_func, so that it knows hashed ids alone"
+        raise _refused("managed_collision_hash", what, what_to_do, path)
     if not is_mch and module.input_mapper._inference_dispatch_div_train_world_size:
-        return "managed_collision_hash", "divides ids before it looks them up, so that it knows parts of them", _KEEP
-    return "", "", ""
+        what = f"{name} divides ids before it looks them up, so that it knows parts of them"
+        raise _refused("managed_collision_hash", what, _KEEP, path)
 
 
 _ON_META = "is on the meta device, where nothing is learned", "load its state first"
@@ -233,16 +210,16 @@ _KEEP = "keep it with on_unsupported='keep'"
 
 def _own_code(module: nn.Module, path: str) -> ConversionError:
     message = f"{type(module).__name__} remaps ids in a way that recfx does not know"
-    return ConversionError.of(_refusal("managed_collision_code", message, _KEEP, path))
+    return _refused("managed_collision_code", message, _KEEP, path)
 
 
 def _misplaced(message: str, path: str) -> ConversionError:
     what_to_do = "give each table features and a module of its own, in the order of the tables"
-    return ConversionError.of(_refusal("managed_collision_layout", message, what_to_do, path))
+    return _refused("managed_collision_layout", message, what_to_do, path)
 
 
-def _refusal(reason: str, message: str, what_to_do: str, path: str = "") -> Diagnostic:
-    return Diagnostic(reason, path, f"{message}.", f"{what_to_do}.", Severity.ERROR)
+def _refused(reason: str, message: str, what_to_do: str, path: str) -> ConversionError:
+    return ConversionError.of(Diagnostic(reason, path, f"{message}.", f"{what_to_do}.", Severity.ERROR))
 
 
 def _is_inside(path: str, places: dict[str, int]) -> bool:

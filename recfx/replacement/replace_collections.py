@@ -12,11 +12,10 @@ from typing import Any, Literal
 from torch import nn
 
 from recfx.collections.collection import OWN_NAMES, UnshardedCollection, unsharded_collections
-from recfx.collections.converted_collection import ConvertedCollection, names_taken
+from recfx.collections.converted_collection import ConvertedCollection
 from recfx.collections.copy_modules import attributes, carry_hooks, carry_over, copy_modules
 from recfx.collections.hash_collections import CONVERTED_CLASSES
-from recfx.collections.kinds import kind_of
-from recfx.collections.table_specs import describe_tables
+from recfx.collections.kinds import describe_tables, kind_of
 from recfx.discovery.classify import CONVERTED, CONVERTIBLE, Finding
 from recfx.discovery.discover import discover
 from recfx.errors import ConversionError, Diagnostic, did_you_mean, few, type_of
@@ -76,9 +75,7 @@ def _replace_collection(
 ) -> UnshardedCollection:
     standard: Any = finding.module
     kind = kind_of(standard)
-    class_names = names_taken(CONVERTED_CLASSES[kind], type(standard), OWN_NAMES)
-    if class_names:
-        raise _conflict(standard, class_names[0], finding.path)
+    _refuse_names_taken(standard, CONVERTED_CLASSES[kind], finding.path)
     copied, _ = copy_modules(standard)
     tables, configs, is_weighted = kind.tables_of(copied), kind.configs_of(standard), kind.is_weighted(standard)
     by_table = {config.name: config_for(config.name, hashing) for config in configs}
@@ -99,26 +96,20 @@ def _replace_collection(
             resizing.resize(holder.weight, spec.num_embeddings, finding.path, config, spec.custom_init_fn, learned)
         holder.num_embeddings = spec.num_embeddings
     converted = CONVERTED_CLASSES[kind].from_tables(
-        configs,
+        standard,
         specs,
         tables,
-        is_weighted,
         standard.device,
         finding.path,
-        backend,
-        finding.source,
-        type(standard),
+        standard=type(standard),
+        backend=backend,
+        source=finding.source,
         requested=by_table,
         calls=finding.calls,
         passes=passes,
-        settings=kind.settings_of(standard),
     )
     for name, learned in finding.learned.items():
         learned.fill(converted.index(name), converted.weight(name))
-    taken = sorted(name for name in copied.__dict__ if not name.startswith("_") and _uses(converted, name))
-    taken = [name for name in taken if name != "training"]
-    if taken:
-        raise _conflict(standard, taken[0], finding.path)
     converted.train(standard.training)  # before it gets the user's modules, which have their own modes
     carry_over(copied, converted)
     carry_hooks(standard, converted)
@@ -126,13 +117,20 @@ def _replace_collection(
     return converted
 
 
-def _conflict(standard: nn.Module, name: str, path: str) -> ConversionError:
-    return ConversionError(
-        f"{type(standard).__name__} has an attribute {name!r}, but the converted collection uses that name.",
-        reason="attribute_conflict",
-        module_path=path,
-        what_to_do=f"rename the attribute {name!r}.",
-    )
+def _refuse_names_taken(standard: nn.Module, replacement: type[UnshardedCollection], path: str) -> None:
+    """Refuse attributes of the user's, of the class or the object, whose names the converted collection uses."""
+    of_torchrec = kind_of(standard).standard
+    bases = type(standard).__mro__[: type(standard).__mro__.index(of_torchrec)]
+    of_class = {name for base in bases for name in vars(base) if not (name[:2] == "__" or hasattr(of_torchrec, name))}
+    own = {*OWN_NAMES, *(name for name in dir(replacement) if isinstance(getattr(replacement, name), property))}
+    of_object = {name for name in own & standard.__dict__.keys() if not name.startswith("_")}
+    for name in sorted(of_object | (of_class & {*OWN_NAMES, *dir(replacement)})):
+        raise ConversionError(
+            f"{type(standard).__name__} has an attribute {name!r}, but the converted collection uses that name.",
+            reason="attribute_conflict",
+            module_path=path,
+            what_to_do=f"rename the attribute {name!r}.",
+        )
 
 
 def _id_range(table: TableSpec, known: Mapping[str, IdRange]) -> IdRange | None:
@@ -140,13 +138,6 @@ def _id_range(table: TableSpec, known: Mapping[str, IdRange]) -> IdRange | None:
     ranges = [known.get(feature) for feature in table.feature_names]
     known_ranges = [range_ for range_ in ranges if range_ is not None]
     return functools.reduce(operator.or_, known_ranges) if known_ranges and len(known_ranges) == len(ranges) else None
-
-
-def _uses(converted: UnshardedCollection, name: str) -> bool:
-    """Whether the attribute is one of the converted collection's own."""
-    return name in converted.__dict__ or isinstance(
-        getattr(CONVERTED_CLASSES[kind_of(converted)], name, None), property
-    )
 
 
 def carry_attributes(standard: nn.Module, converted: nn.Module) -> None:

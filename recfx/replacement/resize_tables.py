@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import torch
@@ -26,7 +26,7 @@ class _Resized(NamedTuple):
     table: str
 
 
-class TableResizing:
+class TableResizing(contextlib.AbstractContextManager["TableResizing"]):
     """Gives tables of a model more rows, and takes them away again if the conversion fails."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -118,12 +118,7 @@ class TableResizing:
             _GROWN[old.weight] = old.data.shape[0], old.path, old.table
         self._old.clear()
 
-    def __enter__(self) -> TableResizing:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.undo()
 
 

@@ -16,7 +16,7 @@ from torchrec.optim import apply_optimizer_in_backward
 
 import recfx
 from recfx.collections.compile_graph import make_eval_graph
-from recfx.collections.sharding.pipeline_stages import Stages
+from recfx.collections.sharding.collection import Stages
 from recfx.ir import NODE_KINDS, Input, NodeKind, Stage, ValueType
 from recfx.ir.context import CollectionContext
 from recfx.ir.operator_graph import OperatorGraph

@@ -14,7 +14,7 @@ from torchrec.distributed.types import ShardingEnv
 
 import recfx
 from recfx.collections.compile_graph import compile_graph, context_now
-from recfx.collections.sharding.pipeline_stages import Stages
+from recfx.collections.sharding.collection import Stages
 from recfx.collections.sharding.plan import read_plan
 from recfx.collections.sharding.settings import optimizer_settings
 from recfx.collections.sharding.shard import cut_tables

@@ -16,7 +16,7 @@ from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
 import recfx
-from recfx.collections.sharding.types import type_names
+from recfx.collections.sharding.types import SHARDING_TYPES
 from recfx.planner.sharder import HashEmbeddingBagCollectionSharder, stock_defaults
 from tests.sharding.models import collection
 from tests.support.refusals import refused
@@ -29,7 +29,7 @@ def tables_of(plan: ShardingPlan) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize("sharding_type", type_names())
+@pytest.mark.parametrize("sharding_type", SHARDING_TYPES)
 def test_every_sharding_type(sharding_type: str, device: str) -> None:
     model = recfx.convert(collection("t", dim=256), hashing=RAW)
     constraints = {
@@ -55,7 +55,7 @@ def test_every_sharding_type(sharding_type: str, device: str) -> None:
 def test_what_the_sharder_offers() -> None:
     sharder = HashEmbeddingBagCollectionSharder()
     for device in ("cpu", "cuda", "npu", "meta"):
-        assert sharder.sharding_types(device) == list(type_names())
+        assert sharder.sharding_types(device) == list(SHARDING_TYPES)
         if device in ("cpu", "cuda") or hasattr(embedding_types, "compute_storage_usage"):  # TorchRec 1.4 knows no more
             kind = "ddr" if device == "cpu" else "hbm"
             assert sharder.storage_usage(torch.zeros(4, 2), device, "fused") == {kind: 32}

@@ -14,9 +14,9 @@ from torchrec.distributed.model_parallel import DistributedModelParallel, get_un
 
 from recfx.collections.copy_modules import carry_hooks
 from recfx.collections.kinds import kind_of
-from recfx.collections.load_state import whole_index
 from recfx.collections.sharding.collection import ShardedCollection, sharded_collections
 from recfx.collections.sharding.ranks_agree import begin_on_all_ranks, on_all_ranks
+from recfx.collections.table_state import whole_index
 from recfx.errors import RecfxError
 from recfx.hashing.slices import SLICE_COUNTS, join_states
 from recfx.hashing.state import NOT_BY_ROW, state_names
@@ -79,6 +79,9 @@ def _gather(module: ShardedCollection, table: ShardedTable, with_optimizer: bool
     def of_index(name: str, local: str) -> Any:
         return getattr(store.index(local), name)
 
+    def of_weight(local: str) -> Tensor:
+        return torch.tensor([store.weight(local).requires_grad], device="cpu")
+
     def of_optimizer(name: str, local: str) -> Any:
         return store.optimizers[local].state[name]
 
@@ -101,7 +104,7 @@ def _gather(module: ShardedCollection, table: ShardedTable, with_optimizer: bool
         for of_rule in fused.rule.states:
             columns = 1 if of_rule.per_row else spec.embedding_dim
             fused.state[of_rule.name] = join(columns, partial(of_optimizer, of_rule.name))
-    is_trained = send(first, lambda local: torch.tensor([store.weight(local).requires_grad]), (1,), torch.uint8)
+    is_trained = send(first, of_weight, (1,), torch.uint8)
     return WholeTable(weight, index, fused, bool(is_trained))
 
 

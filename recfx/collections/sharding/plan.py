@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from numbers import Integral
 from typing import Any, TypeVar
 
 import torch.distributed as dist
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.types import (
     CacheParams,
-    EnumerableShardingSpec,
     ParameterSharding,
     ShardingPlan,
-    ShardingType,
 )
 from torchrec.modules.embedding_configs import DataType
 
 from recfx.argument_types import HOW
-from recfx.collections.pieces import rank_of
 from recfx.collections.sharding.ranks_agree import on_all_ranks
 from recfx.collections.sharding.settings import Settings, different_settings
-from recfx.collections.sharding.types import plan_error, table_error, type_named, type_names
+from recfx.collections.sharding.types import SHARDING_TYPES, plan_error, table_error
 from recfx.errors import ConversionError, RecfxError, type_of
 from recfx.ir.shards import CollectionSharding, ShardedTable, TablePlan
 from recfx.ir.tables import TableSpec, name_shards
@@ -139,18 +135,13 @@ def _different_plans(of_ranks: Mapping[int, str], path: str) -> ConversionError:
 
 def _told(group: dist.ProcessGroup | None, path: str) -> Callable[[BaseException], ConversionError]:
     """What other ranks are told about an error: which rank has it."""
-    rank = 0 if group is None else group.rank()
-    return lambda error: _refused_by(rank, error, path)
-
-
-def _refused_by(rank: int, error: BaseException, path: str) -> ConversionError:
-    what = f"rank {rank} cannot shard by its plan: {type(error).__name__}: {error}"
-    return plan_error("ranks_have_different_plans", what, path)
+    who = f"rank {0 if group is None else group.rank()} cannot shard by its plan"
+    return lambda error: plan_error("ranks_have_different_plans", f"{who}: {type(error).__name__}: {error}", path)
 
 
 def _read(plan: TablePlan) -> ShardedTable:
     _check_options(plan)
-    sharding_type = type_named(plan.parameter.sharding_type)
+    sharding_type = SHARDING_TYPES[plan.parameter.sharding_type]
     cut = sharding_type.cut(plan)
     kernel, shards = plan.parameter.compute_kernel, name_shards(cut.shards)
     way_back = cut.way_back if plan.table.is_pooled else cut.way_back.of_rows()
@@ -159,8 +150,8 @@ def _read(plan: TablePlan) -> ShardedTable:
 
 def _check_options(plan: TablePlan) -> None:
     sharding, table = plan.parameter, plan.table.name
-    if sharding.sharding_type not in type_names():
-        what = f"is of type {sharding.sharding_type!r}; known types are {type_names()}."
+    if sharding.sharding_type not in SHARDING_TYPES:
+        what = f"is of type {sharding.sharding_type!r}; known types are {tuple(SHARDING_TYPES)}."
         raise table_error("unsupported_sharding_type", table, what, plan.path)
     if sharding.compute_kernel not in KERNELS:
         what = f"asks for kernel {sharding.compute_kernel!r}; known kernels are {KERNELS}."
@@ -186,8 +177,6 @@ def _check_options(plan: TablePlan) -> None:
 MOST_RANKS = 2**20
 """More than any cluster has; something is listed for each of them."""
 
-_ON_ALL_RANKS = (ShardingType.DATA_PARALLEL.value, ShardingType.ROW_WISE.value)
-
 
 def check_plan(plan: Any) -> None:
     """Refuse what is no plan of a whole model: a mapping from collections to mappings from tables."""
@@ -201,45 +190,6 @@ def check_plan(plan: Any) -> None:
     for path, tables in plan.plan.items():
         if not isinstance(tables, Mapping):
             raise plan_error("invalid_argument", f"the plan of a collection is {type_of(tables)}.", str(path))
-
-
-def ranks_named(plan: ShardingPlan) -> int:
-    """The number of ranks up to the last one that a plan names; what is no rank is left to those who read the plan."""
-    per_collection: dict[str, Any] = plan.plan
-    last = 0
-    for path, tables in per_collection.items():
-        here = max((rank for table in tables.values() for rank in _ranks(table)), default=0)
-        if here >= MOST_RANKS:
-            raise plan_error("plan_rank", f"the plan names rank {here:,}; there can be {MOST_RANKS:,} ranks.", path)
-        last = max(last, here)
-    return 1 + last
-
-
-def ranks_spanned(plan: ShardingPlan) -> int | None:
-    """The number of ranks, if a table is on all of them, or if the plan names none at all; otherwise None."""
-    tables = [
-        table
-        for of_collection in plan.plan.values()
-        for table in of_collection.values()
-        if isinstance(table, ParameterSharding)
-    ]
-    spans = any(table.sharding_type in _ON_ALL_RANKS and any(True for _ in _ranks(table)) for table in tables)
-    is_named = any(True for table in tables for _ in _ranks(table))
-    return ranks_named(plan) if spans or not is_named else None
-
-
-def _ranks(table: object) -> Iterator[int]:
-    if not isinstance(table, ParameterSharding):
-        return
-    ranks: Any = table.ranks
-    for rank in ranks if isinstance(ranks, (list, tuple)) else ():
-        if isinstance(rank, Integral):
-            yield int(rank)
-    if isinstance(table.sharding_spec, EnumerableShardingSpec):
-        for shard in table.sharding_spec.shards:
-            number = rank_of(shard)
-            if number is not None:
-                yield number
 
 
 def refuse_unknown_collections(plan: ShardingPlan, known: Collection[str]) -> None:

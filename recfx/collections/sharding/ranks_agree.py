@@ -89,7 +89,7 @@ def begin_on_all_ranks(sharded: Sequence[Any], call: str) -> None:
     groups: DistGroups = sharded[0].groups
     if has_failed(groups.pooled):
         return
-    started: list[InputDistStart] = [start for module in sharded for start in module.input_dists()]
+    started: list[InputDistStart] = [start for module in sharded for start in module._input_dists]
     run = sum(node.backwards.since_call() * 31**place for place, node in enumerate(started)) & _LARGEST
     runs = tell_counts(groups.ids, run, 0, _CALLS[call], sharded[0].collection)
     if call == "load_checkpoint" or len(set(runs)) == 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any, NamedTuple
+from typing import Any
 
 from torchrec.distributed.types import EnumerableShardingSpec
 
@@ -41,14 +41,6 @@ def table_error(reason: str, table: str, what: str, path: str) -> ConversionErro
     return plan_error(reason, f"the plan of table {table!r} {what}", path)
 
 
-class PlannedShard(NamedTuple):
-    """A rectangle of the plan: first row and the row after the last, the same for columns, and the rank."""
-
-    rows: tuple[int, int]
-    columns: tuple[int, int]
-    rank: int
-
-
 def _wrong(plan: TablePlan, reason: str, what: str) -> ConversionError:
     return table_error(reason, plan.table.name, what, plan.path)
 
@@ -70,12 +62,12 @@ def _check_tiling(plan: TablePlan, ranges: list[tuple[int, int]], size: int, wha
         raise _wrong(plan, "plan_shape_mismatch", f"shards {position} {what}, but the table has {size}.")
 
 
-def column_blocks(plan: TablePlan) -> list[tuple[tuple[int, int], list[PlannedShard]]]:
+def column_blocks(plan: TablePlan) -> list[tuple[tuple[int, int], list[Shard]]]:
     """The shards that the plan lists by their columns, from left to right, those of each block from top to bottom."""
     spec = plan.parameter.sharding_spec
     if not isinstance(spec, EnumerableShardingSpec):
         raise _wrong(plan, "plan_invalid", "has no EnumerableShardingSpec that says where its shards are.")
-    blocks: dict[tuple[int, int], list[PlannedShard]] = {}
+    blocks: dict[tuple[int, int], list[Shard]] = {}
     for shard in spec.shards:
         if not len(shard.shard_offsets) == len(shard.shard_sizes) == 2:
             what = f"has a shard at {shard.shard_offsets} of {shard.shard_sizes}, not of rows and columns."
@@ -84,13 +76,13 @@ def column_blocks(plan: TablePlan) -> list[tuple[tuple[int, int], list[PlannedSh
         if rank is None:
             raise _wrong(plan, "plan_invalid", f"places a shard on {shard.placement!s}, which names no rank.")
         _check_rank(plan, rank)
-        planned = PlannedShard((row, row + rows), (column, column + columns), rank)
+        planned = Shard(plan.table, rank, (row, row + rows), (column, column + columns))
         blocks.setdefault(planned.columns, []).append(planned)
     _check_tiling(plan, list(blocks), plan.table.embedding_dim, "columns")
     return [(columns, sorted(pieces, key=lambda piece: piece.rows)) for columns, pieces in sorted(blocks.items())]
 
 
-def row_borders(plan: TablePlan, pieces: Sequence[PlannedShard]) -> list[int]:
+def row_borders(plan: TablePlan, pieces: Sequence[Shard]) -> list[int]:
     """Where the plan cuts the rows of one column block."""
     _check_tiling(plan, [piece.rows for piece in pieces], plan.table.num_embeddings, "rows")
     return [*(piece.rows[0] for piece in pieces), plan.table.num_embeddings]
@@ -215,23 +207,8 @@ class GridShard(TableRowWise):
     name = "grid_shard"
 
 
-# In the order in which the planner tries equally good types.
-SHARDING_TYPES: list[ShardingType] = [
-    DataParallel(),
-    TableWise(),
-    ColumnWise(),
-    TableColumnWise(),
-    RowWise(),
-    TableRowWise(),
-    GridShard(),
-]
-
-
-def type_names() -> tuple[str, ...]:
-    """The names of all types, in their order."""
-    return tuple(sharding_type.name for sharding_type in SHARDING_TYPES)
-
-
-def type_named(name: str) -> ShardingType:
-    """The type of this name; a ``KeyError`` if there is none."""
-    return {sharding_type.name: sharding_type for sharding_type in SHARDING_TYPES}[name]
+SHARDING_TYPES: dict[str, ShardingType] = {
+    of_type.name: of_type()
+    for of_type in (DataParallel, TableWise, ColumnWise, TableColumnWise, RowWise, TableRowWise, GridShard)
+}
+"""By name, in the order in which the planner tries equally good types."""
