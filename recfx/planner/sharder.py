@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed import ProcessGroup
 from torchrec.distributed import sharding_plan
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embedding_types import BaseEmbeddingSharder
@@ -90,15 +89,10 @@ def torchrec_sharders(
     fused_params: Mapping[str, Any] | None = None, codecs: Mapping[str, QuantizedCommCodecs] | None = None
 ) -> Sharders:
     """TorchRec's default sharders, with ``fused_params`` and ``codecs`` for those that train."""
-
-    def bags() -> EmbeddingBagCollectionSharder:
-        return EmbeddingBagCollectionSharder(_copied(fused_params), _copied(codecs))
-
-    replaced: dict[type[Any], ModuleSharder[nn.Module]] = {
-        EmbeddingBagCollectionSharder: bags(),
-        EmbeddingCollectionSharder: EmbeddingCollectionSharder(_copied(fused_params), _copied(codecs)),
-        FeatureProcessedEmbeddingBagCollectionSharder: FeatureProcessedEmbeddingBagCollectionSharder(bags()),
-    }
+    kinds: tuple[Any, ...] = (EmbeddingBagCollectionSharder, EmbeddingCollectionSharder)
+    replaced: dict[Any, Any] = {kind: kind(_copied(fused_params), _copied(codecs)) for kind in kinds}
+    bags = EmbeddingBagCollectionSharder(_copied(fused_params), _copied(codecs))
+    replaced[FeatureProcessedEmbeddingBagCollectionSharder] = FeatureProcessedEmbeddingBagCollectionSharder(bags)
     return [replaced.get(type(sharder), sharder) for sharder in stock_defaults()]
 
 
@@ -122,9 +116,6 @@ class HashEmbeddingBagCollectionSharder(BaseEmbeddingSharder[UnshardedCollection
             On kernel ``dense``, a table is then left to the script's ordinary optimizer, whatever is attached to it, so
             a plain TorchRec script trains the same model.
 
-    Attributes:
-        host_group: the group of ``host_env``.
-
     Raises:
         ConversionError: ``unsupported_fused_param``, ``host_env_without_group``, ``quantized_communication``.
     """
@@ -139,7 +130,7 @@ class HashEmbeddingBagCollectionSharder(BaseEmbeddingSharder[UnshardedCollection
         stock: BaseEmbeddingSharder[Any] | None = None,
     ) -> None:
         self.stock, self._module_type = stock, module_type
-        self.host_group: ProcessGroup | None = None if host_env is None else host_env.process_group
+        host_group = None if host_env is None else host_env.process_group
         if stock is not None:
             dedup = isinstance(stock, EmbeddingCollectionSharder) and stock._use_index_dedup
             fused_params, qcomm_codecs_registry = stock.fused_params, stock.qcomm_codecs_registry
@@ -147,8 +138,8 @@ class HashEmbeddingBagCollectionSharder(BaseEmbeddingSharder[UnshardedCollection
         else:
             if fused_params:
                 fused_optimizer_from_params(fused_params)  # raise here rather than on every rank in the middle
-            self._options = {"host_group": self.host_group}
-        if host_env is not None and self.host_group is None:
+            self._options = {"host_group": host_group}
+        if host_env is not None and host_group is None:
             raise ConversionError(
                 "host_env has no process group.",
                 reason="host_env_without_group",
