@@ -320,11 +320,7 @@ def environment(env: ShardingEnv | None) -> ShardingEnv:
 def plan_for(
     model: nn.Module, given: ShardingPlan | None, env: ShardingEnv, device: torch.device | str | None
 ) -> ShardingPlan:
-    """The plan that is given, or that of ``recfx.plan``; rank 0 makes it, and all ranks get it. Collective.
-
-    Raises:
-        ConversionError: ``ranks_have_different_plans``; what ``recfx.plan`` raises; the plan is not for this model.
-    """
+    """The plan that is given, if it is for this model, or that of ``recfx.plan``, which rank 0 makes. Collective."""
     kind = device_of_tables(model) if device is None else torch.device(device).type
 
     def make() -> ShardingPlan | None:

@@ -165,11 +165,7 @@ class HashEmbeddingBagCollectionSharder(BaseEmbeddingSharder[UnshardedCollection
         device: torch.device | None = None,
         module_fqn: str | None = None,
     ) -> ShardedModule[Any, Any, Any, Any]:
-        """Shard one converted collection; ``params`` says by table name how, ``module_fqn`` is its path.
-
-        Raises:
-            ConversionError: ``not_converted``, and the codes of sharding itself.
-        """
+        """Shard one converted collection; ``params`` says by table name how, ``module_fqn`` is its path."""
         path = module_fqn or ""
         if not isinstance(module, UnshardedCollection):
             raise ConversionError(

@@ -45,11 +45,7 @@ from recfx.versions.differences import ModelDeltaTrackerTrec, RawIdTracker
 
 
 def extend_torchrec() -> None:
-    """Let TorchRec's entry points shard converted collections; called once by ``first_use``, and idempotent.
-
-    The table in ``recfx/README.md`` says what each function is replaced for. ``DistributedDataParallel`` would give all
-    ranks the rows of rank 0.
-    """
+    """Let TorchRec's entry points shard converted collections; ``recfx/README.md`` says what each is replaced for."""
     order = ("module", "env", "device", "plan", "sharders")
     _wrap(DistributedDataParallel, "__new__", _new_data_parallel)
     model_parallel_init = partial(_with_sharders, ("self", *order), _around_model_parallel)

@@ -141,10 +141,7 @@ def _pool(table: TableLoad, is_weighted: bool) -> Work:
 
 
 def _backward(table: TableLoad) -> Work:
-    """A fused step reads gradients in the order of the sorted ids: the time for that is part of ``sort_per_id``.
-
-    The ids of a bag have the same gradient, which is read from memory once, and from a cache for all others.
-    """
+    """A fused step sorts ids first. The ids of a bag have one gradient, which is read from memory once."""
     dim = table.spec.embedding_dim
     gradients = table.spec.output_dtype.itemsize * dim * table.returned_rows
     if table.rule is None:

@@ -35,9 +35,6 @@ from recfx.runtime.table_store import TableStore
 DENSE = "dense"
 """The kind of what recfx did not make."""
 
-DENSE_ALL_REDUCE = "dense_all_reduce"
-"""The name of the line that averages its gradients over ranks."""
-
 
 def bytes_once(tensors: Iterable[torch.Tensor], counted: set[int]) -> int:
     """The bytes of those tensors that are not among the ``counted`` yet, by ``id``; then they are."""
@@ -217,4 +214,4 @@ class ModelPrices:
         size = sympy.Integer(sum(parameter.nbytes for parameter in trained))
         nothing, device = NOTHING.mapped(sympy.sympify), trained[0].device.type
         calls = (Collective("all_reduce", size, backward=True),)
-        return [NodeCost(DENSE_ALL_REDUCE, DENSE, "", (), device, "", nothing, nothing, calls, NO_RESIDENT)]
+        return [NodeCost("dense_all_reduce", DENSE, "", (), device, "", nothing, nothing, calls, NO_RESIDENT)]

@@ -109,10 +109,7 @@ def shares_of(tables: Iterable[TableSpec]) -> dict[str, tuple[str, float]]:
 
 
 class Values:
-    """The numbers of one batch for the symbols of expressions, and in their place in formulas, which is fast.
-
-    Raises ``invalid_argument`` and ``unknown_feature``.
-    """
+    """The numbers of one batch for the symbols of expressions, and in their place in formulas, which is fast."""
 
     def __init__(
         self,

@@ -31,9 +31,6 @@ from recfx.planner.pricing.hardware import Hardware
 from recfx.planner.pricing.node_facts import Symbols, Values
 from recfx.planner.pricing.work import NO_RESIDENT, NOTHING, NodeCost, Resident, Totals, Work
 
-CHIPS = {"npu": "Ascend910B3"}
-"""The chips whose limits kernels have to fit, by the type of device."""
-
 
 @dataclass(frozen=True)
 class PlannedCollection:
@@ -64,7 +61,8 @@ class PlannedCollection:
 
     def _before(self, rank: int) -> OperatorGraph:
         sharding = None if self.context.sharding is None else self.context.sharding.seen_from(rank)
-        targets = PlannedTargets(self.backend, CHIPS.get(self.context.device))
+        chip = "Ascend910B3" if self.context.device == "npu" else None  # whose limits kernels have to fit
+        targets = PlannedTargets(self.backend, chip)
         return OperatorGraph.of(replace(self.context, sharding=sharding), targets)
 
     @cached_property
