@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -37,7 +36,7 @@ class Cut(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ShardingType(ABC):
+class ShardingType:
     """A way to cut a table and to place its parts. All else follows from it: the routing of ids from the shards that
     :meth:`cut` returns, and collectives and the averaging of gradients from their way back. All objects of one type are
     equal.
@@ -51,24 +50,20 @@ class ShardingType(ABC):
     unplanned_kernels: ClassVar[tuple[str, ...]] = ("dense",)  # those that TorchRec's planner refuses in its result
     is_planned: ClassVar[bool] = True  # whether TorchRec's planner can enumerate the type; it only knows its own types
 
-    @abstractmethod
     def cut(self, plan: TablePlan) -> Cut:
         """Read and check what a plan says about one table.
 
         The rows of a table with an index are cut at bucket borders, into as many pieces as the plan has; all other cuts
         are those of the plan, so that checkpoints match TorchRec's.
         """
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Unsharded(ShardingType):
-    """All of the table is one shard, on the only rank."""
+    """All of the table is one shard, on the only rank; no plan says so."""
 
     name = "unsharded"
-
-    def cut(self, plan: TablePlan) -> Cut:
-        table = plan.table
-        return Cut([Shard(table, 0, (0, table.num_embeddings), (0, table.embedding_dim), name=table.name)], STAY)
 
 
 @dataclass(frozen=True)
@@ -215,7 +210,6 @@ class CollectionSharding(Frozen):
 
 def unsharded(tables: Sequence[TableSpec]) -> CollectionSharding:
     """Tables that are not sharded: each is one shard, on the only rank."""
-    plan = ParameterSharding(Unsharded.name, "fused")
-    cuts = ((table, Unsharded().cut(TablePlan(table, plan, 1))) for table in tables)
-    placed = [ShardedTable(table, Unsharded(), "fused", cut.way_back, tuple(cut.shards)) for table, cut in cuts]
+    whole = [Shard(table, 0, (0, table.num_embeddings), (0, table.embedding_dim), name=table.name) for table in tables]
+    placed = [ShardedTable(shard.table, Unsharded(), "fused", STAY, (shard,)) for shard in whole]
     return CollectionSharding(tuple(placed), rank=0, world_size=1)
