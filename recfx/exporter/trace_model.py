@@ -138,7 +138,7 @@ class _Tracer(ShallowTracer):
         for module, name in self.observed.assigned:
             module.__dict__[name] = Assigned(name)
         self.observed.assigned.clear()
-        if type(m) is not KTRegroupAsDict or not issubclass(type(output), fx.Proxy):
+        if type(m) is not KTRegroupAsDict or has_forward_hooks(m) or not issubclass(type(output), fx.Proxy):
             return output
         regroup: Any = m
         items = {key: operator.getitem(output, key) for key in regroup._keys}  # code may iterate over them
