@@ -87,19 +87,16 @@ def npu_topology(
             f"{world_size} devices are not a whole number of servers with {local_world_size} each.",
             f"pass at most {local_world_size} devices, or a multiple of that; or another local_world_size.",
         )
-    bandwidths = {
-        "hbm_mem_bw": hbm_bandwidth,
-        "ddr_mem_bw": ddr_bandwidth,
-        "intra_host_bw": intra_host_bandwidth,
-        "inter_host_bw": inter_host_bandwidth,
-    }
     return topology_of_settings(
         "npu",
         world_size,
         local_world_size=local_world_size,
         hbm_cap=hbm_cap,
         ddr_cap=ddr_cap,
-        **{name: value / 1000 for name, value in bandwidths.items()},
+        hbm_mem_bw=hbm_bandwidth / 1000,  # per millisecond
+        ddr_mem_bw=ddr_bandwidth / 1000,
+        intra_host_bw=intra_host_bandwidth / 1000,
+        inter_host_bw=inter_host_bandwidth / 1000,
     )
 
 
