@@ -26,7 +26,7 @@ from recfx.planner.priced_plan import world_size_of
 from recfx.planner.pricing.cost import Cost, PlanComparison, PlanRow, features_of
 from recfx.planner.pricing.graph_prices import GraphPrices, ModelPrices
 from recfx.planner.pricing.hardware import CPU_HOST, NAMED, TYPICAL, Hardware, HardwareName
-from recfx.planner.pricing.node_facts import KnownBatch, whole_number
+from recfx.planner.pricing.node_facts import whole_number
 from recfx.planner.pricing.step_price import graph_on, planned_by, planned_with
 from recfx.planner.pricing.work import BATCH_SIZE, NodeCost
 from recfx.planner.topology import device_of, device_of_tables, hardware_of, of_ranks, plain_topology
@@ -146,7 +146,8 @@ def cost(
         hardware=hardware,
         planned=planned,
         again=again,
-        known=KnownBatch(size or BATCH_SIZE, lengths),
+        batch=size or BATCH_SIZE,
+        lengths=lengths,
     )
 
 

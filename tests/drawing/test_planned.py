@@ -96,8 +96,8 @@ def test_equals_the_picture_of_a_sharded_model(sharding: str, hashed: bool, tmp_
         ({"world_size": 8}, "invalid_argument"),
         ({"topology": npu_topology(8), "world_size": 0}, "invalid_argument"),
         ({"topology": npu_topology(8), "world_size": True}, "invalid_argument"),
-        ({"plan": ShardingPlan({"other": {}})}, "plan_unknown_collection"),
-        ({"plan": ShardingPlan({})}, "plan_missing_collection"),
+        ({"plan": ShardingPlan({"other": {}}), "world_size": 1}, "plan_unknown_collection"),
+        ({"plan": ShardingPlan({}), "world_size": 1}, "plan_missing_collection"),
     ],
 )
 def test_refusals(arguments: dict[str, Any], reason: str, tmp_path: Path) -> None:

@@ -78,8 +78,8 @@ class DrawnCosts:
 
     def as_data(self, positions: Mapping[str, int]) -> dict[str, Any]:
         """What the page's script reads; ``positions`` has the place of each collection, by path."""
-        cost, known, note = self.cost, self.cost.known, self.cost.copies_left_out
-        lengths = [(name, float(known.lengths.get(name, LENGTH))) for name in cost.features]
+        cost, note = self.cost, self.cost.copies_left_out
+        lengths = [(name, float(cost.lengths.get(name, LENGTH))) for name in cost.features]
         named = [f"{name}={length:g}" for name, length in lengths if length != LENGTH]
         return {
             "nodes": [
@@ -88,7 +88,7 @@ class DrawnCosts:
             ],
             "features": cost.features,
             "W": cost.world_size,
-            "B": known.batch,
+            "B": cost.batch,
             "L": LENGTH,
             "lengths": ", ".join([f"{LENGTH:g}", *named]),
             "trains": cost.trains,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
@@ -12,9 +13,9 @@ import sympy
 from recfx.errors import ConversionError, InputError
 from recfx.planner.pricing.graph_prices import DENSE
 from recfx.planner.pricing.hardware import Hardware
-from recfx.planner.pricing.node_facts import NOTHING_KNOWN, KnownBatch, Values, shares_of, whole_number
+from recfx.planner.pricing.node_facts import Values, shares_of, whole_number
 from recfx.planner.pricing.step_price import PlannedCollection, price, price_step
-from recfx.planner.pricing.work import NodeCost, Totals, counted, expression, in_time, step_text
+from recfx.planner.pricing.work import BATCH_SIZE, NodeCost, Totals, counted, expression, in_time, step_text
 from recfx.printing.grid import Grid, size
 from recfx.printing.shown import Shown
 
@@ -91,7 +92,8 @@ class Cost:
     planned: tuple[PlannedCollection, ...] = ()  # the sharded collections, on all ranks
     # gives the cost of the same model on another number of ranks, if it is not sharded already
     again: Callable[[int], Cost] | None = None
-    known: KnownBatch = NOTHING_KNOWN  # the batch that numbers start from
+    batch: int = BATCH_SIZE  # the samples per rank that numbers start from
+    lengths: Mapping[str, Fraction] = field(default_factory=dict)  # the lengths of features that they start from
 
     @cached_property
     def totals(self) -> Totals:
@@ -129,8 +131,8 @@ class Cost:
                 )
             return self.again(W).at(B, L=L)
         shares = shares_of(table for collection in self.planned for table in collection.context.tables)
-        batch = self.known.batch if B is None else B
-        values = Values(batch, self.world_size, L, self.features, shares, self.known)
+        batch = self.batch if B is None else B
+        values = Values(batch, self.world_size, L, self.features, shares, self.lengths)
         nodes = tuple(price(node, values, self.hardware) for node in self.nodes)
         sharded = {collection.context.name for collection in self.planned}
         rest = Totals.of(node for node in nodes if node.kind == DENSE or node.collection not in sharded)

@@ -19,7 +19,7 @@ from recfx.errors import InputError, did_you_mean
 from recfx.ir.meta import BATCH, WORLD, mean_length
 from recfx.ir.tables import TableSpec
 from recfx.optim.rules.rule import Rule
-from recfx.planner.pricing.work import BATCH_SIZE, LENGTH
+from recfx.planner.pricing.work import LENGTH
 
 
 class Symbols(NamedTuple):
@@ -88,16 +88,6 @@ class NodeFacts:
     trains: bool = True  # whether the step has a backward
 
 
-class KnownBatch(NamedTuple):
-    """What numbers start from where none are given: what a sample tells, and for the rest what is usual."""
-
-    batch: int = BATCH_SIZE  # samples per rank
-    lengths: Mapping[str, Fraction] = MappingProxyType({})  # mean numbers of ids per sample, of some features
-
-
-NOTHING_KNOWN = KnownBatch()
-
-
 def shares_of(tables: Iterable[TableSpec]) -> dict[str, tuple[str, float]]:
     """The feature of each length that counts different ids alone, and their expected share, 1 if it is not known."""
     shares: dict[str, tuple[str, float]] = {}
@@ -118,7 +108,7 @@ class Values:
         lengths: Any,
         features: Iterable[str],
         shares: Mapping[str, tuple[str, float]] = MappingProxyType({}),
-        known: KnownBatch = NOTHING_KNOWN,
+        known: Mapping[str, Fraction] = MappingProxyType({}),
     ) -> None:
         self.batch, self.world = whole_number(batch, "B"), whole_number(world, "W")
         self.lengths = _lengths(lengths, features, shares, known)
@@ -164,7 +154,7 @@ def whole_number(value: Any, name: str, least: int = 1, most: int | None = None)
 
 
 def _lengths(
-    given: Any, features: Iterable[str], shares: Mapping[str, tuple[str, float]], known: KnownBatch
+    given: Any, features: Iterable[str], shares: Mapping[str, tuple[str, float]], known: Mapping[str, Fraction]
 ) -> dict[str, Fraction]:
     """The mean length of each feature: a number for all, or a mapping for some; the others are those that are known."""
     names = list(dict.fromkeys(features))
@@ -184,7 +174,7 @@ def _lengths(
     lengths = {
         name: not_negative(given[name], f"the mean length of feature {name!r}")
         if name in given
-        else known.lengths.get(name, Fraction(LENGTH))
+        else known.get(name, Fraction(LENGTH))
         for name in names
     }
     for name in names:
