@@ -68,7 +68,7 @@ def cost(
             made ``plan`` for, if it did; otherwise what is typical of the device that has the tables.
         plan: the plan to price, for a model that is not sharded.
         world_size: the number of ranks that ``plan`` is for. Default: those that it knows, if
-            ``recfx.plan`` or ``read_plan`` made it; those of the topology; or those of a table that is on all ranks.
+            ``recfx.plan`` or ``read_plan`` made it, or those of the topology.
         sample: one call of the model, as for ``convert``: the batch of one rank. Its size and the mean lengths of its
             features are where ``.at()`` starts; it is not run. Without one, that is 512 samples of one id per feature.
 
