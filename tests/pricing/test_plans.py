@@ -191,7 +191,7 @@ def test_of_many_kinds_of_ranks_some_are_priced(monkeypatch: pytest.MonkeyPatch)
 )
 def test_refuses_what_is_no_plan_of_the_model(plans: Any, reason: str) -> None:
     with refused(reason):
-        recfx.compare_plans(many_tables(2), plans)
+        recfx.compare_plans(many_tables(2), plans, world_size=1)
 
 
 def test_refuses_to_plan_a_graph_or_a_number_that_is_none() -> None:
