@@ -11,7 +11,7 @@ from torch import Tensor
 from recfx.argument_types import typed
 from recfx.errors import GROW, ConversionError, IdTypeError, InputError, TableFullError
 from recfx.hashing.config import HashConfig, ResolvedHashConfig, checked_arguments
-from recfx.hashing.storage import EVAL_COUNTERS, IndexStorage
+from recfx.hashing.storage import EVAL_COUNTERS, IndexStorage, watched
 from recfx.kernels.build import forks
 from recfx.kernels.index import buckets, hash_index
 from recfx.kernels.index.hash_index import InFlight
@@ -443,6 +443,20 @@ def views_of(indexes: Sequence[HashIndex], training: bool) -> list[IndexView]:
     kept: list[Any] = [index.__dict__["_views"] for index in indexes]
     slot_groups = buffers_named("slot_groups", indexes)
     return [
-        views[training] if views and views[0].slot_groups is groups and index.is_as_noted() else index.view(training)
-        for index, views, groups in zip(indexes, kept, slot_groups, strict=True)
+        views[training] if as_noted and views is not None and views[0].slot_groups is groups else index.view(training)
+        for index, views, groups, as_noted in zip(indexes, kept, slot_groups, _are_as_noted(indexes), strict=True)
     ]
+
+
+def _are_as_noted(indexes: Sequence[HashIndex]) -> list[bool]:
+    """``is_as_noted`` of each index, in half the time."""
+    try:
+        return [
+            attributes["_leader"] is None
+            and not attributes["_expects_load"]
+            and attributes["_versions"] == (ids._version, state._version, groups._version, side._version)
+            for attributes in map(vars, indexes)
+            for ids, state, groups, side in (watched(attributes["_buffers"]),)
+        ]
+    except RuntimeError:  # inference tensors have no versions
+        return [index.is_as_noted() for index in indexes]

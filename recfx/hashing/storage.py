@@ -290,7 +290,8 @@ class IndexStorage(nn.Module):
     def _current_versions(self) -> tuple[int, ...]:
         buffers: Any = self._buffers
         try:
-            return tuple([tensor._version for tensor in watched(buffers)])
+            ids, rows, groups, side = watched(buffers)
+            return ids._version, rows._version, groups._version, side._version
         except RuntimeError:  # inference tensors have no versions
             return ()
 

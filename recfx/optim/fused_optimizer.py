@@ -225,5 +225,7 @@ def changed_settings(tables: Sequence[str], optimizers: Mapping[str, FusedOptimi
     return [
         (table, changed)
         for table in tables
-        if (optimizer := optimizers.get(table)) is not None and (changed := optimizer.changed_setting())
+        if (optimizer := optimizers.get(table)) is not None
+        and (optimizer.rule.neutral or any(map(optimizer.group.get, optimizer.rule.refused)))  # for speed
+        and (changed := optimizer.changed_setting())
     ]

@@ -125,8 +125,8 @@ class TableStore:
         # Not their ids: another one may get the id of one that is gone.
         seen: list[Any] = list(chain.from_iterable(attached))
         if seen or self.optimizers or self.aside:
-            seen += map(id, weights)
-            seen += [-1 - position for position in positions_with_hooks(weights)]
+            positions = positions_with_hooks(weights, list(seen))
+            seen += [*map(id, weights), *(-1 - position for position in positions)]
         return seen, facts_of_weights(weights)
 
     def refuse_gradient_hooks(self, tables: Sequence[str], collection: str) -> None:
