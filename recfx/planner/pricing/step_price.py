@@ -52,9 +52,11 @@ class PlannedCollection:
         return rewritten(self._before(rank), self.rewrites)
 
     def graph(self, rank: int) -> OperatorGraph:
-        """The graph that the passes make on one rank, without the checks of ``rewriting``."""
+        """The graph that the passes make on one rank: recfx's own without the checks of ``rewriting``."""
+        if self.rewrites is not None:
+            return self.rewriting(rank).graph
         graph = self._before(rank)
-        for pass_ in passes() if self.rewrites is None else self.rewrites:
+        for pass_ in passes():
             graph = pass_.call(graph).graph
         graph.renumber()
         return graph
