@@ -111,10 +111,10 @@ def _as_planned(
     tables: dict[str, TableReport], paths: Sequence[str], collection: UnshardedCollection, planned: AsPlanned
 ) -> tuple[dict[str, TableReport], Rewriting]:
     """The tables of a collection as they would be sharded, and the graph of the rank that sees them so."""
-    check_optimizers(collection)
     here, path = device_of_tables(collection), paths[0]
     device = here if planned.topology is None else device_of(planned.topology)
     part = planned_by(collection, plan_of_collection(planned.plan, paths), planned.world_size, device, path)
+    check_optimizers(collection)
     sharding, fused, made = part.sharding.seen_from(planned.rank), part.settings.fused, part.rewriting(planned.rank)
     kernels = {name: meta.kernel for meta in made.metas.values() if meta.kernel for name in meta.tables}
     for name, report in tables.items():
