@@ -191,6 +191,7 @@ _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 # In order of preference.
 BACKENDS: tuple[Backend, ...] = (
     Backend("cpu", "recfx.lowering.cpu", serves_on=("cpu",), takes_absent=True, dtypes=_FLOATS),
+    Backend("fbgemm", "recfx.lowering.fbgemm", serves_on=("cpu",), dtypes=(torch.float32, torch.float16)),
     Backend(
         "triton",
         "recfx.lowering.triton.target",

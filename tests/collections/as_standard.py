@@ -16,7 +16,7 @@ from tests.builders.collections import table
 
 SUM, MEAN = PoolingType.SUM, PoolingType.MEAN
 
-each_backend = pytest.mark.parametrize("backend", ["reference", "cpu"])
+each_backend = pytest.mark.parametrize("backend", ["reference", "fbgemm"])
 each_hashing = pytest.mark.parametrize(
     "hashing", [HashConfig(), None, HashConfig(rows=64)], ids=["dense", "static", "grown"]
 )

@@ -40,7 +40,7 @@ def evicting(**config: object) -> HashEmbeddingBagCollection:
 
 
 @pytest.mark.parametrize("hashing", [HashConfig(dense_rows=0), HashConfig(dense_rows=0, admit_after=2, unseen="share")])
-@pytest.mark.parametrize("backend", ["auto", "reference"])
+@pytest.mark.parametrize("backend", ["auto", "fbgemm", "reference"])
 @pytest.mark.parametrize("wrong", [8, 10**9, -1, -5])
 def test_ids_of_a_static_table_beside_an_index_are_checked(hashing: HashConfig, backend: str, wrong: int) -> None:
     hashings = {"t0": hashing, "t1": None}

@@ -87,7 +87,7 @@ def test_keep_leaves_what_cannot_be_converted() -> None:
         ({"env": object()}, "invalid_argument", "ShardingEnv"),
         ({"whole_graph": True}, "sample_required", "sample"),
         ({"verify": True}, "sample_required", "sample"),
-        ({"backend": "cudnn"}, "unknown_backend", "reference"),
+        ({"backend": "cudnn"}, "unknown_backend", "fbgemm"),
         ({"hashing": HashConfig(rows=10)}, "rows_shrink", "20"),
         ({"hashing": HashConfig(dense_rows=21)}, "invalid_hash_config", "dense_rows"),
     ],

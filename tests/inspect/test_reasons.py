@@ -123,10 +123,10 @@ def test_only_touched_rows(kind: type, arguments: dict[str, Any], differs: bool)
 def test_kernel_fallback_names_who_declined() -> None:
     model = convert(Wrapped(collection(1))).double()
     (reason,) = only(model, "kernel_fallback")
-    assert "cpu: " in reason.message
+    assert "fbgemm: " in reason.message
     (table,) = explain(model).collections[0].tables
     assert table.kernel == "reference"
-    assert [(one.by, one.code) for one in table.kernels_passed_over] == [("cpu", "dtype")]
+    assert [(one.by, one.code) for one in table.kernels_passed_over] == [("cpu", "dtype"), ("fbgemm", "dtype")]
 
 
 def test_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +151,7 @@ def test_meta_tables_choose_their_kernel_later() -> None:
 
 
 def test_named_backend_that_cannot_serve_is_an_error() -> None:
-    report = explain(convert(Wrapped(collection(1)), backend="cpu").to("meta"))
+    report = explain(convert(Wrapped(collection(1)), backend="fbgemm").to("meta"))
     assert [(reason.severity, reason.code) for reason in report.reasons] == [("error", "backend_unusable")]
     assert not report.ok
     assert report.collections[0].tables[0].kernel == ""

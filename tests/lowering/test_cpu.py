@@ -272,7 +272,7 @@ def test_without_the_library_cpu_declines(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(library, "load", lambda: False)
     monkeypatch.setattr(library, "why_not", lambda: "no C++ compiler found")
     choice = select_backend(spec, "auto", "")
-    assert choice.backend == "reference"
+    assert choice.backend == "fbgemm"
     (declined,) = choice.declined
     assert (declined.by, declined.code) == ("cpu", "no_library")
     assert "no C++ compiler found" in declined.message

@@ -18,7 +18,7 @@ from recfx.lowering.registry import BACKENDS, LookupSpec, PlannedTargets
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.rules import RULES
 
-NPU = BACKENDS[2]
+NPU = BACKENDS[3]
 RULE = {rule.name: rule for rule in RULES}
 
 
@@ -70,16 +70,19 @@ def nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # By backend, in the order of BACKENDS: what it declines, if anything.
 SERVED = [
-    pytest.param(planned("cpu"), None, "- - device -", id="cpu"),
-    pytest.param(planned("cuda"), None, "device - device -", id="cuda"),
-    pytest.param(planned("npu"), None, "device device - -", id="npu"),
-    pytest.param(planned("npu", 1024), "Ascend910B3", "device device - -", id="chip"),
-    pytest.param(planned("npu"), "Ascend310P3", "device device no_tiling_table -", id="other chip"),
-    pytest.param(planned("cpu", optimizer=OptimizerFacts("lamb")), None, "- optimizer device -", id="lamb"),
-    pytest.param(planned("cpu", rows=2**40), None, "- - device -", id="many rows"),
-    pytest.param(planned("cuda", 1032, dtype=torch.float16), None, "device too_many_columns device -", id="1032"),
-    pytest.param(planned("cuda", dtype=torch.float64), None, "device dtype device -", id="float64"),
-    pytest.param(planned("npu", is_contiguous=False), None, "device device not_contiguous -", id="strided"),
+    pytest.param(planned("cpu"), None, "- - - device -", id="cpu"),
+    pytest.param(planned("cuda"), None, "device device - device -", id="cuda"),
+    pytest.param(planned("npu"), None, "device device device - -", id="npu"),
+    pytest.param(planned("npu", 1024), "Ascend910B3", "device device device - -", id="chip"),
+    pytest.param(planned("npu"), "Ascend310P3", "device device device no_tiling_table -", id="other chip"),
+    pytest.param(planned("cpu", optimizer=OptimizerFacts("lamb")), None, "- - optimizer device -", id="lamb"),
+    pytest.param(planned("cpu", rows=2**40), None, "- - - device -", id="many rows"),
+    pytest.param(planned("cpu", combine="NONE"), None, "- unsupported_combine - device -", id="not combined"),
+    pytest.param(
+        planned("cuda", 1032, dtype=torch.float16), None, "device device too_many_columns device -", id="1032"
+    ),
+    pytest.param(planned("cuda", dtype=torch.float64), None, "device device dtype device -", id="float64"),
+    pytest.param(planned("npu", is_contiguous=False), None, "device device device not_contiguous -", id="strided"),
 ]
 
 
@@ -101,11 +104,11 @@ def code(refusal: Diagnostic | None) -> str:
 
 # What each backend declined when one question was both, with the C++ library and without Triton.
 DECLINED = [
-    pytest.param(live(), "- no_triton device -", id="float32"),
-    pytest.param(live(torch.float64), "dtype dtype device -", id="float64"),
-    pytest.param(live(contiguous=False), "not_contiguous not_contiguous device -", id="strided"),
-    pytest.param(live(device="meta"), "device device device -", id="meta"),
-    pytest.param(live(optimizer=("adam", {"lr": 0.1})), "- no_triton device -", id="adam"),
+    pytest.param(live(), "- - no_triton device -", id="float32"),
+    pytest.param(live(torch.float64), "dtype dtype dtype device -", id="float64"),
+    pytest.param(live(contiguous=False), "not_contiguous not_contiguous not_contiguous device -", id="strided"),
+    pytest.param(live(device="meta"), "device device device device -", id="meta"),
+    pytest.param(live(optimizer=("adam", {"lr": 0.1})), "- - no_triton device -", id="adam"),
 ]
 
 
@@ -126,9 +129,9 @@ def test_both_answers_together_are_what_a_backend_declines(
     ("lookup", "backend", "chip", "chosen", "declined"),
     [
         (planned("cpu"), "auto", None, "cpu", []),
-        (planned("cuda"), "auto", None, "triton", [("cpu", "device")]),
+        (planned("cuda"), "auto", None, "triton", [("cpu", "device"), ("fbgemm", "device")]),
         (planned("cuda", dtype=torch.float64), "triton", None, "", [("triton", "dtype")]),
-        (planned("npu"), "auto", "Ascend910B1", "npu", [("cpu", "device")]),
+        (planned("npu"), "auto", "Ascend910B1", "npu", [("cpu", "device"), ("fbgemm", "device")]),
         (planned("npu"), "npu", "Ascend950DT", "", [("npu", "no_tiling_table")]),
         (planned("cpu"), "triton", None, "triton", []),
         (planned("cpu"), "nobody", None, "", []),

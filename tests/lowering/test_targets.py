@@ -21,7 +21,7 @@ from recfx.errors import InputError
 from recfx.hashing import HashConfig
 from recfx.ir import TableSpec
 from recfx.kernels.build import library
-from recfx.lowering import cpu, reference
+from recfx.lowering import cpu, fbgemm, reference
 from recfx.lowering.registry import BACKENDS, LookupBatch, LookupSpec, select_backend
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.rules import RULES
@@ -29,7 +29,7 @@ from recfx.optim.rules import RULES
 ROWS, DIMS = (30, 20, 10), (8, 12, 4)
 FEATURES = (("a", "b"), ("c",), ("d",))
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # tests/ascend runs this file so
-NAMES = ["cpu", "reference", *(["triton"] if IS_INTERPRETED else [])]
+NAMES = ["cpu", "fbgemm", "reference", *(["triton"] if IS_INTERPRETED else [])]
 TARGETS = {backend.name: backend for backend in BACKENDS if backend.name in NAMES}
 HAVE_ADAM = ("cpu", "reference", "triton")
 RULE = {rule.name: rule for rule in RULES}
@@ -270,7 +270,7 @@ def _python_calls_of_a_step(kind: str, number: int) -> int:
 
 def test_the_tables_live_until_the_backward_has_run() -> None:
     ours = weights(torch.float32)
-    kernel = cpu.build(sums(ours))
+    kernel = fbgemm.build(sums(ours))
     (output,) = kernel(ours, batch(6, 4, False))
     copies = [weight.detach().clone() for weight in ours]
     del ours, kernel

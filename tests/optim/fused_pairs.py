@@ -48,5 +48,5 @@ def assert_alike(plain: nn.Module, converted: nn.Module) -> None:
 
 fused_kinds = pytest.mark.parametrize(
     ("kind", "backend"),
-    [(kind, "reference") for kind in ("sgd", "adagrad", "rowwise_adagrad")],
+    [(kind, backend) for kind in ("sgd", "adagrad", "rowwise_adagrad") for backend in ("fbgemm", "reference")],
 )

@@ -66,7 +66,7 @@ def test_several_lookups() -> None:
     assert "hash_lookup" not in text
 
 
-@pytest.mark.parametrize("backend", ["reference"])
+@pytest.mark.parametrize("backend", ["fbgemm", "reference"])
 def test_a_target_without_a_finding_kernel(backend: str) -> None:
     made = rewritten(collection(INDEXED, INDEXED), "lower", backend)
     fuse = next(record for record in made.records if record.name == "fuse_hash_lookup")

@@ -84,7 +84,7 @@ def trained(hashing: str, backend: str, optimizer: str, is_weighted: bool, defau
 @pytest.mark.parametrize("is_weighted", [False, True], ids=["mean", "weighted"])
 @pytest.mark.parametrize(
     ("backend", "optimizer"),
-    [("cpu", "sgd"), ("cpu", "rowwise_adagrad"), ("reference", "adagrad"), ("reference", ""), ("reference", "adam")],
+    [("cpu", "sgd"), ("cpu", "rowwise_adagrad"), ("fbgemm", "adagrad"), ("fbgemm", ""), ("reference", "adam")],
 )
 @pytest.mark.parametrize("hashing", HASHINGS)
 def test_training_and_answers(hashing: str, backend: str, optimizer: str, is_weighted: bool) -> None:

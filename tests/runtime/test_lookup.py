@@ -190,7 +190,7 @@ def test_a_forward_that_is_run_again_takes_two_steps() -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["", "sgd"])
-@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("backend", ["cpu", "fbgemm", "reference"])
 @pytest.mark.parametrize("changed", ["ids", "weights", "table"])
 def test_what_a_backward_reads_again_may_not_have_changed(changed: str, backend: str, optimizer: str) -> None:
     ebc = EmbeddingBagCollection(tables=[table("t", ["f"])], is_weighted=True)
@@ -250,7 +250,7 @@ def test_a_table_whose_backward_meets_another_layout(form: str, optimizer: str) 
     assert torch.equal(model.weight("t"), rows)
 
 
-@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("backend", ["cpu", "fbgemm", "reference"])
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("again", [False, True])
 def test_a_fused_step_changes_what_weights_of_ids_read_in_a_backward(again: bool, shared: bool, backend: str) -> None:
