@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from recfx.doctor.report import Finding, Report
 from recfx.errors import Diagnostic, VersionError
-from recfx.versions.sets import DEFAULT, MODULES, PYTHONS, SETS, minor, nearest, set_of
+from recfx.versions.sets import DEFAULT, MODULES, PYTHONS, SETS, is_between, minor, nearest, set_of
 
 ANY_VERSIONS = "RECFX_ANY_VERSIONS"
 """The environment variable that makes a warning of the error about versions that do not fit."""
@@ -106,11 +106,14 @@ def unfit(device: str = "") -> Diagnostic | None:
 
 
 def refused() -> VersionError | None:
-    """The error that ``import recfx`` raises, if any. Where the user has asked for that, it is a warning."""
-    problem = unfit()
+    """The error that ``import recfx`` raises, if any. It is a warning where the user has asked for that, and for a torch
+    between two sets.
+    """
+    problem, torch = unfit(), look("torch")
     if problem is None:
         return None
-    if problem.code == "packages_missing" or os.environ.get(ANY_VERSIONS, "") in ("", "0"):
+    warns = os.environ.get(ANY_VERSIONS, "") not in ("", "0") or (torch is not None and is_between(torch.version))
+    if problem.code == "packages_missing" or not warns:
         return VersionError.of(problem)
     warnings.warn(str(problem), stacklevel=2)
     return None

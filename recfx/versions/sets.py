@@ -57,6 +57,8 @@ SETS = (
     VersionSet("2.7.1", "1.2.0", "1.2.0", "2.7.1.post11", "3.3.1", "0.9.1"),
     VersionSet("2.9.0", "1.4.0", "1.4.0", "2.9.0.post9", "3.5.0", "0.10.0"),
     VersionSet("2.10.0", "1.5.0", "1.5.0", "2.10.0.post7", "3.6.0", "0.11.0"),
+    VersionSet("2.11.0", "1.6.1", "1.6.0", "2.11.0.post3", "3.6.0", "0.12.4"),
+    VersionSet("2.12.1", "1.7.0", "1.7.0", "2.12.0.post3", "3.7.1", "0.13.0"),
     VersionSet("2.13.0", "1.8.0", "1.8.0", "2.13.0", "3.7.0", "0.15.3"),
     VersionSet("2.14.1", "1.9.2", "1.9.0", "2.14.0", "3.8.0", "0.15.3"),
 )
@@ -77,9 +79,16 @@ def set_of(torch: str) -> VersionSet | None:
     return next((versions for versions in SETS if versions.name == minor(torch)), None)
 
 
+def is_between(torch: str) -> bool:
+    """Whether a version of torch has no set, but sets are older and newer."""
+    return set_of(torch) is None and _numbers(SETS[0].name) < _numbers(minor(torch)) < _numbers(SETS[-1].name)
+
+
+def _numbers(name: str) -> list[int]:
+    return [int(number) for number in name.split(".") if number]
+
+
 def nearest(torch: str) -> VersionSet:
     """The set for a version of torch, the next newer one, or the newest."""
-    numbers = [int(number) for number in minor(torch).split(".") if number]
-    return next(
-        (versions for versions in SETS if [int(number) for number in versions.name.split(".")] >= numbers), SETS[-1]
-    )
+    numbers = _numbers(minor(torch))
+    return next((versions for versions in SETS if _numbers(versions.name) >= numbers), SETS[-1])

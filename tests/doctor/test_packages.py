@@ -65,7 +65,6 @@ def test_sets_and_builds_of_the_same_minor_versions_fit(torch: str, torchrec: st
     [
         ("2.7.0a0+git1", "1.8.0", "1.2.0", "fbgemm_gpu 1.2.0. The nearest that do: torchrec 1.2.0;", "2.7"),
         ("2.10.1+cpu", "1.5.0", "1.4.0", "fbgemm_gpu 1.4.0. The nearest that do: fbgemm_gpu 1.5.0;", "2.10"),
-        ("2.8.0", "1.3.0", "1.3.0", "torch 2.8.0", "2.9"),
         ("2.1.0", "0.5.0", "0.5.0", "torch 2.1.0", "2.7"),
         ("3.0.0", "2.0.0", "2.0.0", "torch 3.0.0", "2.14"),
         ("", "1.2.0", "1.2.0", "torch of unknown version", "2.7"),
@@ -86,6 +85,12 @@ def test_versions_that_do_not_fit(
     assert refused() is not None
     monkeypatch.setenv(ANY_VERSIONS, "1")
     with pytest.warns(UserWarning, match="versions_unfit"):
+        assert refused() is None
+
+
+def test_a_torch_between_two_sets_is_a_warning(place: Path) -> None:
+    put(place, "2.8.0", "1.3.0", "1.3.0")
+    with pytest.warns(UserWarning, match=r"versions_unfit.*torch 2\.8\.0.*The nearest that do: torch 2\.9\.0"):
         assert refused() is None
 
 
@@ -155,7 +160,7 @@ def test_what_cannot_be_imported_or_does_not_fit(
     [["-c", "import recfx"], ["-X", "utf8", "-m", "recfx", "--help"], ["recfx", "--help"], ["recfx", "doctor"]],
 )
 def test_a_process_is_told_before_anything_is_imported(started: list[str], tmp_path: Path) -> None:
-    put(tmp_path, "2.8.0", "1.3.0", "1.3.0")
+    put(tmp_path, "2.6.0", "1.1.0", "1.1.0")
     (tmp_path / "torch/lib/libtorch_cuda.so").mkdir(parents=True)
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "recfx").write_text("from recfx.commandline.main import main; main()")  # as pip installs it
