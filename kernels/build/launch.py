@@ -13,7 +13,6 @@ import torch
 from recfx.kernels.build import tiling, tuned
 
 _INTERPRETED_PROGRAMS = 3  # any number gives the same results; several show it
-PROGRAMS_PER_MULTIPROCESSOR = 32
 _interpreter = threading.RLock()  # Triton's interpreter keeps the program's number, and more, in global variables
 
 
@@ -85,21 +84,25 @@ def chip_name(device: torch.device) -> str | None:
 
 
 def programs(device: torch.device, work: int, kernel: str = "") -> int:
-    """How many programs share ``work`` equal pieces; at least one.
-
-    Args:
-        device: where the kernel runs.
-        work: how many parts the work can be cut into.
-        kernel: its name, if another number of programs changes none of its results: see ``tuned.py``.
-    """
+    """How many programs of the kernel of this name share ``work`` equal pieces; at least one."""
     chip = chip_of(device)
     if chip is not None:
         return tiling.programs(chip, work, _tuned(device, tuned.PROGRAMS_PER_CORE, kernel) or 1)
     most = _INTERPRETED_PROGRAMS
     if device.type == "cuda":
-        per_core = _tuned(device, tuned.PROGRAMS_PER_CORE, kernel) or PROGRAMS_PER_MULTIPROCESSOR
+        per_core = _tuned(device, tuned.PROGRAMS_PER_CORE, kernel) or on_gpu(kernel).programs
         most = torch.cuda.get_device_properties(device).multi_processor_count * per_core
     return max(1, min(work, most))
+
+
+def on_gpu(kernel: str) -> tiling.OnGPU:
+    """How the kernel of this name is launched on a GPU."""
+    return tiling.ON_GPU.get(kernel, tiling.OnGPU())
+
+
+def warps(device: torch.device, kernel: str, block: int) -> int:
+    """How many warps a program of the kernel of this name has on a GPU, for a block of so many columns."""
+    return _tuned(device, tuned.WARPS, kernel) or on_gpu(kernel).warps(block)
 
 
 def lookup_rows(device: torch.device, block: int, kernel: str) -> int:
@@ -136,6 +139,8 @@ def elements_between(first: torch.Tensor, address: int) -> int:
 def launch(kernel: Any, number: int, tensor: torch.Tensor, *arguments: Any, **constants: Any) -> None:
     """Launch ``kernel`` in ``number`` programs on the device of ``tensor``, its first argument. Threads may call it."""
     device = tensor.device
+    if device.type == "cuda":
+        constants["num_warps"] = warps(device, kernel.__name__, constants.get("BLOCK_D", 0))
     on_device = _interpreter if device.type == "cpu" else torch.get_device_module(device).device(device)
     with on_device:
         kernel[(number,)](tensor, *arguments, **constants)

@@ -65,6 +65,35 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
 )
 """By name. What kernels need of the unified buffer was measured for the 910 generation."""
 
+@dataclass(frozen=True)
+class OnGPU:
+    """How a kernel is launched on a GPU, if nothing else was measured there. An H200 gave the numbers of those below.
+
+    Args:
+        programs: for each multiprocessor.
+        columns_per_warp: a program has a warp for so many columns of its block, at most four; 0: it always has four.
+    """
+
+    programs: int = 32
+    columns_per_warp: int = 0
+
+    def warps(self, block: int) -> int:
+        """For a block of so many columns: a power of two."""
+        return max(1, min(4, block // self.columns_per_warp)) if self.columns_per_warp else 4
+
+
+# A row of one vector: a warp loads it with as few instructions as four, and sums over columns stay inside the warp.
+_LOOKUP_ON_GPU, _STEP_ON_GPU = OnGPU(64, 256), OnGPU(128, 256)
+ON_GPU: Mapping[str, OnGPU] = MappingProxyType(
+    {
+        **dict.fromkeys(("recfx_pooled_lookup", "recfx_quantized_lookup", "recfx_gather_rows"), _LOOKUP_ON_GPU),
+        "recfx_per_sample_weight_gradients": _LOOKUP_ON_GPU,
+        **dict.fromkeys(("recfx_fused_step", "recfx_fused_step_of_borders"), _STEP_ON_GPU),
+        **dict.fromkeys(("recfx_find_rows", "recfx_bucket_scatter"), OnGPU(32, 1 << 20)),  # ids are scalars
+    }
+)
+"""By kernel; others are launched as ``OnGPU()`` says."""
+
 SMALLEST_BLOCK = 16
 """Columns. 16 halves fill 32 bytes, the alignment of the unified buffer. Narrower blocks would be further forms to
 compile and to keep, for less than one percent of the buffer."""

@@ -1,8 +1,8 @@
 """What was measured to be best on this machine's devices: ``python -m recfx doctor`` writes it, launches read it.
 
 The file is ``tuned.json`` in the directory in which the C++ library is kept. It holds, by the name that a driver gives
-to a device, how many programs of a kernel share a core, and for how many rows a lookup asks at a time. That changes no
-result: a program takes whole bags or ids, and a bag is summed in the order of its ids. Of kernels whose sums would
+to a device, how many programs of a kernel share a core, how many warps a program has, and for how many rows a lookup
+asks at a time. That changes no result: a program takes whole bags or ids, and a bag is summed in the order of its ids. Of kernels whose sums would
 depend on such a number, the fused step above all, nothing is kept.
 """
 
@@ -20,11 +20,12 @@ from recfx.kernels.build import library
 from recfx.kernels.build.private_files import make_private_directory, new_file, refuse_unsafe
 from recfx.kernels.build.tiling import LOOKUP_ROWS
 
-PROGRAMS_PER_CORE, ROWS_IN_FLIGHT = "programs_per_core", "rows_in_flight"
+PROGRAMS_PER_CORE, ROWS_IN_FLIGHT, WARPS = "programs_per_core", "rows_in_flight", "warps"
 _LOOKUPS = ("recfx_pooled_lookup", "recfx_quantized_lookup")
 ALLOWED: Mapping[str, Mapping[str, Sequence[int]]] = {
-    PROGRAMS_PER_CORE: dict.fromkeys((*_LOOKUPS, "recfx_per_sample_weight_gradients"), range(1, 65)),
+    PROGRAMS_PER_CORE: dict.fromkeys((*_LOOKUPS, "recfx_per_sample_weight_gradients"), range(1, 513)),
     ROWS_IN_FLIGHT: dict.fromkeys(_LOOKUPS, LOOKUP_ROWS),
+    WARPS: dict.fromkeys(_LOOKUPS, (1, 2, 4, 8)),
 }
 """What may be kept: by setting, then by kernel, the numbers that there are."""
 
@@ -45,7 +46,7 @@ def number(device_name: str, setting: str, kernel: str) -> int | None:
 
     Args:
         device_name: as its driver calls it.
-        setting: ``PROGRAMS_PER_CORE`` or ``ROWS_IN_FLIGHT``.
+        setting: ``PROGRAMS_PER_CORE``, ``ROWS_IN_FLIGHT`` or ``WARPS``.
         kernel: the name of the Triton function.
     """
     kept = _kept().get(device_name, {}).get(setting, {})

@@ -92,7 +92,7 @@ def find_rows_triton(
     if count == 0:
         return rows, table_ends.new_zeros(tables)
     lines = -(-count // _LINE)
-    programs = launch.programs(ids.device, lines)
+    programs = launch.programs(ids.device, lines, "recfx_find_rows")
     absent = torch.zeros(programs, tables, dtype=torch.int32, device=ids.device)
     per_program = -(-lines // programs) * _LINE
     launch.launch(

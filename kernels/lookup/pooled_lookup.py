@@ -184,7 +184,7 @@ def _gather_rows(rows: Tensor, borders: Tensor, weights: list[Tensor], table_of_
     if ids == 0:
         return gathered
     launch.launch(
-        recfx_gather_rows, launch.programs(rows.device, ids), rows, borders, weights[0],
+        recfx_gather_rows, launch.programs(rows.device, ids, "recfx_gather_rows"), rows, borders, weights[0],
         starts(weights, table_of_feature), *[gathered] * 8, ids, len(table_of_feature), dim,
         BLOCK_D=tiling.block_of(dim),
     )  # fmt: skip

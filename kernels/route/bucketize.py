@@ -196,7 +196,7 @@ def bucketize_triton(ids: Tensor, lengths: Tensor, batch_size: int, *arguments: 
     new_ids = ids.new_empty(total)
     new_weights = ids.new_empty(0, dtype=torch.float32) if weights is None else weights.new_empty(total)
     launch.launch(
-        recfx_bucket_scatter, launch.programs(device, new_lengths.numel()), ids,
+        recfx_bucket_scatter, launch.programs(device, new_lengths.numel(), "recfx_bucket_scatter"), ids,
         new_weights if weights is None else weights, offsets, piece_of_id, on_device.fields, on_device.borders,
         on_device.sources, on_device.pieces, new_offsets, new_ids, new_weights,
         new_lengths.numel(), batch_size, WEIGHTED=weights is not None,

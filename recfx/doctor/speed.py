@@ -21,10 +21,13 @@ from recfx.doctor.report import Answer, Choice, Report, Speed
 from recfx.kernels.build import tuned
 
 CANDIDATES: Mapping[str, Mapping[str, tuple[int, ...]]] = {
-    tuned.PROGRAMS_PER_CORE: {"npu": (1, 2, 4), "cuda": (32, 8, 16, 64)},
+    tuned.WARPS: {"npu": (), "cuda": (1, 2, 4)},
+    tuned.PROGRAMS_PER_CORE: {"npu": (1, 2, 4), "cuda": (64, 16, 32, 128)},
     tuned.ROWS_IN_FLIGHT: {"npu": (32, 16, 8), "cuda": (8, 16, 32)},
 }
-"""Programs of a kernel that share a core, and rows for which a lookup asks at a time; the default first."""
+"""Warps of a program, programs of a kernel that share a core, and rows for which a lookup asks at a time; the default
+first. An NPU has no warps.
+"""
 
 _WORTH = 0.97  # another number than the default has to take at most this share of its time
 _MOST_SECONDS = 2.0  # after which no further repeat begins
@@ -62,7 +65,7 @@ def _measure_all(report: Report, device: torch.device, case: LookupCase) -> None
     kept: dict[str, dict[str, int]] = {}
     with contextlib.ExitStack() as chosen:  # what is chosen for one setting is in use while the next is tried
         for setting, call in product(CANDIDATES if device.type != "cpu" else (), measured.values()):
-            if call.kernel in tuned.ALLOWED[setting]:
+            if CANDIDATES[setting][device.type] and call.kernel in tuned.ALLOWED[setting]:
                 choice = best_of(call, setting, device, report.quick)
                 report.choices.append(choice)
                 kept.setdefault(setting, {})[call.kernel] = choice.chosen

@@ -66,7 +66,7 @@ def fused_step_triton_(
         rows, offsets, lengths, table_rows, table_of_feature, is_stepped, per_sample_weights, unpooled
     )
     block = tiling.block_of(layout.largest_dim)
-    chunks = launch.programs(device, rows.numel())
+    chunks = launch.programs(device, rows.numel(), "recfx_fused_step")
     parts = torch.empty(chunks, 2, block, dtype=torch.float32, device=device)
     no_state = [parts]  # not read
     firsts, seconds = first_states or no_state, second_states or no_state

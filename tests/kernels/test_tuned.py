@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import torch
 
 from recfx.kernels.build import launch, tuned
 from recfx.kernels.build.tiling import ASCEND_910B
-from recfx.kernels.build.tuned import PROGRAMS_PER_CORE, ROWS_IN_FLIGHT, keep, trying
+from recfx.kernels.build.tuned import PROGRAMS_PER_CORE, ROWS_IN_FLIGHT, WARPS, keep, trying
 
 LOOKUP = "recfx_pooled_lookup"
 CHIP = "Ascend910B3"
@@ -101,9 +102,28 @@ def test_launches_on_a_gpu_use_it(monkeypatch: pytest.MonkeyPatch) -> None:
     properties = SimpleNamespace(name="H100", multi_processor_count=10)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     device: Any = SimpleNamespace(type="cuda")
-    assert launch.programs(device, 10**6, LOOKUP) == 10 * launch.PROGRAMS_PER_MULTIPROCESSOR
-    keep("H100", {**programs(8), ROWS_IN_FLIGHT: {LOOKUP: 32}})
+    assert launch.programs(device, 10**6, LOOKUP) == 640
+    assert launch.programs(device, 10**6, "recfx_fused_step") == 1280
+    assert [launch.warps(device, LOOKUP, block) for block in (16, 256, 512, 1024)] == [1, 1, 2, 4]
+    keep("H100", {**programs(8), ROWS_IN_FLIGHT: {LOOKUP: 32}, WARPS: {LOOKUP: 8}})
+    assert [launch.warps(device, kernel, 16) for kernel in (LOOKUP, "recfx_fused_step", "recfx_select_keys")] == [8, 1, 4]
     assert launch.programs(device, 10**6, LOOKUP) == 80
-    assert launch.programs(device, 10**6) == 10 * launch.PROGRAMS_PER_MULTIPROCESSOR
+    assert launch.programs(device, 10**6, "recfx_select_keys") == 320
     assert [launch.lookup_rows(device, block, LOOKUP) for block in (64, 512, 1024)] == [32, 16, 8]
     assert launch.lookup_rows(device, 64, "recfx_quantized_lookup") == 8
+
+
+def test_a_launch_on_a_gpu_says_how_many_warps(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[int] = []
+
+    class Kernel:
+        __name__ = LOOKUP
+
+        def __getitem__(self, grid: tuple[int]) -> Any:
+            return lambda *arguments, **constants: said.append(constants["num_warps"])
+
+    monkeypatch.setattr(torch, "get_device_module", lambda device: SimpleNamespace(device=contextlib.nullcontext))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(name="H100"))
+    on_gpu: Any = SimpleNamespace(device=SimpleNamespace(type="cuda"))
+    launch.launch(Kernel(), 1, on_gpu, BLOCK_D=512)
+    assert said == [2]
