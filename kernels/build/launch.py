@@ -95,6 +95,11 @@ def programs(device: torch.device, work: int, kernel: str = "") -> int:
     return max(1, min(work, most))
 
 
+def takes_gpu_forms(device: torch.device) -> bool:
+    """Whether kernels that have a form for GPUs run in it on the device."""
+    return device.type == "cuda"
+
+
 def on_gpu(kernel: str) -> tiling.OnGPU:
     """How the kernel of this name is launched on a GPU."""
     return tiling.ON_GPU.get(kernel, tiling.OnGPU())

@@ -65,6 +65,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
 )
 """By name. What kernels need of the unified buffer was measured for the 910 generation."""
 
+
 @dataclass(frozen=True)
 class OnGPU:
     """How a kernel is launched on a GPU, if nothing else was measured there. An H200 gave the numbers of those below.
@@ -83,16 +84,24 @@ class OnGPU:
 
 
 # A row of one vector: a warp loads it with as few instructions as four, and sums over columns stay inside the warp.
-_LOOKUP_ON_GPU, _STEP_ON_GPU = OnGPU(64, 256), OnGPU(128, 256)
+_STEP_ON_GPU = OnGPU(128, 256)
 ON_GPU: Mapping[str, OnGPU] = MappingProxyType(
     {
-        **dict.fromkeys(("recfx_pooled_lookup", "recfx_quantized_lookup", "recfx_gather_rows"), _LOOKUP_ON_GPU),
-        "recfx_per_sample_weight_gradients": _LOOKUP_ON_GPU,
+        **dict.fromkeys(("recfx_quantized_lookup", "recfx_per_sample_weight_gradients"), OnGPU(64, 256)),
+        **dict.fromkeys(("recfx_pooled_lookup_on_gpu", "recfx_gather_rows_on_gpu"), OnGPU(columns_per_warp=128)),
+        "recfx_quantized_lookup_on_gpu": OnGPU(columns_per_warp=256),
         **dict.fromkeys(("recfx_fused_step", "recfx_fused_step_of_borders"), _STEP_ON_GPU),
-        **dict.fromkeys(("recfx_find_rows", "recfx_bucket_scatter"), OnGPU(32, 1 << 20)),  # ids are scalars
+        "recfx_find_rows_on_gpu": OnGPU(columns_per_warp=1 << 20),
+        "recfx_bucket_scatter": OnGPU(columns_per_warp=1 << 20),  # ids are scalars
     }
 )
 """By kernel; others are launched as ``OnGPU()`` says."""
+
+
+def bags_on_gpu(block: int, element_bytes: int) -> int:
+    """Bags, or ids, of a tile: as many as a warp has columns for, 128 of 4 bytes, or 256 that are smaller."""
+    return max(1, min(16, (128 if element_bytes == 4 else 256) // block))
+
 
 SMALLEST_BLOCK = 16
 """Columns. 16 halves fill 32 bytes, the alignment of the unified buffer. Narrower blocks would be further forms to

@@ -2,8 +2,8 @@
 
 The file is ``tuned.json`` in the directory in which the C++ library is kept. It holds, by the name that a driver gives
 to a device, how many programs of a kernel share a core, how many warps a program has, and for how many rows a lookup
-asks at a time. That changes no result: a program takes whole bags or ids, and a bag is summed in the order of its ids. Of kernels whose sums would
-depend on such a number, the fused step above all, nothing is kept.
+asks at a time. That changes no result: a program takes whole bags or ids, and a bag is summed in the order of its ids.
+Of kernels whose sums would depend on such a number, the fused step above all, nothing is kept.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from recfx.kernels.index.index_buffers import IndexView
 from recfx.kernels.index.mix64 import mix64, mix64_integer
 from recfx.kernels.index.slot_table import find_rows_in_slots
 
+_LANES = 64  # ids of a program on a GPU; 32 to 128 were alike on an H200
 _LINE = 8  # int64 values of one cache line, into which one program writes
 
 
@@ -85,14 +86,20 @@ def find_rows_triton(
     ids: Tensor, table_ends: Tensor, slots: Tensor, side_rows: Tensor, facts: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Find the rows of all tables' ids, in one launch. The arguments are those of ``find_rows``, contiguous."""
+    from recfx.kernels.index.find_rows_gpu_triton import recfx_find_rows_on_gpu
     from recfx.kernels.index.find_rows_triton import recfx_find_rows
 
     count, tables = ids.numel(), table_ends.numel()
     rows = torch.empty_like(ids)
     if count == 0:
         return rows, table_ends.new_zeros(tables)
+    if launch.takes_gpu_forms(ids.device):
+        absent = torch.zeros(tables, dtype=torch.int32, device=ids.device)
+        facts_of = (table_ends, slots, side_rows, facts, rows, absent, count, tables)
+        launch.launch(recfx_find_rows_on_gpu, -(-count // _LANES), ids, *facts_of, BLOCK=_LANES)
+        return rows, absent.to(torch.int64)
     lines = -(-count // _LINE)
-    programs = launch.programs(ids.device, lines, "recfx_find_rows")
+    programs = launch.programs(ids.device, lines)
     absent = torch.zeros(programs, tables, dtype=torch.int32, device=ids.device)
     per_program = -(-lines // programs) * _LINE
     launch.launch(

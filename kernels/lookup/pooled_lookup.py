@@ -155,6 +155,7 @@ def pooled_lookup_triton(
     unpooled: bool = False,
 ) -> Tensor:
     """``pooled_lookup`` by the kernel, in one launch, with one output; all tensors are on one device."""
+    from recfx.kernels.lookup.lookup_gpu_triton import recfx_pooled_lookup_on_gpu
     from recfx.kernels.lookup.pooled_lookup_triton import recfx_pooled_lookup
 
     if unpooled:
@@ -166,27 +167,43 @@ def pooled_lookup_triton(
     if bags == 0:
         return pooled
     block = tiling.block_of(layout.largest_dim)
+    scales = pooled if per_sample_weights is None else per_sample_weights  # not read
+    tables = weights[0], starts(weights, table_of_feature), layout.first_columns
+    form = {"BLOCK_D": block, "WEIGHTED": per_sample_weights is not None, "MEAN": mean}
+    if launch.takes_gpu_forms(rows.device):
+        form["BAGS"] = tiling.bags_on_gpu(block, weights[0].element_size())
+        programs = -(-bags // form["BAGS"])
+        sizes = bags, batch_size, layout.columns
+        launch.launch(recfx_pooled_lookup_on_gpu, programs, rows, offsets, scales, *tables, pooled, *sizes, **form)
+        return pooled
     launch.launch(
-        recfx_pooled_lookup, launch.programs(rows.device, bags, "recfx_pooled_lookup"), rows, offsets,
-        pooled if per_sample_weights is None else per_sample_weights,  # not read
-        weights[0], starts(weights, table_of_feature), layout.first_columns, *[pooled] * 3, bags, batch_size,
-        layout.columns, BLOCK_D=block, ROWS=launch.lookup_rows(rows.device, block, "recfx_pooled_lookup"),
-        WEIGHTED=per_sample_weights is not None, MEAN=mean,
+        recfx_pooled_lookup, launch.programs(rows.device, bags, "recfx_pooled_lookup"), rows, offsets, scales,
+        *tables, *[pooled] * 3, bags, batch_size, layout.columns,
+        ROWS=launch.lookup_rows(rows.device, block, "recfx_pooled_lookup"), **form,
     )  # fmt: skip
     return pooled
 
 
 def _gather_rows(rows: Tensor, borders: Tensor, weights: list[Tensor], table_of_feature: list[int]) -> Tensor:
     from recfx.kernels.lookup.gather_rows_triton import recfx_gather_rows
+    from recfx.kernels.lookup.lookup_gpu_triton import recfx_gather_rows_on_gpu
 
     ids, dim = rows.numel(), weights[0].shape[1]
     gathered = torch.empty(ids, dim, dtype=torch.float32, device=rows.device)
     if ids == 0:
         return gathered
+    block, tables = tiling.block_of(dim), (weights[0], starts(weights, table_of_feature))
+    sizes = ids, len(table_of_feature), dim
+    if launch.takes_gpu_forms(rows.device):
+        at_once = tiling.bags_on_gpu(block, weights[0].element_size())
+        launch.launch(
+            recfx_gather_rows_on_gpu, -(-ids // at_once), rows, borders, *tables, gathered, *sizes,
+            BLOCK_D=block, BAGS=at_once,
+        )  # fmt: skip
+        return gathered
     launch.launch(
-        recfx_gather_rows, launch.programs(rows.device, ids, "recfx_gather_rows"), rows, borders, weights[0],
-        starts(weights, table_of_feature), *[gathered] * 8, ids, len(table_of_feature), dim,
-        BLOCK_D=tiling.block_of(dim),
+        recfx_gather_rows, launch.programs(rows.device, ids, "recfx_gather_rows"), rows, borders,
+        *tables, *[gathered] * 8, *sizes, BLOCK_D=block,
     )  # fmt: skip
     return gathered
 

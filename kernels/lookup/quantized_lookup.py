@@ -45,6 +45,7 @@ def quantized_lookup_triton(
     """
     if rows.device.type == "cpu" and not launch.is_interpreted():
         return quantized_lookup_reference(rows, offsets, tables, dims, bits, table_of_feature, mean, per_sample_weights)
+    from recfx.kernels.lookup.lookup_gpu_triton import recfx_quantized_lookup_on_gpu
     from recfx.kernels.lookup.quantized_lookup_triton import recfx_quantized_lookup
 
     shapes = tuple((table.shape[0], dim) for table, dim in zip(tables, dims, strict=True))
@@ -55,16 +56,31 @@ def quantized_lookup_triton(
     if bags == 0:
         return pooled
     block = tiling.block_of(layout.largest_dim)
+    scales = pooled if per_sample_weights is None else per_sample_weights  # not read
+    form = {"BLOCK_D": block, "BITS": bits, "WEIGHTED": per_sample_weights is not None, "MEAN": mean}
+    sizes = bags, batch_size, layout.columns
+    row_bytes = [tables[table].shape[1] for table in table_of_feature]
+    if launch.takes_gpu_forms(rows.device) and _are_words(tables):
+        form["BAGS"] = at_once = tiling.bags_on_gpu(block, 1)
+        words = [table.view(torch.int32) for table in tables]
+        row_words = launch.numbers_on(rows.device, tuple(count // 4 for count in row_bytes), torch.int32)
+        launch.launch(
+            recfx_quantized_lookup_on_gpu, -(-bags // at_once), rows, offsets, scales,
+            words[0], starts(words, table_of_feature), row_words, layout.first_columns, pooled, *sizes, **form,
+        )  # fmt: skip
+        return pooled
     launch.launch(
-        recfx_quantized_lookup, launch.programs(rows.device, bags, "recfx_quantized_lookup"), rows, offsets,
-        pooled if per_sample_weights is None else per_sample_weights,  # not read
+        recfx_quantized_lookup, launch.programs(rows.device, bags, "recfx_quantized_lookup"), rows, offsets, scales,
         tables[0].view(torch.int8), starts(tables, table_of_feature),
-        launch.numbers_on(rows.device, tuple(tables[table].shape[1] for table in table_of_feature), torch.int32),
-        layout.first_columns, *[pooled] * 3, bags, batch_size, layout.columns,
-        BLOCK_D=block, ROWS=launch.lookup_rows(rows.device, block, "recfx_quantized_lookup"), BITS=bits,
-        WEIGHTED=per_sample_weights is not None, MEAN=mean,
+        launch.numbers_on(rows.device, tuple(row_bytes), torch.int32), layout.first_columns, *[pooled] * 3, *sizes,
+        ROWS=launch.lookup_rows(rows.device, block, "recfx_quantized_lookup"), **form,
     )  # fmt: skip
     return pooled
+
+
+def _are_words(tables: list[Tensor]) -> bool:
+    """Whether all rows begin at a multiple of 4 bytes, and are as many whole words."""
+    return all(table.shape[1] % 4 == 0 and table.data_ptr() % 4 == 0 for table in tables)
 
 
 @quantized_lookup_triton.register_fake

@@ -106,9 +106,7 @@ def unfit(device: str = "") -> Diagnostic | None:
 
 
 def refused() -> VersionError | None:
-    """The error that ``import recfx`` raises, if any. It is a warning where the user has asked for that, and for a torch
-    between two sets.
-    """
+    """The error that ``import recfx`` raises, if any. It is a warning for a torch between two sets, and on request."""
     problem, torch = unfit(), look("torch")
     if problem is None:
         return None

@@ -18,6 +18,7 @@ CASES: tuple[KernelCase, ...] = (
     *lookup_cases.cases(),
     *fused_optimizer_cases.cases(),
     *lookup_cases.gradient_cases(),
+    *lookup_cases.gpu_cases(),
     *find_rows_cases.cases(),
     *bucketize_cases.cases(),
     *row_initialization_cases.cases(),
@@ -25,4 +26,5 @@ CASES: tuple[KernelCase, ...] = (
     *bag_offsets_cases.cases(),
     *select_keys_cases.cases(),
 )
+ON_ASCEND = tuple(case for case in CASES if not case.on_gpu)
 BY_NAME = {case.name: case for case in CASES}

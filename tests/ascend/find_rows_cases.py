@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -54,7 +54,27 @@ def cases() -> list[KernelCase]:
         "one table": partial(_call, most=40, tables=_TABLES[:1]),
     }
     kernel = "recfx.kernels.index.find_rows_triton:recfx_find_rows"
-    return [KernelCase("find_rows", kernel, _SIGNATURE, {}, calls, programs=_PROGRAMS)]
+    on_host_or_npu = KernelCase("find_rows", kernel, _SIGNATURE, {}, calls, programs=_PROGRAMS)
+    kernel = "recfx.kernels.index.find_rows_gpu_triton:recfx_find_rows_on_gpu"
+    signature = {name: kind for name, kind in _SIGNATURE.items() if name != "ids_per_program"}
+    on_gpu = {label: partial(_on_gpu, make) for label, make in calls.items()}
+    return [
+        on_host_or_npu,
+        *(
+            KernelCase(
+                f"find_rows-on_gpu-{lanes}", kernel, signature, {"BLOCK": lanes}, on_gpu, 1000 // lanes, on_gpu=True
+            )
+            for lanes in (16, 64)
+        ),
+    ]
+
+
+def _on_gpu(make: partial[Call], place: Place) -> Call:
+    """The call of the form for GPUs, whose programs count absent ids together."""
+    call = make(place)
+    *arguments, counts, ids, tables, _ = call.arguments
+    expected = {**call.expected, "absent_ptr": call.expected["absent_ptr"].sum(0, dtype=torch.int32)}
+    return replace(call, arguments=[*arguments, counts[0].clone(), ids, tables], expected=expected)
 
 
 def _call(place: Place, most: int, tables: tuple[_Table, ...] = _TABLES) -> Call:

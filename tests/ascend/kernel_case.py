@@ -47,6 +47,7 @@ class KernelCase:
         calls: by label; each makes its arguments in the memory that it is given.
         programs: the size of the grid.
         fewer_rows: whether it asks for fewer rows at once than fit, and so takes less than its bounds say.
+        on_gpu: whether it is a form for GPUs alone.
     """
 
     name: str
@@ -56,6 +57,7 @@ class KernelCase:
     calls: Mapping[str, Callable[[Place], Call]]
     programs: int = 40
     fewer_rows: bool = False
+    on_gpu: bool = False
 
     def __str__(self) -> str:
         return self.name

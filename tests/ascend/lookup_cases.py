@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -45,6 +46,48 @@ def gradient_cases() -> list[KernelCase]:
     """Every dtype in one block, float32 in blocks from 1 to 1,024 columns."""
     forms = [(dtype, 64) for dtype in DTYPES] + [("fp32", block) for block in (1, 4, 256, 1024)]
     return [_gradients(dtype, block) for dtype, block in forms]
+
+
+def gpu_cases() -> list[KernelCase]:
+    """The forms for GPUs: a bag or several in a tile, every dtype, and tables whose rows are whole words."""
+    pooled = [
+        (dtype, 64, bags, weighted, False) for dtype, bags, weighted in zip(DTYPES, (2, 4, 1), (0, 1, 1), strict=True)
+    ]
+    pooled += [("fp32", 1, 16, True, False), ("fp32", 16, 8, False, True), ("fp32", 256, 1, True, False)]
+    quantized = [(8, 64, 4, True, False, "fp32"), (4, 64, 1, False, True, "fp32"), (8, 16, 16, True, False, "fp16")]
+    return [
+        *(_on_gpu(_pooled(dtype, block, bool(weighted), mean), bags) for dtype, block, bags, weighted, mean in pooled),
+        *(_on_gpu(_gathered(dtype, block), bags) for dtype, block, bags in (("fp32", 64, 2), ("fp16", 1, 16))),
+        *(
+            _on_gpu(_quantized(bits, block, weighted, mean, out), bags)
+            for bits, block, bags, weighted, mean, out in quantized
+        ),
+    ]
+
+
+def _on_gpu(case: KernelCase, bags: int) -> KernelCase:
+    """The form for GPUs of a case; it has one output, and a tile in the place of rows in flight."""
+    function, left_out = case.kernel.partition(":")[2], {"ROWS"}
+    left_out |= {name for name in case.signature if name.startswith(("pooled_", "gathered_")) and name[-5].isdigit()}
+    renamed = {"bytes_ptr": ("words_ptr", "*i32"), "row_bytes_ptr": ("row_words_ptr", "*i32")}
+    signature = dict(renamed.get(name, (name, kind)) for name, kind in case.signature.items() if name not in left_out)
+    constexprs = {name: value for name, value in case.constexprs.items() if name not in left_out} | {"BAGS": bags}
+
+    def call(make: Any, place: Place) -> Call:
+        made = make(place)
+        named = dict(zip(case.signature, made.arguments, strict=True))
+        if "bytes_ptr" in named:
+            named["bytes_ptr"] = named["bytes_ptr"].view(torch.int32)
+            named |= {name: named[name] // 4 for name in ("table_starts_ptr", "row_bytes_ptr")}
+        return replace(made, arguments=[value for name, value in named.items() if name not in left_out])
+
+    calls = {label: partial(call, make) for label, make in case.calls.items()}
+    if "BITS" in constexprs:
+        calls = {label: partial(call, partial(make, alignments=(4, 16, 8))) for label, make in case.calls.items()}
+    return KernelCase(
+        f"{case.name}-on_gpu-bags_{bags}", f"{_KERNELS}lookup_gpu_triton:{function}_on_gpu", signature, constexprs,
+        calls, programs=-(-(433 if "gathered_ptr" in signature else 60) // bags), on_gpu=True,
+    )  # fmt: skip
 
 
 class _Batch:
@@ -193,13 +236,14 @@ def _quantized(bits: int, block: int, weighted: bool, mean: bool, out: str, rows
 
 
 def _quantized_call(
-    place: Place, bits: int, weighted: bool, mean: bool, out: torch.dtype, table_rows: int = 11, **sizes: Any
-) -> Call:
+    place: Place, bits: int, weighted: bool, mean: bool, out: torch.dtype, table_rows: int = 11,
+    alignments: Sequence[int] = (1, 16, 2), **sizes: Any,
+) -> Call:  # fmt: skip
     """Rows of several alignments; codes of all values, and padding of any content."""
     batch = _Batch(**sizes)
     dims = list(batch.dims)
     tables = [
-        quantize_rows(torch.randn(table_rows, dim, generator=batch.draw), bits, (1, 16, 2)[number % 3])
+        quantize_rows(torch.randn(table_rows, dim, generator=batch.draw), bits, alignments[number % 3])
         for number, dim in enumerate(dims)
     ]
     for number, (table, dim) in enumerate(zip(tables, dims, strict=True)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from tests.ascend import tools
-from tests.ascend.cases import CASES
+from tests.ascend.cases import ON_ASCEND
 from tests.ascend.hivm import Compiled, compile_to_hivm
 from tests.ascend.kept import kept
 from tests.ascend.lower import Lowered, LoweringError, lower
@@ -13,7 +13,7 @@ from tests.ascend.lower import Lowered, LoweringError, lower
 
 @cache
 def _all() -> dict[str, Lowered | LoweringError]:
-    return kept("lowered", lambda: lower(CASES, tools.triton_ascend_folder()))
+    return kept("lowered", lambda: lower(ON_ASCEND, tools.triton_ascend_folder()))
 
 
 def lowered(name: str) -> Lowered:

@@ -11,7 +11,7 @@ import pytest
 from recfx.kernels.build.tiling import CHIPS, step_rows
 from tests.ascend import bounds, tools
 from tests.ascend.bounds import misfit, subject_of
-from tests.ascend.cases import BY_NAME, CASES
+from tests.ascend.cases import BY_NAME, ON_ASCEND
 from tests.ascend.hivm import CompileError, hivm_of
 from tests.ascend.lower import Lowered, lower
 from tests.ascend.lowered import compiled, lowered
@@ -20,7 +20,7 @@ each_version = pytest.mark.parametrize("version", tools.ASCENDNPU_IR)
 
 
 @each_version
-@pytest.mark.parametrize("name", [case.name for case in CASES])
+@pytest.mark.parametrize("name", [case.name for case in ON_ASCEND])
 def test_compiles_and_fits_as_the_bounds_say(name: str, version: str) -> None:
     measured = bounds.bound_of(compiled(name, version))
     assert measured.ub_bytes
@@ -49,10 +49,10 @@ def test_chips_are_as_the_compiler_knows_them(chip: str, version: str) -> None:
     assert facts["UB_ALIGN_SIZE"] == 8 * known.ub_alignment_bytes
 
 
-@pytest.mark.parametrize("kernel", sorted({case.kernel for case in CASES}))
+@pytest.mark.parametrize("kernel", sorted({case.kernel for case in ON_ASCEND}))
 def test_the_950_generation_takes_the_largest_blocks(kernel: str) -> None:
     """The needs were measured for the 910 generation; here it is shown that nothing overflows on this one."""
-    case = max((case for case in CASES if case.kernel == kernel), key=lambda case: subject_of(case).block)
+    case = max((case for case in ON_ASCEND if case.kernel == kernel), key=lambda case: subject_of(case).block)
     linalg = lowered(case.name).linalg
     version = tools.ASCENDNPU_IR[-1]
     tools.ascendnpu_ir(version).require()

@@ -106,7 +106,8 @@ def test_launches_on_a_gpu_use_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert launch.programs(device, 10**6, "recfx_fused_step") == 1280
     assert [launch.warps(device, LOOKUP, block) for block in (16, 256, 512, 1024)] == [1, 1, 2, 4]
     keep("H100", {**programs(8), ROWS_IN_FLIGHT: {LOOKUP: 32}, WARPS: {LOOKUP: 8}})
-    assert [launch.warps(device, kernel, 16) for kernel in (LOOKUP, "recfx_fused_step", "recfx_select_keys")] == [8, 1, 4]
+    kernels = LOOKUP, "recfx_fused_step", "recfx_select_keys"
+    assert [launch.warps(device, kernel, 16) for kernel in kernels] == [8, 1, 4]
     assert launch.programs(device, 10**6, LOOKUP) == 80
     assert launch.programs(device, 10**6, "recfx_select_keys") == 320
     assert [launch.lookup_rows(device, block, LOOKUP) for block in (64, 512, 1024)] == [32, 16, 8]
