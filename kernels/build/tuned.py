@@ -25,7 +25,7 @@ _LOOKUPS = ("recfx_pooled_lookup", "recfx_quantized_lookup")
 ALLOWED: Mapping[str, Mapping[str, Sequence[int]]] = {
     PROGRAMS_PER_CORE: dict.fromkeys((*_LOOKUPS, "recfx_per_sample_weight_gradients"), range(1, 513)),
     ROWS_IN_FLIGHT: dict.fromkeys(_LOOKUPS, LOOKUP_ROWS),
-    WARPS: dict.fromkeys(_LOOKUPS, (1, 2, 4, 8)),
+    WARPS: {f"{kernel}_on_gpu": (1, 2, 4, 8) for kernel in (*_LOOKUPS, "recfx_gather_rows")},
 }
 """What may be kept: by setting, then by kernel, the numbers that there are."""
 

@@ -18,15 +18,15 @@ from tqdm import tqdm
 from recfx.doctor.cases import LookupCase
 from recfx.doctor.checks import Call, attempt, calls_of, kernels_here, moved
 from recfx.doctor.report import Answer, Choice, Report, Speed
-from recfx.kernels.build import tuned
+from recfx.kernels.build import launch, tiling, tuned
 
 CANDIDATES: Mapping[str, Mapping[str, tuple[int, ...]]] = {
     tuned.WARPS: {"npu": (), "cuda": (1, 2, 4)},
     tuned.PROGRAMS_PER_CORE: {"npu": (1, 2, 4), "cuda": (64, 16, 32, 128)},
-    tuned.ROWS_IN_FLIGHT: {"npu": (32, 16, 8), "cuda": (8, 16, 32)},
+    tuned.ROWS_IN_FLIGHT: {"npu": (32, 16, 8), "cuda": ()},
 }
 """Warps of a program, programs of a kernel that share a core, and rows for which a lookup asks at a time; the default
-first. An NPU has no warps.
+first. An NPU has no warps, and the forms of lookups for GPUs have no rows in flight.
 """
 
 _WORTH = 0.97  # another number than the default has to take at most this share of its time
@@ -61,30 +61,36 @@ def _measure_all(report: Report, device: torch.device, case: LookupCase) -> None
             copied = report.speeds[0] if report.speeds else Speed("copy", milliseconds, call.bytes, 1.0)
             share = call.bytes / milliseconds * copied.milliseconds / copied.bytes
             report.speeds.append(Speed(call.name, milliseconds, call.bytes, share))
-            measured.setdefault(call.kernel, call)
+            measured.setdefault(kernel_on(device, call.kernel), call)
     kept: dict[str, dict[str, int]] = {}
     with contextlib.ExitStack() as chosen:  # what is chosen for one setting is in use while the next is tried
-        for setting, call in product(CANDIDATES if device.type != "cpu" else (), measured.values()):
-            if CANDIDATES[setting][device.type] and call.kernel in tuned.ALLOWED[setting]:
+        for setting, (kernel, call) in product(CANDIDATES if device.type != "cpu" else (), measured.items()):
+            if CANDIDATES[setting][device.type] and kernel in tuned.ALLOWED[setting]:
                 choice = best_of(call, setting, device, report.quick)
                 report.choices.append(choice)
-                kept.setdefault(setting, {})[call.kernel] = choice.chosen
-                chosen.enter_context(tuned.trying(setting, call.kernel, choice.chosen))
+                kept.setdefault(setting, {})[kernel] = choice.chosen
+                chosen.enter_context(tuned.trying(setting, kernel, choice.chosen))
     if kept and not report.quick:
         path = tuned.keep(report.device_name, kept)
         report.choices = [replace(choice, kept_in=str(path)) for choice in report.choices]
 
 
+def kernel_on(device: torch.device, kernel: str) -> str:
+    """The name of the kernel, or of its form for GPUs."""
+    form = f"{kernel}_on_gpu"
+    return form if launch.takes_gpu_forms(device) and form in tiling.ON_GPU else kernel
+
+
 def best_of(call: Call, setting: str, device: torch.device, quick: bool) -> Choice:
     """Try each number of a setting, and choose the fastest if it is worth it."""
-    candidates = CANDIDATES[setting][device.type]
+    candidates, kernel = CANDIDATES[setting][device.type], kernel_on(device, call.kernel)
     times = {}
     for number in candidates:
-        with tuned.trying(setting, call.kernel, number):
+        with tuned.trying(setting, kernel, number):
             times[number] = median_ms(call, device, quick)
     default, best = candidates[0], min(candidates, key=times.__getitem__)
     chosen = best if times[best] <= _WORTH * times[default] else default
-    return Choice(f"{setting.replace('_', ' ')} of {call.kernel}", times, chosen)
+    return Choice(f"{setting.replace('_', ' ')} of {kernel}", times, chosen)
 
 
 def median_ms(call: Call, device: torch.device, quick: bool) -> float:

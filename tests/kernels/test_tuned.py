@@ -102,23 +102,20 @@ def test_launches_on_a_gpu_use_it(monkeypatch: pytest.MonkeyPatch) -> None:
     properties = SimpleNamespace(name="H100", multi_processor_count=10)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     device: Any = SimpleNamespace(type="cuda")
-    assert launch.programs(device, 10**6, LOOKUP) == 640
-    assert launch.programs(device, 10**6, "recfx_fused_step") == 1280
-    assert [launch.warps(device, LOOKUP, block) for block in (16, 256, 512, 1024)] == [1, 1, 2, 4]
-    keep("H100", {**programs(8), ROWS_IN_FLIGHT: {LOOKUP: 32}, WARPS: {LOOKUP: 8}})
-    kernels = LOOKUP, "recfx_fused_step", "recfx_select_keys"
+    weights, on_gpu = "recfx_per_sample_weight_gradients", f"{LOOKUP}_on_gpu"
+    assert [launch.programs(device, 10**6, kernel) for kernel in (weights, "recfx_fused_step")] == [640, 1280]
+    assert [launch.warps(device, on_gpu, block) for block in (16, 128, 256, 1024)] == [1, 1, 2, 4]
+    keep("H100", {PROGRAMS_PER_CORE: {weights: 8}, WARPS: {on_gpu: 8}})
+    kernels = on_gpu, "recfx_fused_step", "recfx_select_keys"
     assert [launch.warps(device, kernel, 16) for kernel in kernels] == [8, 1, 4]
-    assert launch.programs(device, 10**6, LOOKUP) == 80
-    assert launch.programs(device, 10**6, "recfx_select_keys") == 320
-    assert [launch.lookup_rows(device, block, LOOKUP) for block in (64, 512, 1024)] == [32, 16, 8]
-    assert launch.lookup_rows(device, 64, "recfx_quantized_lookup") == 8
+    assert [launch.programs(device, 10**6, kernel) for kernel in (weights, "recfx_select_keys")] == [80, 320]
 
 
 def test_a_launch_on_a_gpu_says_how_many_warps(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[int] = []
 
     class Kernel:
-        __name__ = LOOKUP
+        __name__ = f"{LOOKUP}_on_gpu"
 
         def __getitem__(self, grid: tuple[int]) -> Any:
             return lambda *arguments, **constants: said.append(constants["num_warps"])
@@ -126,5 +123,5 @@ def test_a_launch_on_a_gpu_says_how_many_warps(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch, "get_device_module", lambda device: SimpleNamespace(device=contextlib.nullcontext))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(name="H100"))
     on_gpu: Any = SimpleNamespace(device=SimpleNamespace(type="cuda"))
-    launch.launch(Kernel(), 1, on_gpu, BLOCK_D=512)
+    launch.launch(Kernel(), 1, on_gpu, BLOCK_D=256)
     assert said == [2]
