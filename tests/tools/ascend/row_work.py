@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.ascend import tools
 from tests.ascend.bounds import subject_of
-from tests.ascend.cases import CASES
+from tests.ascend.cases import ON_ASCEND
 from tests.ascend.hivm import compile_to_hivm
 from tests.ascend.kernel_case import KernelCase
 from tests.ascend.lower import LoweringError, lower
@@ -175,4 +175,4 @@ def misfit(compiled: FormWork, known: FormWork) -> str:
 
 
 if __name__ == "__main__":
-    write(count_all(CASES))
+    write(count_all(ON_ASCEND))

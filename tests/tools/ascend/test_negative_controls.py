@@ -15,7 +15,7 @@ from recfx.kernels.build.tiling import ASCEND_910B, refusal
 from recfx.optim.rules.adam import ADAM
 from tests.ascend import bounds, tools, written_then_read
 from tests.ascend.bounds import Bound, misfit
-from tests.ascend.cases import CASES as EVERY_CASE
+from tests.ascend.cases import ON_ASCEND as EVERY_CASE
 from tests.ascend.guard_pages import guarded, signal_of
 from tests.ascend.hivm import UnifiedBufferOverflow, compile_to_hivm
 from tests.ascend.interpreter import interpreter

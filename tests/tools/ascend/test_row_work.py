@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.ascend import tools
-from tests.ascend.cases import BY_NAME, CASES
+from tests.ascend.cases import BY_NAME, ON_ASCEND
 from tests.ascend.hivm import compile_to_hivm
 from tests.ascend.lowered import compiled, lowered
 from tests.tools.ascend.chip_model import ASSUMPTIONS, parts_of
@@ -15,7 +15,7 @@ from tests.tools.ascend.per_row import row_work
 from tests.tools.ascend.row_work import IDS_PER_BAG, count, follow, form_of, misfit
 
 each_version = pytest.mark.parametrize("version", tools.ASCENDNPU_IR)
-WITH_ROWS = [case.name for case in CASES if form_of(case) is not None]
+WITH_ROWS = [case.name for case in ON_ASCEND if form_of(case) is not None]
 FOLLOWED = [
     "pooled_lookup-fp32-block_64", "pooled_lookup-fp32-block_1024-weighted", "gather_rows-fp32-block_64",
     "quantized_lookup-int8-block_64-fp32",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.ascend import tools
-from tests.ascend.cases import CASES
+from tests.ascend.cases import ON_ASCEND
 from tests.tools.ascend import verified
 
 STALE = f"`{verified.COMMAND}` runs the checks and writes the section of kernels/README.md again"
@@ -13,7 +13,7 @@ STALE = f"`{verified.COMMAND}` runs the checks and writes the section of kernels
 
 def everything() -> dict[str, str]:
     """The outcomes of a run in which all went well."""
-    of_kernels = [test for level in verified.LEVELS for case in CASES for test in level.test_ids(case)]
+    of_kernels = [test for level in verified.LEVELS for case in ON_ASCEND for test in level.test_ids(case)]
     return dict.fromkeys([*of_kernels, *(f"{beyond.tests}::test" for beyond in verified.BEYOND)], "passed")
 
 
@@ -22,7 +22,7 @@ def test_the_section_is_not_stale() -> None:
 
 
 def test_the_section_depends_on_the_kernels_and_their_cases(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verified, "CASES", CASES[1:])
+    monkeypatch.setattr(verified, "ON_ASCEND", ON_ASCEND[1:])
     assert verified.written() != verified.page()
 
 
@@ -42,7 +42,7 @@ def test_the_tests_that_it_stands_on_are_there() -> None:
 @pytest.mark.parametrize("outcome", ["failed", "skipped"])
 def test_one_check_that_did_not_pass_is_enough_not_to_write(outcome: str) -> None:
     assert verified.not_passed(everything()) == []
-    for test in (next(verified.LEVELS[3].test_ids(CASES[-1])), f"{verified.BEYOND[1].tests}::test"):
+    for test in (next(verified.LEVELS[3].test_ids(ON_ASCEND[-1])), f"{verified.BEYOND[1].tests}::test"):
         assert verified.not_passed(everything() | {test: outcome}) == [test]
 
 

@@ -17,7 +17,7 @@ import pytest
 from recfx.kernels.build.tiling import ASCEND_910B
 from tests.ascend import bounds, tools
 from tests.ascend.bounds import BLOCKS, Subject, most, refused, subject_of
-from tests.ascend.cases import CASES
+from tests.ascend.cases import ON_ASCEND
 from tests.ascend.kernel_case import KernelCase
 
 README = tools.ROOT / "kernels/README.md"
@@ -149,7 +149,7 @@ def page() -> str:
         f"| kernel | forms | {' | '.join(level.name for level in LEVELS)} | unified buffer | fits up to |",
         f"|---|---|{'---|' * len(LEVELS)}---|---|",
     ]
-    for kernel, cases in groupby(CASES, lambda case: subject_of(case).kernel):
+    for kernel, cases in groupby(ON_ASCEND, lambda case: subject_of(case).kernel):
         lines.append(_row(kernel, list(cases)))
     lines += ["", "What was **not** verified:", "", *[f"- {sentence}" for sentence in NOT_VERIFIED]]
     return "\n".join(lines) + "\n"
@@ -198,7 +198,7 @@ def not_passed(outcomes: Mapping[str, str]) -> list[str]:
     Args:
         outcomes: by test, as pytest calls them: passed, failed, skipped.
     """
-    of_kernels = [test for level in LEVELS for case in CASES for test in level.test_ids(case)]
+    of_kernels = [test for level in LEVELS for case in ON_ASCEND for test in level.test_ids(case)]
     missing = [test for test in of_kernels if outcomes.get(test) != "passed"]
     for beyond in BEYOND:
         of_beyond = {test: outcome for test, outcome in outcomes.items() if test.startswith(beyond.tests)}
