@@ -7,10 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from torchrec.distributed.planner import Topology
-from torchrec.distributed.types import ShardingPlan
+from torchrec.distributed.types import ShardingPlan, ShardingType
 
+from recfx.collections.sharding.plan import MOST_RANKS
 from recfx.errors import ConversionError, Diagnostic
 from recfx.planner.pricing.work import counted
+
+_ON_ALL_RANKS = (ShardingType.DATA_PARALLEL.value, ShardingType.ROW_WISE.value)
 
 
 class PricedPlan(ShardingPlan):
@@ -64,15 +67,25 @@ def _tables(plan: Mapping[str, Any]) -> dict[str, dict[str, object]]:
 
 
 def world_size_of(plan: ShardingPlan, requested: int | None = None) -> int:
-    """The number of ranks of a plan (``plan_rank``, ``unknown_world_size``)."""
-    world_size = world_size_said(plan, requested)
+    """The ranks that a plan, the user or a table on all of them tells (``plan_rank``, ``unknown_world_size``)."""
+    world_size = world_size_said(plan, requested) or _ranks_spanned(plan)
     if world_size is None:
         raise ConversionError(
-            "the plan does not say for how many ranks it is.",
+            "no table of the plan is on all ranks, so it does not say for how many ranks it is.",
             reason="unknown_world_size",
             what_to_do="pass world_size=, or a topology; a plan of recfx.plan knows its ranks.",
         )
     return world_size
+
+
+def _ranks_spanned(plan: ShardingPlan) -> int | None:
+    """The number of ranks, if a table is on all of them, or if the plan has no table; otherwise None."""
+    by_path: dict[str, Any] = plan.plan
+    tables = [(table, table.ranks) for of_path in by_path.values() for table in of_path.values()]
+    given = [(table, ranks) for table, ranks in tables if isinstance(ranks, (list, tuple))]
+    last = max((rank for _, ranks in given for rank in ranks if isinstance(rank, int)), default=0)
+    spans = any(ranks and table.sharding_type in _ON_ALL_RANKS for table, ranks in given)
+    return 1 + last if last < MOST_RANKS and (spans or not tables) else None
 
 
 def world_size_said(plan: ShardingPlan, requested: int | None = None) -> int | None:

@@ -16,7 +16,7 @@ from torch import nn
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.planner import Topology
 from torchrec.distributed.planner.types import ParameterConstraints
-from torchrec.distributed.sharding_plan import data_parallel, table_wise
+from torchrec.distributed.sharding_plan import data_parallel, row_wise, table_wise
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 import recfx
@@ -115,6 +115,13 @@ def test_model_parallel_refuses_a_plan_for_other_ranks(plan: Callable[[], Shardi
     with fake_group(0, 1) as group, refused("plan_rank", match=told):
         env = ShardingEnv.from_process_group(group)
         DistributedModelParallel(recfx.convert(Model()), env, torch.device("cpu"), plan())
+
+
+@pytest.mark.parametrize("kind", [data_parallel, row_wise], ids=["data_parallel", "row_wise"])
+def test_a_table_on_all_ranks_tells_how_many_there_are(kind: Callable[[], Any]) -> None:
+    plan = stock(lambda number: kind() if number == 3 else table_wise(rank=number % 2), 8)
+    assert recfx.cost(Model(), plan=plan).world_size == 8
+    assert world_sizes(recfx.explain(Model(), plan=plan)) == {8}
 
 
 def test_a_stock_plan_that_does_not_tell_needs_a_number(tmp_path: Path) -> None:
