@@ -244,13 +244,5 @@ def threads(place: Place) -> None:
 
 
 CASES: dict[str, Callable[[Place], None]] = {
-    case.__name__: case
-    for case in (
-        policies,
-        changes,
-        evicted,
-        checkpointed,
-        empty,
-        threads,
-    )
+    case.__name__: case for case in (policies, changes, evicted, checkpointed, empty, threads)
 }

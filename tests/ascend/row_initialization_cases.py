@@ -6,11 +6,7 @@ from functools import partial
 
 import torch
 
-from recfx.kernels.step.row_initialization import (
-    TableFacts,
-    init_rows_of_tables_reference_,
-    initialization_key,
-)
+from recfx.kernels.step.row_initialization import TableFacts, init_rows_of_tables_reference_, initialization_key
 from tests.ascend.find_rows_cases import EXTREMES
 from tests.ascend.kernel_case import DTYPES, Call, KernelCase, Place, from_first
 

@@ -19,11 +19,7 @@ COMMANDS = {"with FBGEMM": ["-c", BENCH], "without TorchRec": ["-c", WITHOUT_TOR
 STEMS = {"with FBGEMM": ["triton"], "without TorchRec": ["triton/fused_optimizer", "triton/find_rows"]}
 PEERS = {
     "pooled_lookup": {"F.embedding_bag a table", "FBGEMM on the device"},
-    "fused_optimizer": {
-        "embedding_bag and torch.optim",
-        "embedding_bag's backward alone",
-        "FBGEMM on the device",
-    },
+    "fused_optimizer": {"embedding_bag and torch.optim", "embedding_bag's backward alone", "FBGEMM on the device"},
     "per_sample_weights": {"embedding_bag's backward"},
     "find_rows": {"torch.searchsorted a table", "FBGEMM on the device"},
     "quantized_lookup": {"F.embedding_bag of float32", "FBGEMM on the device"},

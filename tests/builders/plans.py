@@ -27,11 +27,7 @@ def plan_of_kinds(
         local_size: how many of them are on a host; by default all, but no more than eight.
     """
     plan = construct_module_sharding_plan(
-        collection,
-        dict(kinds),
-        local_size=local_size or min(world_size, 8),
-        world_size=world_size,
-        device_type="cpu",
+        collection, dict(kinds), local_size=local_size or min(world_size, 8), world_size=world_size, device_type="cpu"
     )
     return ShardingPlan({path: plan})
 

@@ -18,11 +18,7 @@ from tests.collections.as_standard import SUM, TABLES, assert_same, each_backend
 @pytest.mark.parametrize("tables", ["sum_and_mean", "several_features", "shared_features"])
 @pytest.mark.parametrize(
     "keys",
-    [
-        ("f3", "f1", "f2"),
-        ("f1", "other", "f2", "f3"),
-        ("other", "f3", "f2", "more", "f1"),
-    ],
+    [("f3", "f1", "f2"), ("f1", "other", "f2", "f3"), ("other", "f3", "f2", "more", "f1")],
     ids=["another_order", "excess", "both"],
 )
 @pytest.mark.parametrize("is_weighted", [False, True], ids=["unweighted", "weighted"])

@@ -402,10 +402,7 @@ def replica_with_another_collection(model: Any) -> nn.Module:
     return replica  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize(
-    "made",
-    [as_subclass, replica_with_another_collection],
-)
+@pytest.mark.parametrize("made", [as_subclass, replica_with_another_collection])
 def test_what_is_given_the_attributes_of_a_copy_runs_its_own_forward(made: Callable[[nn.Module], nn.Module]) -> None:
     converted, features = recfx.convert(Block()), batch(5)
     before, after = converted(features).values(), made(converted)(features)

@@ -256,11 +256,7 @@ REFUSED = {
         lambda: managed(True, lambda: mch(input_hash_func=lambda ids, size: ids % size)),
         lambda: managed(True, lambda: hash_zch(inference_dispatch_div_train_world_size=True)),
     ],
-    "managed_collision_damaged": [
-        lambda: damaged(ROWS),
-        lambda: damaged(-1),
-        lambda: damaged(TWICE),
-    ],
+    "managed_collision_damaged": [lambda: damaged(ROWS), lambda: damaged(-1), lambda: damaged(TWICE)],
     "managed_collision_part": [lambda: managed(True, lambda: mch(output_global_offset=ROWS))],
     "managed_collision_on_meta": [on_meta],
     "managed_collision_layout": [

@@ -271,10 +271,7 @@ class Learned(nn.Module):
         return pooled * self.by
 
 
-@pytest.mark.parametrize(
-    ("made", "reason"),
-    [(Learned, "operator_with_state"), (int, "not_lowered")],
-)
+@pytest.mark.parametrize(("made", "reason"), [(Learned, "operator_with_state"), (int, "not_lowered")])
 def test_what_cannot_run(made: Callable[[], Any], reason: str) -> None:
     recfx.add_operator(SCALE, lambda of: made())
     with refused(reason, "ebc"):

@@ -103,12 +103,7 @@ def test_an_argument_is_refused(arguments: dict[str, object], reason: str, says:
 
 @pytest.mark.parametrize(
     "hashing",
-    [
-        HashConfig(dense_rows=0),
-        HashConfig(rows=30),
-        {"t1": HashConfig(dense_rows=0)},
-        {"t2": HashConfig(dense_rows=0)},
-    ],
+    [HashConfig(dense_rows=0), HashConfig(rows=30), {"t1": HashConfig(dense_rows=0)}, {"t2": HashConfig(dense_rows=0)}],
     ids=["both", "both_grow", "first", "second"],
 )
 def test_an_index_over_a_weight_that_two_tables_share_is_refused(hashing: HashConfig) -> None:

@@ -225,13 +225,7 @@ def plan() -> ShardingPlan:
 
 
 @pytest.mark.parametrize(
-    "edit",
-    [
-        without_routing,
-        exchanges_ways_back,
-        partial(stores, ["fp16"]),
-        partial(stores, [torch.float16] * 2),
-    ],
+    "edit", [without_routing, exchanges_ways_back, partial(stores, ["fp16"]), partial(stores, [torch.float16] * 2)]
 )
 def test_wrong_graphs_of_ranks(edit: Callable[[OperatorGraph], Any]) -> None:
     converted = recfx.convert(model(), passes=[*recfx.passes(), edited(edit, of_ranks=True)])

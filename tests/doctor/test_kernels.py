@@ -11,14 +11,7 @@ import torch
 
 from recfx.doctor import speed as speed_module
 from recfx.doctor.cases import LookupCase
-from recfx.doctor.checks import (
-    ON_A_DEVICE,
-    Call,
-    calls_of,
-    check,
-    check_all,
-    mismatch,
-)
+from recfx.doctor.checks import ON_A_DEVICE, Call, calls_of, check, check_all, mismatch
 from recfx.doctor.report import Answer, Report
 from recfx.doctor.speed import best_of, measure
 from recfx.kernels.build import library, tuned

@@ -156,16 +156,7 @@ def test_all_of_it_works_with_the_keyboard(page: Page, tmp_path: Path) -> None:
     for _ in range(16):
         page.press("Tab")
         order.append(focused(page))
-    expected = [
-        "collapse-all",
-        "expand-all",
-        "Zoom out",
-        "Zoom in",
-        "zoom-fit",
-        "Previous pass",
-        "step",
-        "search",
-    ]
+    expected = ["collapse-all", "expand-all", "Zoom out", "Zoom in", "zoom-fit", "Previous pass", "step", "search"]
     assert [stop for stop in order if stop in expected] == expected
     assert page.run("document.querySelectorAll('#after [tabindex=\"0\"]').length") == 1  # one stop; arrows go on
     page.run("document.querySelector(\"#after [aria-label*='select_features']\").focus()")

@@ -125,10 +125,7 @@ def test_collections_know_the_lines_that_call_them(
             assert node_sources(collect(converted), path) == {lines[0]}
 
 
-@pytest.mark.parametrize(
-    ("build", "path", "holder"),
-    [(Nested, "middle.first.ebc", Inner), (Shared, "user", Shared)],
-)
+@pytest.mark.parametrize(("build", "path", "holder"), [(Nested, "middle.first.ebc", Inner), (Shared, "user", Shared)])
 def test_without_a_sample_it_is_the_class_that_holds_the_collection(
     build: Callable[[], nn.Module], path: str, holder: type
 ) -> None:

@@ -33,10 +33,7 @@ def forge(path: Path, target: Path, change: ChangeRecords) -> None:
     rewrite(
         target,
         target,
-        lambda records: {
-            **records,
-            name: without_checksum(text).replace(f'"{0:08x}"', f'"{content:08x}"', 1).encode(),
-        },
+        lambda records: {**records, name: without_checksum(text).replace(f'"{0:08x}"', f'"{content:08x}"', 1).encode()},
     )
 
 

@@ -52,21 +52,11 @@ MIXED = {"mean": "int4", "adopted": "fp16", "some_dense": "int8"}
 
 @pytest.mark.parametrize(
     ("is_weighted", "quantize"),
-    [
-        (False, None),
-        (True, "fp16"),
-        (True, "int8"),
-        (False, "int4"),
-        (True, MIXED),
-    ],
+    [(False, None), (True, "fp16"), (True, "int8"), (False, "int4"), (True, MIXED)],
     ids=["plain", "weighted fp16", "weighted int8", "int4", "weighted and mixed"],
 )
 def test_it_answers_as_the_file_for_the_cpu(
-    is_weighted: bool,
-    quantize: Any,
-    model_of: dict[bool, nn.Module],
-    usual_export: UsualExport,
-    tmp_path: Path,
+    is_weighted: bool, quantize: Any, model_of: dict[bool, nn.Module], usual_export: UsualExport, tmp_path: Path
 ) -> None:
     sample = call(6, is_weighted=is_weighted)
     usual = usual_export(is_weighted, quantize)

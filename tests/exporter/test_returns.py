@@ -46,16 +46,10 @@ def export(make: Callable[..., Any], path: Path, format: str, is_weighted: bool 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (
-            lambda values, _: (values, values.shape[0]),
-            r"output\.1 of the model is 3 for the sample, and 4 for a b",
-        ),
+        (lambda values, _: (values, values.shape[0]), r"output\.1 of the model is 3 for the sample, and 4 for a b"),
         (lambda values, _: {"n": {"b": values.size(0)}, "v": values}, r"output\.n\.b of the model is 3"),
         (lambda values, _: {"a.b": values, "a": {"b": values + 1}}, r"would be 'output\.a\.b'"),
-        (
-            lambda values, batch: (values, batch.values().numel() > 0),
-            "True for the sample, and False for a batch",
-        ),
+        (lambda values, batch: (values, batch.values().numel() > 0), "True for the sample, and False for a batch"),
         (lambda values, batch: (values, (batch.values() > 99).sum().item()), "reads from a tensor"),
         (lambda values, _: JaggedTensor(values, offsets=torch.tensor([1, 2, 3])), "a JaggedTensor"),
         (lambda values, _: KeyedTensor(["x"], [len(values)], values, key_dim=0), "a KeyedTensor"),

@@ -14,16 +14,7 @@ import recfx
 from recfx.kernels.lookup.quantized_rows import dequantize_rows, quantize_rows
 from recfx.passes import passes
 from tests.exporter import cpp_server
-from tests.exporter.hashed_models import (
-    FORMATS,
-    HASHING,
-    IDS,
-    SequenceModel,
-    SequenceOutput,
-    by_name,
-    call,
-    trained,
-)
+from tests.exporter.hashed_models import FORMATS, HASHING, IDS, SequenceModel, SequenceOutput, by_name, call, trained
 
 Answer = tuple[dict[str, JaggedTensor], dict[str, JaggedTensor]]
 

@@ -16,14 +16,7 @@ from recfx.hashing.row_move import fit_rows
 from recfx.hashing.slices import SLICE_COUNTS, SliceCounts, folded, join_states, row_cuts, slice_state
 from recfx.kernels.index import hash_index
 from recfx.kernels.lookup.pooled_lookup import find_and_pool
-from tests.hashing.strategies import (
-    CROWD,
-    IDS,
-    assert_refused,
-    assert_same_state,
-    configurations,
-    state_of,
-)
+from tests.hashing.strategies import CROWD, IDS, assert_refused, assert_same_state, configurations, state_of
 from tests.support.refusals import refused
 
 State = dict[str, torch.Tensor]

@@ -140,14 +140,7 @@ def test_more_rows_take_the_first_where_borders_allow_it() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [
-        lambda t: t.int(),
-        lambda t: t[:, :4],
-        lambda t: t[0],
-        lambda t: t - 1,
-        lambda t: t + (1 << 61),
-        lambda t: t[:1],
-    ],
+    [lambda t: t.int(), lambda t: t[:, :4], lambda t: t[0], lambda t: t - 1, lambda t: t + (1 << 61), lambda t: t[:1]],
 )
 def test_slice_counts_that_cannot_be(change: Any) -> None:
     whole = HashIndex(40, config=HashConfig(buckets=4), name="t1")

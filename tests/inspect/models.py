@@ -20,12 +20,7 @@ class OwnForward(EmbeddingBagCollection):
 
 def config(number: int, rows: int = 100, dim: int = 8, pooling: PoolingType = PoolingType.SUM, **more: Any) -> Any:
     return EmbeddingBagConfig(
-        name=f"t{number}",
-        embedding_dim=dim,
-        num_embeddings=rows,
-        feature_names=[f"f{number}"],
-        pooling=pooling,
-        **more,
+        name=f"t{number}", embedding_dim=dim, num_embeddings=rows, feature_names=[f"f{number}"], pooling=pooling, **more
     )
 
 

@@ -11,14 +11,7 @@ import torch
 from torch import Tensor, nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 
-from recfx import (
-    HashConfig,
-    HashEmbeddingBagCollection,
-    HashEmbeddingBagConfig,
-    HashIndex,
-    TableFullError,
-    convert,
-)
+from recfx import HashConfig, HashEmbeddingBagCollection, HashEmbeddingBagConfig, HashIndex, TableFullError, convert
 from recfx.errors import Diagnostic
 from recfx.inspect.explain import explain
 from recfx.inspect.report_data import HashingReport, TableReport

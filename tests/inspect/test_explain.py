@@ -102,10 +102,7 @@ def test_statuses_aliases_and_reasons() -> None:
         (("unused",), "convertible", "never called"),
         (("sequence",), "convertible", "traced"),
     ]
-    assert codes(report.reasons) == [
-        ("error", "own_forward", "own"),
-        ("warning", "never_called", "unused"),
-    ]
+    assert codes(report.reasons) == [("error", "own_forward", "own"), ("warning", "never_called", "unused")]
     assert not report.ok
     own, sequence = report.collections[1], report.collections[3]
     assert own.why is not None

@@ -61,16 +61,10 @@ def all_values(graph: OperatorGraph, nodes: Nodes) -> None:
     ("edit", "rule"),
     [
         (feeds("ebc_keyed_tensor", "ebc_select_features", add=True), "ebc_keyed_tensor: .* cannot be fed by ebc_sel"),
-        (
-            feeds("ebc_keyed_tensor", "ebc_hash_ids", add=True),
-            "ebc_keyed_tensor: .* cannot be fed by ebc_hash_ids",
-        ),
+        (feeds("ebc_keyed_tensor", "ebc_hash_ids", add=True), "ebc_keyed_tensor: .* cannot be fed by ebc_hash_ids"),
         (feeds("ebc_lookup_1", "ebc_lookup", add=True), "ebc_lookup_1: a lookup cannot be fed by ebc_lookup, pooled"),
         (feeds("ebc_lookup", "features"), "ebc_lookup: a lookup cannot be fed by features, .*; input 0 is a KJT"),
-        (
-            feeds("ebc_mean_divide", "ebc_lookup"),
-            "a mean_divide needs a KJT of selected ids as input 1",
-        ),
+        (feeds("ebc_mean_divide", "ebc_lookup"), "a mean_divide needs a KJT of selected ids as input 1"),
         (feeds("ebc_hash_ids"), "ebc_hash_ids: a hash_ids needs .* as input 0, but has none"),
         (feeds("ebc_keyed_tensor", "ebc_mean_divide"), "ebc_(lookup|mean_divide)_1: nothing uses this"),
         (all_values, "a input_dist_start returns 2 values: use one of its items"),

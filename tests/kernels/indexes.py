@@ -35,10 +35,7 @@ def copy_of(buffers: IndexBuffers) -> IndexBuffers:
 
 
 def insert(
-    ids: torch.Tensor,
-    buffers: IndexBuffers,
-    policy: IndexPolicy,
-    oldest_in_flight: int = NOTHING_IN_FLIGHT,
+    ids: torch.Tensor, buffers: IndexBuffers, policy: IndexPolicy, oldest_in_flight: int = NOTHING_IN_FLIGHT
 ) -> hash_index.Inserted:
     """One batch for one table."""
     in_flight = [hash_index.InFlight.since(oldest_in_flight)]
@@ -109,11 +106,7 @@ def tables(rows: int = 16) -> Indexes:
 
 
 def run(
-    ids: torch.Tensor,
-    begins: list[int],
-    ends: list[int],
-    indexes: Indexes,
-    in_flight: int = NOTHING_IN_FLIGHT,
+    ids: torch.Tensor, begins: list[int], ends: list[int], indexes: Indexes, in_flight: int = NOTHING_IN_FLIGHT
 ) -> hash_index.Inserted:
     buffers, policies = [buffers for buffers, _ in indexes], [policy for _, policy in indexes]
     return hash_index.find_or_insert(

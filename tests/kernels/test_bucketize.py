@@ -21,9 +21,7 @@ from tests.support.references import references
 
 @settings(max_examples=80)
 @given(batches())
-def test_operator_equals_reference(
-    case: tuple[torch.Tensor, torch.Tensor, int, Routes, torch.Tensor | None],
-) -> None:
+def test_operator_equals_reference(case: tuple[torch.Tensor, torch.Tensor, int, Routes, torch.Tensor | None]) -> None:
     for got, expected in zip(bucketize(*case), by_reference(*case), strict=True):
         if expected is None:
             assert got is None

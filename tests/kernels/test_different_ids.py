@@ -10,12 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recfx.kernels.route.different_ids import (
-    different_ids,
-    different_ids_reference,
-    sum_rows,
-    sum_rows_reference,
-)
+from recfx.kernels.route.different_ids import different_ids, different_ids_reference, sum_rows, sum_rows_reference
 from tests.kernels.chosen_ids import mix64_inverse
 
 KEYS = st.lists(

@@ -19,9 +19,7 @@ from tests.kernels.chosen_ids import of_one_bucket, of_one_slot
 from tests.kernels.indexes import assert_sound, copy_of, empty, insert, insert_in_both
 
 IDS = st.one_of(
-    st.integers(-4, 40),
-    st.integers(-(2**63), 2**63 - 1),
-    st.sampled_from([-(2**63), 2**63 - 1, 2**31, -(2**31)]),
+    st.integers(-4, 40), st.integers(-(2**63), 2**63 - 1), st.sampled_from([-(2**63), 2**63 - 1, 2**31, -(2**31)])
 )
 
 

@@ -29,12 +29,7 @@ def test_threads_do_not_matter(case: Case) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    st.sampled_from([2, 3]),
-    st.sampled_from([1, 2, 3, 8, 17, 64, 100, 260]),
-    st.booleans(),
-    st.integers(0, 1000),
-)
+@given(st.sampled_from([2, 3]), st.sampled_from([1, 2, 3, 8, 17, 64, 100, 260]), st.booleans(), st.integers(0, 1000))
 def test_a_bag_of_one_id_is_the_sum_of_its_row(row_format: int, columns: int, is_weighted: bool, seed: int) -> None:
     """Bit for bit: a second id, which has no row, adds nothing."""
     generator = torch.Generator().manual_seed(seed)

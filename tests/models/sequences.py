@@ -182,10 +182,7 @@ def _variable_batch(batch_size: int) -> Sample:
         torch.randint(0, 20, (int(lengths.sum()),)),
         lengths=lengths,
         stride_per_key_per_rank=[[stride] for stride in strides],
-        inverse_indices=(
-            ["f1", "f2", "f3"],
-            torch.stack([torch.arange(batch_size) % stride for stride in strides]),
-        ),
+        inverse_indices=(["f1", "f2", "f3"], torch.stack([torch.arange(batch_size) % stride for stride in strides])),
     )
     return Sample(features)
 

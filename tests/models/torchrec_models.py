@@ -38,10 +38,7 @@ def _dlrm(kind: type[DLRM], **options: object) -> nn.Module:
 
 def _deep_fm() -> nn.Module:
     return SimpleDeepFMNN(
-        num_dense_features=_DENSE,
-        embedding_bag_collection=collection(),
-        hidden_layer_size=6,
-        deep_fm_dimension=4,
+        num_dense_features=_DENSE, embedding_bag_collection=collection(), hidden_layer_size=6, deep_fm_dimension=4
     )
 
 

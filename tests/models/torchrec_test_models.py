@@ -169,9 +169,7 @@ def _feature_processed() -> nn.Module:
     tables = [*_tables()[:2], *(table(f"feature_{i}", [f"feature_{i}"], dim=6) for i in (2, 3))]
     # The processor runs over the whole batch, so that it wants a length for every feature, with a table or not.
     model = TestSparseNN(
-        tables=tables,
-        weighted_tables=_weighted_tables(),
-        max_feature_lengths={f"feature_{i}": 6 for i in range(4)},
+        tables=tables, weighted_tables=_weighted_tables(), max_feature_lengths={f"feature_{i}": 6 for i in range(4)}
     )
     for weight in model.sparse.fp_ebc._feature_processors.position_weights.values():
         nn.init.uniform_(weight)

@@ -87,11 +87,7 @@ def test_an_argument_without_a_fused_form_is_refused(
         (RowWiseAdagrad, {"momentum1": ("sum", (ROWS,))}),
         (
             torch.optim.Adam,
-            {
-                "momentum1": ("exp_avg", (ROWS, DIM)),
-                "exp_avg_sq": ("exp_avg_sq", (ROWS, DIM)),
-                "step": ("step", (1,)),
-            },
+            {"momentum1": ("exp_avg", (ROWS, DIM)), "exp_avg_sq": ("exp_avg_sq", (ROWS, DIM)), "step": ("step", (1,))},
         ),
         (
             placeholders.PartialRowWiseLAMB,

@@ -84,12 +84,7 @@ def test_load_state_dict_of_the_optimizer_itself(optimizer: str, whole_graph: bo
 @pytest.mark.parametrize("whole_graph", [False, True], ids=["collections", "whole_graph"])
 @pytest.mark.parametrize(
     ("optimizer", "name", "value"),
-    [
-        ("sgd", "momentum", 0.9),
-        ("sgd", "maximize", True),
-        ("adagrad", "lr_decay", 0.1),
-        ("adam", "amsgrad", True),
-    ],
+    [("sgd", "momentum", 0.9), ("sgd", "maximize", True), ("adagrad", "lr_decay", 0.1), ("adam", "amsgrad", True)],
 )
 def test_a_setting_without_a_fused_form_that_comes_later_is_refused(
     optimizer: str, name: str, value: object, whole_graph: bool

@@ -19,10 +19,7 @@ from recfx.passes.base import run_passes
 from tests.passes.small_collection import until
 from tests.sharding.cases import Case, Table, as_sequence, build, plan_of
 
-TABLES = (
-    Table("a", 8, 64, ("f0",), "SUM", ("row_wise",)),
-    Table("b", 8, 64, ("f1", "f0"), "SUM", ("data_parallel",)),
-)
+TABLES = (Table("a", 8, 64, ("f0",), "SUM", ("row_wise",)), Table("b", 8, 64, ("f1", "f0"), "SUM", ("data_parallel",)))
 COUNTED = recfx.HashConfig(dense_rows=0, rows=64, on_full="evict")
 ADMITTED = recfx.HashConfig(dense_rows=0, rows=64, admit_after=2)
 

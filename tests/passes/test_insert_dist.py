@@ -55,10 +55,7 @@ def planned(case: Case) -> tuple[recfx.HashEmbeddingBagCollection, CollectionSha
 
 
 def compiled(
-    tables: tuple[Table, ...],
-    hashing: recfx.HashConfig | None = None,
-    local_size: int = 0,
-    after: str = "insert_dist",
+    tables: tuple[Table, ...], hashing: recfx.HashConfig | None = None, local_size: int = 0, after: str = "insert_dist"
 ) -> tuple[fx.GraphModule, Runtime]:
     """The graph of rank 1 after a pass, and what it was lowered from."""
     converted, sharding = planned(Case(tables, hashing=hashing, local_size=local_size))

@@ -34,10 +34,7 @@ TABLES = (
 FILLS_UP = Case(TABLES, hashing=HASHED, raw_ids=60, sizes=(1,))
 FITS = Case(TABLES, hashing=HASHED, raw_ids=8)
 SENT = Case(
-    (
-        Table("a", 11, 8, ("f0",), "SUM", ("table_wise", 0)),
-        Table("b", 13, 8, ("f1", "f0"), "MEAN", ("row_wise",)),
-    )
+    (Table("a", 11, 8, ("f0",), "SUM", ("table_wise", 0)), Table("b", 13, 8, ("f1", "f0"), "MEAN", ("row_wise",)))
 )
 
 

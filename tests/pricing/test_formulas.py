@@ -15,11 +15,7 @@ import recfx
 from recfx.ir import NODE_KINDS
 from recfx.ir.meta import BATCH, Collective
 from recfx.planner.pricing.formulas import FORMULAS
-from recfx.planner.pricing.hardware import (
-    CPU_HOST,
-    GB,
-    H100,
-)
+from recfx.planner.pricing.hardware import CPU_HOST, GB, H100
 from recfx.planner.pricing.step_price import seconds_of_call, seconds_of_work
 from recfx.planner.pricing.work import Work
 from recfx.planner.topology import hardware_of, npu_topology, of_ranks

@@ -158,10 +158,7 @@ def nodes_of_plan(rank: int, world_size: int, case: Case, backend: str) -> tuple
     return names[0], names[1], planned.at(64, L=3).seconds, sharded.at(64, L=3).seconds
 
 
-@pytest.mark.parametrize(
-    ("backend", "is_fused"),
-    [("auto", True), ("cpu", True), ("reference", False)],
-)
+@pytest.mark.parametrize(("backend", "is_fused"), [("auto", True), ("cpu", True), ("reference", False)])
 def test_the_price_is_that_of_the_kernels_that_will_run(backend: str, is_fused: bool) -> None:
     """Not every kernel finds rows itself."""
     case = hashed_case("row_wise", "error")

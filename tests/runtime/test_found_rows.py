@@ -14,9 +14,7 @@ from tests.builders.batches import one_bag
 from tests.passes.small_collection import INDEXED, collection
 
 
-def nodes(
-    **config: object,
-) -> tuple[HashEmbeddingBagCollection, HashIds, Callable[[list[int]], FoundRows]]:
+def nodes(**config: object) -> tuple[HashEmbeddingBagCollection, HashIds, Callable[[list[int]], FoundRows]]:
     """A collection of one table, its ``hash_ids``, and what finds the rows of a batch."""
     hashing = HashConfig(dense_rows=0, **config)  # type: ignore[arg-type]
     table = HashEmbeddingBagConfig(name="t", num_embeddings=8, embedding_dim=4, feature_names=["f"], hashing=hashing)

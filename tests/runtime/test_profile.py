@@ -29,11 +29,7 @@ def test_profiler_ranges_are_node_names() -> None:
     with profile(activities=[ProfilerActivity.CPU]) as profiled:
         converted(batch)
     names = {node.name for node in converted.sparse["ebc"].graph_module.graph.nodes if node.op == "call_module"}
-    assert names == {
-        "sparse_ebc_select_features",
-        "sparse_ebc_hash_lookup",
-        "sparse_ebc_keyed_tensor",
-    }
+    assert names == {"sparse_ebc_select_features", "sparse_ebc_hash_lookup", "sparse_ebc_keyed_tensor"}
     assert names <= {event.key for event in profiled.key_averages()}
 
 

@@ -209,12 +209,7 @@ def plan_of(case: Case, module: nn.Module, world_size: int) -> dict[str, Paramet
         per_table[table.name] = makers[PLANNED_AS.get(kind, kind)](*on)
     plan = dict(
         stock.construct_module_sharding_plan(
-            module,
-            per_table,
-            sharder=sharder,
-            local_size=local_size,
-            world_size=world_size,
-            device_type="cpu",
+            module, per_table, sharder=sharder, local_size=local_size, world_size=world_size, device_type="cpu"
         )
     )
     for table in case.tables:
@@ -429,11 +424,7 @@ def train_whole(case: Case, world_size: int, steps: int = 3) -> tuple[dict[str, 
 
 
 def _train_on_everybody(
-    case: Case,
-    world_size: int,
-    steps: int,
-    model: Model,
-    optimizer: torch.optim.Optimizer,
+    case: Case, world_size: int, steps: int, model: Model, optimizer: torch.optim.Optimizer
 ) -> dict[str, Any]:
     """What is pooled at every step on each rank's samples, the weights of whole tables, and the layer over them."""
     sizes, pooled = case.batch_sizes(world_size), []

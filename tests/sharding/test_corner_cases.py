@@ -44,10 +44,7 @@ MIXED = (
 # Types of ids, lengths and weights by rank.
 TYPES: dict[str, tuple[tuple[torch.dtype, torch.dtype, torch.dtype], ...]] = {
     "all_short": ((torch.int32, torch.int32, torch.float32),) * 2,
-    "short_beside_long": (
-        (torch.int32, torch.int32, torch.float64),
-        (torch.int64, torch.int64, torch.float32),
-    ),
+    "short_beside_long": ((torch.int32, torch.int32, torch.float64), (torch.int64, torch.int64, torch.float32)),
 }
 
 

@@ -224,11 +224,7 @@ def leave_out(rank: int, folder: Path) -> tuple[str, str, bool, bool]:
 
 @pytest.mark.parametrize(
     ("sharding", "form", "left_out", "world_size"),
-    [
-        ("row_wise", "pooled", 0, 3),
-        ("data_parallel", "rows", 1, 2),
-        ("row_wise", "rows", 0, 2),
-    ],
+    [("row_wise", "pooled", 0, 3), ("data_parallel", "rows", 1, 2), ("row_wise", "rows", 0, 2)],
 )
 def test_ranks_that_wait_in_the_backward_of_a_collection_name_it(
     sharding: str, form: str, left_out: int, world_size: int, folders: Callable[[str], Path]

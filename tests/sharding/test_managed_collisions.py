@@ -12,18 +12,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardingEnv
 
 import recfx
-from tests.builders.managed_collisions import (
-    DIM,
-    FEATURES,
-    LEARNED,
-    ROWS,
-    Model,
-    batch,
-    hash_zch,
-    learn,
-    managed,
-    mch,
-)
+from tests.builders.managed_collisions import DIM, FEATURES, LEARNED, ROWS, Model, batch, hash_zch, learn, managed, mch
 from tests.builders.optimizers import attach
 from tests.sharding.cases import Case, Table, concatenate, shard_converted
 from tests.sharding.ranks import ranks

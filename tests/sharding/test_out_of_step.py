@@ -20,15 +20,7 @@ from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingEnv,
 import recfx
 from recfx.collections.sharding.collection import ShardedHashEmbeddingBagCollection
 from tests.sharding.cases import FORMS, Case, Table, build, plan_of, shard_converted, values_of
-from tests.sharding.pipelined import (
-    CPU,
-    PIPELINES,
-    Two,
-    batches_of_rank,
-    dense_optimizer,
-    sharded_model,
-    what_is_left,
-)
+from tests.sharding.pipelined import CPU, PIPELINES, Two, batches_of_rank, dense_optimizer, sharded_model, what_is_left
 from tests.sharding.pipelined import Batch as DenseBatch
 from tests.sharding.ranks import ranks
 

@@ -12,15 +12,7 @@ from torchrec import EmbeddingCollection, KeyedJaggedTensor
 from torchrec.distributed.types import LazyAwaitable
 
 import recfx
-from tests.sharding.cases import (
-    Case,
-    as_sequence,
-    batches,
-    build,
-    shard,
-    shard_converted,
-    values_of,
-)
+from tests.sharding.cases import Case, as_sequence, batches, build, shard, shard_converted, values_of
 from tests.sharding.pipelined import CPU, PIPELINES
 from tests.sharding.ranks import ranks
 from tests.sharding.stateful import gather

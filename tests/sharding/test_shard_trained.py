@@ -16,11 +16,7 @@ from recfx.runtime.in_flight import on_a_copy
 from tests.builders.optimizers import attach
 from tests.sharding.cases import Case, Model, Table, batches, build, shard_converted, with_optimizer
 from tests.sharding.ranks import ranks
-from tests.sharding.stateful import (
-    assert_same,
-    case_of,
-    train,
-)
+from tests.sharding.stateful import assert_same, case_of, train
 
 
 def frozen(rank: int, world_size: int, case: Case) -> dict[str, Any]:

@@ -80,8 +80,7 @@ def golden_training(rank: int, line: Line, *, quantized: bool = False) -> Result
         plan = planner.collective_plan(train_model, [sharder], dist.GroupMember.WORLD)
     model = DistributedModelParallel(module=train_model, device=CPU, plan=plan, sharders=[sharder])
     non_fused_optimizer = KeyedOptimizerWrapper(
-        dict(in_backward_optimizer_filter(model.named_parameters())),
-        lambda params: torch.optim.Adagrad(params, lr=0.1),
+        dict(in_backward_optimizer_filter(model.named_parameters())), lambda params: torch.optim.Adagrad(params, lr=0.1)
     )
     set_weights(model)
     train_pipeline = TrainPipelineSparseDist(model, non_fused_optimizer, CPU)

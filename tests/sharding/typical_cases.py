@@ -44,10 +44,7 @@ CONFIGS = {
 def hashed_case(kind: str, config: str, **options: Any) -> Case:
     dim = 256 if kind == "grid_shard" else 8
     pooling = "SUM" if options.get("is_weighted") else "MEAN"
-    tables = (
-        Table("a", 11, dim, ("f0",), "SUM", TYPES[kind]),
-        Table("b", 13, dim, ("f1", "f0"), pooling, TYPES[kind]),
-    )
+    tables = (Table("a", 11, dim, ("f0",), "SUM", TYPES[kind]), Table("b", 13, dim, ("f1", "f0"), pooling, TYPES[kind]))
     raw_ids = {"adopted": 0, "lru": 300, "lfu_admit": 150, "share": 300}.get(config, 25)
     return Case(tables, hashing=CONFIGS[config], raw_ids=raw_ids, optimizer="adagrad", **options)
 

@@ -55,12 +55,7 @@ class Table:
     """
 
     def __init__(
-        self,
-        name: str,
-        config: HashConfig,
-        weight: torch.Tensor,
-        optimizer: Optimizer | None,
-        mean: bool = False,
+        self, name: str, config: HashConfig, weight: torch.Tensor, optimizer: Optimizer | None, mean: bool = False
     ) -> None:
         self.name, self.config, self.optimizer, self.mean = name, config, optimizer, mean
         rows, dim = weight.shape

@@ -13,9 +13,7 @@ from torchrec.optim import optimizers as placeholders
 
 import recfx
 from recfx.optim.attached import attached_optimizers
-from recfx.verification.reference_model import (
-    attach_optimizers,
-)
+from recfx.verification.reference_model import attach_optimizers
 from recfx.verification.verify_report import SKIPPED
 from tests.builders.batches import one_bag, two_bags
 from tests.builders.collections import one_table, table

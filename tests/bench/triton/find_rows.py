@@ -34,10 +34,7 @@ def run(setup: Setup) -> Iterator[Result]:
         rows = torch.arange(setup.rows, device=workload.device)
         for ids, of_table in zip(ids_of_tables, slots.chunk(setup.tables), strict=True):
             insert_into_slots(ids, rows, of_table, rows.new_full((1,), -1))
-        contestants = [
-            Contestant(OURS, _ours(workload, slots)),
-            Contestant(SEARCH, _search(workload, ids_of_tables)),
-        ]
+        contestants = [Contestant(OURS, _ours(workload, slots)), Contestant(SEARCH, _search(workload, ids_of_tables))]
         if has_fbgemm(workload.device, "fbgemm::pruned_hashmap_lookup"):
             contestants.append(Contestant(FBGEMM, _fbgemm(workload, slots)))
         name = f"triton/find_rows/{setup.case(distribution)}"
