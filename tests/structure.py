@@ -31,7 +31,6 @@ LAYERS = [
     "ir",
     "hashing",
     "printing",
-    "argument_types",
     "errors",
     "kernels",
     "kernels.lookup",

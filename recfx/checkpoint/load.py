@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from recfx.argument_types import typed
 from recfx.checkpoint.contents import (
     BUILD_AS_SAVED,
     MODEL,
@@ -48,6 +47,7 @@ from recfx.collections.converted_collection import collections_by_prefix
 from recfx.collections.sharding.collection import ShardedCollection
 from recfx.collections.wrappers import without_wrappers
 from recfx.errors import CheckpointError, Diagnostic, few, with_article
+from recfx.errors.argument_types import typed
 from recfx.hashing.identity import IDENTITY
 from recfx.hashing.row_move import RowMove
 from recfx.hashing.state import EVERY_NAME

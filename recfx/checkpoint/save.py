@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
-from recfx.argument_types import typed
 from recfx.checkpoint import storage
 from recfx.checkpoint.contents import MODEL, SETTINGS, check_tensor
 from recfx.checkpoint.directory import (
@@ -36,6 +35,7 @@ from recfx.checkpoint.storage import SavedFolder, pack_settings
 from recfx.collections.converted_collection import collections_by_prefix
 from recfx.collections.sharding.collection import ShardedCollection
 from recfx.errors import CheckpointError
+from recfx.errors.argument_types import typed
 from recfx.kernels.build.private_files import sync_directory
 from recfx.runtime.ordinary_optimizers import reset_before_saving
 

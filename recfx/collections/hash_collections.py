@@ -11,11 +11,11 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConf
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
-from recfx.argument_types import typed
 from recfx.collections.collection import UnshardedCollection
 from recfx.collections.converted_collection import ConvertedCollection
 from recfx.collections.kinds import POOLED, SEQUENCE, CollectionKind, check_config
 from recfx.errors import ConversionError
+from recfx.errors.argument_types import typed
 from recfx.hashing import HashConfig
 
 

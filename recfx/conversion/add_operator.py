@@ -9,8 +9,8 @@ from collections.abc import Callable
 import torch
 from torch import fx, nn
 
-from recfx.argument_types import typed
 from recfx.errors import ConversionError
+from recfx.errors.argument_types import typed
 from recfx.ir import operators
 from recfx.ir.node_kinds import NODE_KINDS, NodeKind, ValueType
 from recfx.planner.pricing.formulas import FORMULAS, Formula

@@ -9,7 +9,6 @@ import torch
 from torch import fx, nn
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
-from recfx.argument_types import typed
 from recfx.collections.collection import UnshardedCollection, unsharded_collections
 from recfx.collections.converted_collection import ConvertedCollection, converted_collections
 from recfx.collections.copy_modules import carry_hooks, copy_modules, replace_in_place
@@ -24,6 +23,7 @@ from recfx.conversion.request import DEFAULT_HASHING, Request, named_passes
 from recfx.conversion.whole_graph import build_whole_graph, make_whole_graph, sample_failed
 from recfx.discovery.sample import Sample
 from recfx.errors import ConversionError
+from recfx.errors.argument_types import typed
 from recfx.hashing import HashConfig
 from recfx.optim.keyed_optimizer import attach_fused_optimizer
 from recfx.passes import Pass

@@ -10,10 +10,10 @@ import torch
 from torchrec.distributed.planner import Topology
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
-from recfx.argument_types import HOW
 from recfx.collections.sharding.plan import MOST_RANKS, check_plan
 from recfx.discovery.sample import Sample
 from recfx.errors import ConversionError, type_of
+from recfx.errors.argument_types import HOW
 from recfx.hashing import HashConfig, as_integer
 from recfx.ir.tables import IdRange
 from recfx.passes import Pass

@@ -7,7 +7,6 @@ from typing import Any
 
 from torch import nn
 
-from recfx.argument_types import typed
 from recfx.collections.collection import unsharded_collections
 from recfx.collections.copy_modules import copy_modules, refuse_fully_sharded, standard_collection
 from recfx.collections.kinds import kind_of
@@ -21,6 +20,7 @@ from recfx.collections.sharding.gather import (
 from recfx.collections.whole_graph import WholeGraph, refuse_graph
 from recfx.conversion.rows_of_ids import RowsOfIds
 from recfx.errors import GROW, ConversionError
+from recfx.errors.argument_types import typed
 from recfx.ir.meta import node_meta
 from recfx.optim.in_backward import attach_unfused
 from recfx.optim.keyed_optimizer import detach_fused_optimizer

@@ -15,7 +15,6 @@ import torch
 from torch import nn
 from torchrec.modules.mc_embedding_modules import BaseManagedCollisionEmbeddingCollection
 
-from recfx.argument_types import typed
 from recfx.collections.collection import unsharded_collections
 from recfx.collections.copy_modules import refuse_fully_sharded
 from recfx.collections.raw_ids import RemappedRows
@@ -27,6 +26,7 @@ from recfx.collections.wrappers import unwrap
 from recfx.conversion.convert import convert
 from recfx.discovery.sample import Sample
 from recfx.errors import Diagnostic, ExportError, RecfxError, Severity, told_by
+from recfx.errors.argument_types import typed
 from recfx.exporter.arguments import signature_of
 from recfx.exporter.compare_outputs import NONE, ModelCall, changed_buffer, difference_of, other_batches, run_copy
 from recfx.exporter.loaded_program import check_reads_pt2

@@ -10,9 +10,9 @@ import fbgemm_gpu  # noqa: F401  registers the operators that files use
 import torch
 from torch import nn
 
-from recfx.argument_types import typed
 from recfx.collections.wrappers import usable_device
 from recfx.errors import ConversionError, ExportError, few, plural
+from recfx.errors.argument_types import typed
 from recfx.exporter.arguments import check_inputs, input_errors
 from recfx.exporter.loaded_program import load_traced, names_of
 from recfx.exporter.manifest import OPERATOR_VERSIONS, pattern_from, read_manifest, signature_from, without_checksum

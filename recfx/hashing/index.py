@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from recfx.argument_types import typed
 from recfx.errors import GROW, ConversionError, IdTypeError, InputError, TableFullError
+from recfx.errors.argument_types import typed
 from recfx.hashing.config import HashConfig, ResolvedHashConfig, checked_arguments
 from recfx.hashing.storage import EVAL_COUNTERS, IndexStorage, watched
 from recfx.kernels.build import forks

@@ -11,7 +11,6 @@ from torch import fx, nn
 from torchrec.distributed.planner import Topology
 from torchrec.distributed.types import ShardingPlan
 
-from recfx.argument_types import typed
 from recfx.collections.collection import UnshardedCollection
 from recfx.collections.converted_collection import converted_collections
 from recfx.collections.sharding.plan import MOST_RANKS, check_plan
@@ -20,6 +19,7 @@ from recfx.collections.whole_graph import WholeGraph
 from recfx.collections.wrappers import unwrap
 from recfx.discovery.sample import Sample
 from recfx.errors import ConversionError, did_you_mean
+from recfx.errors.argument_types import typed
 from recfx.ir.operator_graph import lowered_from
 from recfx.planner.plan import make_plan, plans_of_collections
 from recfx.planner.priced_plan import world_size_of

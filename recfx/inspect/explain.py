@@ -15,7 +15,6 @@ from torch import nn
 from torchrec.distributed.planner import Topology
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
-from recfx.argument_types import typed
 from recfx.collections.collection import UnshardedCollection
 from recfx.collections.converted_collection import converted_collections
 from recfx.collections.hash_collections import CONVERTED_CLASSES
@@ -29,6 +28,7 @@ from recfx.conversion.request import DEFAULT_HASHING, Request, named_passes
 from recfx.discovery.classify import CONVERTED, CONVERTIBLE, REFUSED, Finding, classify
 from recfx.discovery.sample import Sample
 from recfx.errors import ConversionError, Diagnostic, Severity
+from recfx.errors.argument_types import typed
 from recfx.hashing import HashConfig
 from recfx.inspect.cost import refuse_ranks_without_plan
 from recfx.inspect.describe import AsPlanned, describe, never_called

@@ -14,13 +14,13 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from recfx.argument_types import typed
 from recfx.collections.converted_collection import ConvertedCollection, converted_collections
 from recfx.collections.kinds import kind_of
 from recfx.collections.sharding.ranks_agree import on_all_ranks
 from recfx.collections.sharding.shard import INDEXES_BEFORE_SHARDING
 from recfx.collections.wrappers import users_path
 from recfx.errors import ConversionError, RecfxError, plural, type_of
+from recfx.errors.argument_types import typed
 from recfx.hashing import HashIndex
 from recfx.hashing.index import buffers_named
 from recfx.hashing.storage import EVAL_COUNTERS

@@ -12,11 +12,11 @@ import torch
 from torch import nn
 from torchrec.distributed.model_parallel import DMPCollection
 
-from recfx.argument_types import typed
 from recfx.collections.sharding.collection import sharded_collections
 from recfx.collections.sharding.ranks_agree import tell_counts
 from recfx.collections.wrappers import usable_device
 from recfx.errors import ConversionError, type_of
+from recfx.errors.argument_types import typed
 from recfx.pipeline.background import Streams
 from recfx.pipeline.batch_paths import Versions, move
 from recfx.pipeline.prefetch import CallsAhead, PipelinedCollection

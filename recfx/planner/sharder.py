@@ -25,7 +25,6 @@ from torchrec.distributed.types import (
     ShardingEnv,
 )
 
-from recfx.argument_types import typed
 from recfx.collections.collection import UnshardedCollection
 from recfx.collections.copy_modules import carry_hooks
 from recfx.collections.hash_collections import HashEmbeddingBagCollection, all_converted_classes
@@ -34,6 +33,7 @@ from recfx.collections.sharding.plan import KERNELS
 from recfx.collections.sharding.shard import shard_collection
 from recfx.collections.sharding.types import SHARDING_TYPES
 from recfx.errors import ConversionError, type_of
+from recfx.errors.argument_types import typed
 from recfx.optim.fused_params import fused_optimizer_from_params
 from recfx.runtime.dist_groups import wires_of
 

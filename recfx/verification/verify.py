@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from recfx.argument_types import typed
 from recfx.collections.collection import unsharded_collections
 from recfx.collections.converted_collection import converted_collections
 from recfx.collections.copy_modules import copy_with_tensors
@@ -20,6 +19,7 @@ from recfx.collections.replaced import REPLACED, calls_refused, refuse_calls
 from recfx.collections.wrappers import not_on_meta_by_default, unwrap
 from recfx.discovery.sample import Sample, fixed_randomness
 from recfx.errors import ConversionError, RecfxError, told_by
+from recfx.errors.argument_types import typed
 from recfx.runtime.in_flight import on_a_copy
 from recfx.verification.compare_models import Run, batch_sizes, compare_twice, largest_difference, run_step, touched
 from recfx.verification.reference_model import attach_optimizers, copy_fused_state, reference_of

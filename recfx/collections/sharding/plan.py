@@ -16,11 +16,11 @@ from torchrec.distributed.types import (
 )
 from torchrec.modules.embedding_configs import DataType
 
-from recfx.argument_types import HOW
 from recfx.collections.sharding.ranks_agree import on_all_ranks
 from recfx.collections.sharding.settings import Settings, different_settings
 from recfx.collections.sharding.types import SHARDING_TYPES, plan_error, table_error
 from recfx.errors import ConversionError, RecfxError, type_of
+from recfx.errors.argument_types import HOW
 from recfx.ir.shards import CollectionSharding, ShardedTable, TablePlan
 from recfx.ir.tables import TableSpec, name_shards
 from recfx.optim.fused_params import NEUTRAL

@@ -17,8 +17,8 @@ from torch import nn
 from torchrec.distributed.planner import Topology
 from torchrec.distributed.types import ShardingPlan
 
-from recfx.argument_types import typed
 from recfx.errors import ConversionError, DrawingError, printable
+from recfx.errors.argument_types import typed
 from recfx.inspect.cost import checked_topology
 from recfx.inspect.drawing.collect import collect
 from recfx.kernels.build.private_files import new_file
