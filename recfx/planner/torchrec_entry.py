@@ -270,13 +270,25 @@ def _new_data_parallel(original: Callable[..., Any], kind: type[Any], /, *argume
 
 
 def _check_indexes(model: nn.Module, state: object) -> None:
-    """Check every saved index before anything is loaded, unless a hook may still rename its keys."""
-    saved: Mapping[str, Any] = state if isinstance(state, Mapping) else {}
-    for path, collection in converted_collections(model).items() if saved else ():
-        parts, prefix = path.split("."), f"{path}."
+    """Check every saved index before anything of ``model`` is loaded: torch loads module by module.
+
+    A collection checks itself later if a hook of the user may still rename its keys.
+    """
+    saved: dict[str, dict[str, Any]] = {}
+    collections = converted_collections(model)
+    for path in collections:
+        parts = path.split(".")
         holders = [model.get_submodule(".".join(parts[:depth])) for depth in range(len(parts) + 1)]
         if path and not any(map(load_hooks, holders)):
-            collection.local_state({key: value for key, value in saved.items() if key.startswith(prefix)}, prefix)
+            saved[f"{path}."] = {}
+    for key, value in state.items() if saved and isinstance(state, Mapping) else ():
+        end = key.find(".")
+        while end >= 0 and key[: end + 1] not in saved:  # a scan of all keys per collection would be quadratic
+            end = key.find(".", end + 1)
+        if end >= 0:
+            saved[key[: end + 1]][key] = value
+    for start, of_collection in saved.items():
+        collections[start.rstrip(".")].local_state(of_collection, start)
 
 
 def _load_state_dict(original: Callable[..., Any], model: nn.Module, /, *arguments: Any, **keywords: Any) -> Any:
