@@ -115,7 +115,7 @@ class UnshardedCollection(ConvertedCollection):
                 self.hash_indexes[table.name] = index
         init_fns = {config.name: config.init_fn for config in configs}
         self._store = TableStore(bags, self.hash_indexes, {}, init_fns)
-        # A step of the model is as many forwards of the collection as it has calls.
+        # One step of the model calls the collection ``calls`` times.
         self._store.in_flight.depth = (1 + BATCHES_IN_FLIGHT) * max(self.calls, 1) - 1
         self.not_fused = self._take_over()
         self._compared = self._store.look()

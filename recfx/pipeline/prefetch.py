@@ -64,7 +64,7 @@ class CallsAhead:
             for call in self._known
         ]
         exchanges = joint_exchanges(started)
-        with self._together():
+        with self._in_step():
             for call in started:
                 call.start(self._streams, is_last, exchanges.get(call))
             with self._streams.on(self._streams.ids):
@@ -76,14 +76,14 @@ class CallsAhead:
         """Send the ids of a batch that was started; whether all ranks have another one, None if that is not known.
         ``finds_rows``: whether no earlier batch changes the indexes any more, so that rows can be found ahead.
         """
-        with self._together():
+        with self._in_step():
             for call in started or ():
                 call.send(self._streams, self._worker, finds_rows=finds_rows)
         known = [call.has_next for call in started or () if call.has_next is not None]
         return all(known) if known else None
 
-    def _together(self) -> AbstractContextManager[None]:
-        """Guard calls that all ranks make: an interrupt between them counts as one in the middle of a step."""
+    def _in_step(self) -> AbstractContextManager[None]:
+        """Treat Ctrl-C between these collective calls as an interrupt in the middle of a step."""
         ours = [module for module in self._modules.values() if isinstance(module, ShardedCollection)]
         return ours[0].in_step if ours else nullcontext()
 

@@ -69,7 +69,7 @@ class Lowered:
 
     @property
     def sources(self) -> list[int]:
-        """The position, among the keys of the selected ids, of each key that arrives somewhere."""
+        """For every key sent, in send order, the position of its feature in the selected KJT."""
         positions = self.collection.keys.positions
         return [positions[name] for shard in self.sharding.by_rank() for name in shard.table.embedding_names]
 
