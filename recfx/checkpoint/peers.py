@@ -71,7 +71,8 @@ def checked_arguments(model: nn.Module, directory: object, call: str) -> tuple[n
     )
 
     def named() -> str:
-        if isinstance(directory, (str, os.PathLike)) and (name := os.fspath(directory)) and isinstance(name, str):
+        name = os.fspath(directory) if isinstance(directory, os.PathLike) else directory
+        if isinstance(name, str) and name and "\0" not in name:
             return name
         raise CheckpointError(
             f"directory is {directory!r}." if isinstance(directory, str) else f"directory is {type_of(directory)}.",

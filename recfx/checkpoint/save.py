@@ -140,8 +140,12 @@ def _contents(model: nn.Module, optimizer: Any, peers: Peers) -> dict[str, Any]:
             elif isinstance(value, Tensor):
                 check_tensor(MODEL + name, value)
                 written.update({MODEL + name: value.detach()} if peers.is_first else {})
-        settings["in_backward"] = describe_in_backward(model, peers.is_first, written)
-        return None if inner is None else describe_optimizer(inner, model, peers.is_first, written)
+        ordinary: dict[str, Any] = {}
+        of_backward: dict[str, Any] = {}
+        settings["in_backward"] = describe_in_backward(model, peers.is_first, of_backward)
+        described = None if inner is None else describe_optimizer(inner, model, peers.is_first, ordinary)
+        written.update({**ordinary, **of_backward})  # both may hold a parameter: the one in backward steps it
+        return described
 
     all_ranks = peers.agree(describe)
 

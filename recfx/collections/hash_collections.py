@@ -37,6 +37,7 @@ class SequenceCollection(ConvertedCollection):
     _kind = SEQUENCE
     embeddings: nn.ModuleDict
     _embedding_configs: list[EmbeddingConfig]
+    _use_gather_select, _use_gather_select_per_sharding = False, None  # for TorchRec's methods
 
     def embedding_configs(self) -> list[EmbeddingConfig]:
         """As ``embedding_bag_configs``."""

@@ -23,6 +23,10 @@ _REFUSALS = {
         "call recfx.export(model, path, sample, quantize='int8'); or quantize recfx.unconvert(model), "
         "with_mapping=True where tables are hashed.",
     ),
+    "not_fusable": (
+        "TorchRec would put a new collection, without the rows and the index, into the place of this converted one.",
+        "attach the optimizer with torchrec's apply_optimizer_in_backward: recfx fuses it.",
+    ),
 }
 """By reason code: the message, and what to do."""
 
@@ -31,6 +35,7 @@ _ENTRIES = (
     ("torch.export._draft_export", "_export", "not_exportable"),
     ("torch.export._trace", "_export", "not_exportable"),
     ("torch.ao.quantization.quantize", "propagate_qconfig_", "not_quantized"),  # the first of quantize_dynamic
+    ("torchrec.modules.fused_embedding_modules", "fuse_embedding_optimizer", "not_fusable"),
 )
 
 

@@ -251,7 +251,10 @@ def _keep_constants(root: nn.Module, entry: nn.Module, graph: fx.Graph) -> None:
         value = attrgetter(str(node.target))(entry)
         if isinstance(value, torch.Tensor) and str(node.target) not in present:
             name = str(node.target).replace(".", "_")
-            root.register_buffer(name, value.detach())
+            while name != node.target and hasattr(root, name):
+                name += "_"
+            root.__dict__.pop(name, None)  # a plain attribute, which becomes a buffer
+            root._buffers[name] = value.detach()
             node.target = name
 
 

@@ -101,7 +101,7 @@ class HashConfig:
             _check_integer(field, getattr(self, field), lowest, highest, optional=field not in ("admit_after", "seed"))
             object.__setattr__(self, field, as_integer(getattr(self, field)))  # NumPy integers too
         for field, choices in _CHOICES.items():
-            if (chosen := getattr(self, field)) not in choices:
+            if not isinstance(chosen := getattr(self, field), str | None) or chosen not in choices:
                 raise _invalid(field, chosen, f"one of {', '.join(map(repr, choices))}", "")
         self._check_ttl()
         if self.rows is not None and self.dense_rows is not None:

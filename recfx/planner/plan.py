@@ -33,7 +33,7 @@ from recfx.errors import ConversionError, did_you_mean
 from recfx.errors.argument_types import typed
 from recfx.planner.priced_plan import PricedPlan, world_size_of
 from recfx.planner.pricing.graph_prices import ModelPrices
-from recfx.planner.pricing.node_facts import Values, shares_of, whole_number
+from recfx.planner.pricing.node_facts import Values, not_negative, shares_of, whole_number
 from recfx.planner.pricing.step_price import planned_by, price, price_step
 from recfx.planner.pricing.work import LENGTH, Totals, counted, in_time, step_text
 from recfx.planner.search import Placed, ShardingOptions, busy, is_plannable, no_sharding_option, plans_to_price
@@ -254,6 +254,12 @@ def _check_constraints(
                 reason="invalid_argument",
                 what_to_do="pass ParameterConstraints.",
             )
+        if limits.min_partition is not None:
+            whole_number(limits.min_partition, f"min_partition of table {table!r}")
+        for name in ("pooling_factors", "num_poolings", "batch_sizes"):
+            for value in getattr(limits, name) or ():
+                what = f"one of {name} of table {table!r}"
+                whole_number(value, what) if name == "batch_sizes" else not_negative(value, what)
     tables = {name for name, _, _ in sharded}
     unknown = sorted(constraints.keys() - tables)
     if unknown:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from numbers import Integral
 from typing import Any
 
 from torchrec.distributed.planner import Topology
-from torchrec.distributed.types import ShardingPlan, ShardingType
+from torchrec.distributed.types import EnumerableShardingSpec, ParameterSharding, ShardingPlan, ShardingType
 
+from recfx.collections.pieces import rank_of
 from recfx.collections.sharding.plan import MOST_RANKS
+from recfx.collections.sharding.types import plan_error
 from recfx.errors import ConversionError, Diagnostic
 from recfx.planner.pricing.work import counted
 
@@ -79,13 +82,22 @@ def world_size_of(plan: ShardingPlan, requested: int | None = None) -> int:
 
 
 def _ranks_spanned(plan: ShardingPlan) -> int | None:
-    """The number of ranks, if a table is on all of them, or if the plan has no table; otherwise None."""
+    """The number of ranks, if a table is on all of them, or if the plan names none at all; otherwise None."""
     by_path: dict[str, Any] = plan.plan
-    tables = [(table, table.ranks) for of_path in by_path.values() for table in of_path.values()]
-    given = [(table, ranks) for table, ranks in tables if isinstance(ranks, (list, tuple))]
-    last = max((rank for _, ranks in given for rank in ranks if isinstance(rank, int)), default=0)
-    spans = any(ranks and table.sharding_type in _ON_ALL_RANKS for table, ranks in given)
-    return 1 + last if last < MOST_RANKS and (spans or not tables) else None
+    tables = [table for of_path in by_path.values() for table in of_path.values()]
+    named = [(table, list(_ranks(table))) for table in tables if isinstance(table, ParameterSharding)]
+    last = max((rank for _, ranks in named for rank in ranks), default=0)
+    if last >= MOST_RANKS:
+        raise plan_error("plan_rank", f"the plan names rank {last:,}; there can be {MOST_RANKS:,} ranks.", "")
+    spans = any(ranks and table.sharding_type in _ON_ALL_RANKS for table, ranks in named)
+    return 1 + last if spans or not any(ranks for _, ranks in named) else None
+
+
+def _ranks(table: ParameterSharding) -> Iterator[int]:
+    ranks: Any = table.ranks
+    yield from (int(rank) for rank in (ranks if isinstance(ranks, (list, tuple)) else ()) if isinstance(rank, Integral))
+    if isinstance(table.sharding_spec, EnumerableShardingSpec):
+        yield from (rank for shard in table.sharding_spec.shards if (rank := rank_of(shard)) is not None)
 
 
 def world_size_said(plan: ShardingPlan, requested: int | None = None) -> int | None:

@@ -166,17 +166,17 @@ def config_for(table: str, hashing: Hashing) -> HashConfig | None:
 
 def check_asked(asked: Any) -> None:
     """Refuse what is neither a setting nor a dict from table names to settings: ``invalid_argument``."""
-    wrong: Any = None
+    wrong: list[Any] = []
     if isinstance(asked, Mapping):
         for table, value in asked.items():
             is_share = isinstance(value, (int, float)) and 0 < value <= 1
             if not isinstance(table, str) or not (isinstance(value, bool) or is_share):
-                wrong = {table: value}
+                wrong = [{table: value}]
     elif not isinstance(asked, bool) and asked != "auto":
-        wrong = asked
-    if wrong is not None:
+        wrong = [asked]
+    if wrong:
         raise ConversionError(
-            f"dedup is {wrong!r}.",
+            f"dedup is {wrong[0]!r}.",
             reason="invalid_argument",
             what_to_do="pass 'auto', True or False; or a dict from table names to True, False, or the expected share "
             "of different ids, above 0 and at most 1.",

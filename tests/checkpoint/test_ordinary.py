@@ -70,6 +70,35 @@ def test_optimizers_that_are_all_fused_are_saved_with_the_model(tmp_path: Path) 
         recfx.load_checkpoint(model, tmp_path, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
 
 
+@pytest.mark.parametrize("ordinary", [torch.optim.Adagrad, torch.optim.Adam])
+def test_an_optimizer_that_also_has_the_tables(tmp_path: Path, ordinary: Any) -> None:
+    """Scripts pass all parameters; those with an optimizer in backward have no gradient left."""
+
+    def build() -> tuple[nn.Module, Any]:
+        torch.manual_seed(0)
+        model = tables_named("t")
+        attach(model, torch.optim.Adagrad)
+        model = recfx.convert(model)
+        return model, ordinary(model.parameters(), lr=0.1)
+
+    def losses(model: nn.Module, optimizer: Any) -> list[float]:
+        found = []
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss = model(one_bag(0, 1, feature="t")).values().sum()
+            loss.backward()
+            optimizer.step()
+            found.append(loss.item())
+        return found
+
+    model, optimizer = build()
+    losses(model, optimizer)
+    recfx.save_checkpoint(model, tmp_path, optimizer=optimizer)
+    other = build()
+    recfx.load_checkpoint(other[0], tmp_path, optimizer=other[1])
+    assert losses(*other) == losses(model, optimizer)
+
+
 def test_a_saved_optimizer_that_is_not_asked_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = layers()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torchrec import EmbeddingBagCollection
 from torchrec.inference.modules import quantize_embeddings, quantize_inference_model
+from torchrec.modules import fused_embedding_modules
 
 import recfx
 from tests.exporter.hashed_models import HashedModel, call, trained
@@ -76,6 +77,13 @@ def test_torchrecs_quantization_of_a_converted_model_says_what_to_call(
 ) -> None:
     with refused("not_quantized", "ebc", match=r"recfx\.export.*recfx\.unconvert", error=recfx.ExportError):
         quantize(model)
+
+
+def test_torchrecs_fused_collections_do_not_replace_converted_ones(model: nn.Module) -> None:
+    """They have neither rows nor an index of those that they replace."""
+    fuse = fused_embedding_modules.fuse_embedding_optimizer
+    with refused("not_fusable", "ebc", match="apply_optimizer_in_backward", error=recfx.ExportError):
+        fuse(model, torch.optim.SGD, {"lr": 0.1}, torch.device("cpu"))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -252,6 +252,28 @@ class _OfTable(_Model):
         return self.ebc(features).values()
 
 
+@NEEDS_PT2
+@pytest.mark.parametrize("format", ["torchscript", "pt2"])
+def test_plain_tensors_of_the_root_are_in_the_file(format: Any, tmp_path: Path) -> None:
+    class Scaled(_Model):
+        of_class = torch.full((3,), 2.0)
+
+        def prepare(self) -> None:
+            self.scale = torch.tensor([1.0, 2.0, 3.0])
+            self.inner = nn.Identity()
+            self.inner.scale = torch.tensor(5.0)
+            self.register_buffer("inner_scale", torch.tensor(7.0))
+
+        def forward(self, features: KeyedJaggedTensor) -> Tensor:
+            sums = self.ebc(features).values()[:, :3] * self.scale * self.of_class
+            return sums * self.inner.scale + self.inner_scale
+
+    model = recfx.convert(Scaled()).eval()
+    recfx.export(model, tmp_path / "model.pt", (batch(3),), format=format)
+    other = batch(5)
+    assert torch.equal(recfx.load(tmp_path / "model.pt")(other), model(other))
+
+
 def test_a_buffer_that_is_rows_of_a_table_must_not_change(tmp_path: Path) -> None:
     features = KeyedJaggedTensor(["f1", "f2", "f3"], torch.ones(3).long(), lengths=torch.ones(3).long())
     with refused("changes_state", error=recfx.ExportError):

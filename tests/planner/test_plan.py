@@ -239,6 +239,9 @@ def test_every_type_of_sequence_tables_is_planned(sharding_type: str, kind: str)
     assert plan.seconds > 0
 
 
+WRONG: dict[str, Any] = {"pooling_factors": [1.0, -1.0], "batch_sizes": [0], "min_partition": -1}
+
+
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [
@@ -246,6 +249,10 @@ def test_every_type_of_sequence_tables_is_planned(sharding_type: str, kind: str)
         ({"constraints": 5}, "constraints is an int"),
         ({"constraints": {"wide": 5}}, "constraints of table 'wide' are 5"),
         ({"batch_size": -1}, "batch_size is -1"),
+        *(
+            ({"constraints": {"p0": ParameterConstraints(**{name: value})}}, f"{name} of table 'p0' is")
+            for name, value in WRONG.items()
+        ),
     ],
 )
 def test_a_wrong_argument_is_named(arguments: dict[str, Any], match: str) -> None:

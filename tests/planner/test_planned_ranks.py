@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy
 import pytest
 import torch
 import torch.distributed as dist
@@ -22,7 +23,7 @@ from torchrec.distributed.types import ShardingEnv, ShardingPlan
 import recfx
 from recfx.collections.sharding.collection import sharded_collections
 from recfx.planner import plan as planning
-from recfx.planner.priced_plan import PricedPlan
+from recfx.planner.priced_plan import PricedPlan, world_size_of
 from recfx.planner.pricing.hardware import H100
 from recfx.planner.topology import npu_topology
 from recfx.versions.differences import make_topology
@@ -122,6 +123,23 @@ def test_a_table_on_all_ranks_tells_how_many_there_are(kind: Callable[[], Any]) 
     plan = stock(lambda number: kind() if number == 3 else table_wise(rank=number % 2), 8)
     assert recfx.cost(Model(), plan=plan).world_size == 8
     assert world_sizes(recfx.explain(Model(), plan=plan)) == {8}
+
+
+def test_ranks_of_any_integer_type_tell_how_many_there_are() -> None:
+    plan = stock(lambda number: row_wise(), 8)
+    for table in plan.plan["ebc"].values():
+        table.ranks = [numpy.int64(rank) for rank in table.ranks]
+    assert recfx.cost(Model(), plan=plan).world_size == 8
+    tables: Any = plan.plan["ebc"]
+    for table in tables.values():
+        table.ranks = None  # its shards name them
+    assert world_size_of(plan) == 8
+    tables[TABLES[0]].sharding_type = ["row_wise"]
+    with refused("unsupported_sharding_type"):
+        recfx.cost(Model(), plan=plan)
+    tables[TABLES[0]] = "row_wise"
+    with refused("invalid_argument"):
+        recfx.cost(Model(), plan=plan)
 
 
 def test_a_stock_plan_that_does_not_tell_needs_a_number(tmp_path: Path) -> None:

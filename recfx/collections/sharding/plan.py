@@ -150,7 +150,7 @@ def _read(plan: TablePlan) -> ShardedTable:
 
 def _check_options(plan: TablePlan) -> None:
     sharding, table = plan.parameter, plan.table.name
-    if sharding.sharding_type not in SHARDING_TYPES:
+    if sharding.sharding_type not in tuple(SHARDING_TYPES):  # it may be anything, also what has no hash
         what = f"is of type {sharding.sharding_type!r}; known types are {tuple(SHARDING_TYPES)}."
         raise table_error("unsupported_sharding_type", table, what, plan.path)
     if sharding.compute_kernel not in KERNELS:
