@@ -122,8 +122,8 @@ class Need:
     # written in a loop have it twice: the compiler loads the next while it computes on the last
     per_column: int
     per_row: int = 0  # of a fused step, bytes per column and position of a block (``step_rows``)
-    # Of a fused step, bytes per column and place that has pointers of its own to write through, of which there are up
-    # to four; and of the gradients that are asked for at a time, as many, where a row crosses a border of chunks
+    # A fused step needs so many bytes per column for each place that it writes through pointers of its own, up to
+    # four; and as many for the gradients that it asks for at a time, where a row crosses a border of chunks.
     per_place: int = 0
     per_lookup_row: int = 0  # of a pooled lookup, bytes per column and position of a block (``lookup_rows``)
 

@@ -152,7 +152,7 @@ def describe_in_backward(model: nn.Module, is_first: bool, written: dict[str, An
 def describe_optimizer(
     optimizer: torch.optim.Optimizer, model: nn.Module, is_first: bool, written: dict[str, Any]
 ) -> dict[str, Any]:
-    """The same of an ordinary optimizer."""
+    """Add the tensors of an ordinary optimizer that this rank saves to ``written``, and return all else."""
     stepped = stepped_by(optimizer, model)
     if foreign := [number for number, one in enumerate(stepped) if not one.name]:
         raise _not_supported(

@@ -53,8 +53,8 @@ class ConvertedCollection(FxLeaf):
     graph_module: fx.GraphModule  # that ``forward`` runs in the mode that the collection is in
     pass_records: list[PassRecord]  # what each pass did to the graph
     sharding: CollectionSharding  # if it is not sharded, each table is one shard on the only rank
-    # Of a sharded one: the process groups of ids and of pooled rows; the ranks that have its shards; kind and settings
-    # of each table's fused optimizer, and the dtypes of weights, by table name.
+    # A sharded collection has the process groups of ids and of pooled rows, and the group of the ranks that have its
+    # shards; by table name, the kind and settings of each fused optimizer, and the dtypes of weights.
     groups: DistGroups
     process_group: dist.ProcessGroup | None = None
     fused: dict[str, FusedOptimizer]

@@ -17,14 +17,8 @@ from recfx.collections.whole_graph import Traced, WholeGraph, share_children
 from recfx.discovery.attribute_reads import AttributeReads, plain_attribute
 from recfx.discovery.discover import set_mode
 from recfx.discovery.sample import Sample, without_ids
-from recfx.discovery.shallow_tracer import (
-    Computed,
-    ShallowTracer,
-    UnpicklingTracer,
-    rollback_of,
-    source_of,
-    trace_graph,
-)  # fmt: skip
+from recfx.discovery.shallow_tracer import Computed, ShallowTracer, UnpicklingTracer, rollback_of
+from recfx.discovery.trace_graph import source_of, trace_graph  # fmt: skip
 from recfx.errors import ConversionError, Diagnostic, told_by
 from recfx.ir.meta import CALL_KEY, annotate, node_meta
 from recfx.replacement.conversion_record import attach_conversion, conversion_of

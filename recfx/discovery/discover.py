@@ -21,7 +21,8 @@ from recfx.collections.replaced import refuse_calls
 from recfx.collections.wrappers import unwrap
 from recfx.discovery.classify import CONVERTIBLE, Finding, classify
 from recfx.discovery.sample import Sample
-from recfx.discovery.shallow_tracer import ShallowTracer, rollback_of, source_of, trace_graph
+from recfx.discovery.shallow_tracer import ShallowTracer, rollback_of
+from recfx.discovery.trace_graph import source_of, trace_graph
 from recfx.errors import Diagnostic
 from recfx.ir.meta import SourceLocation
 

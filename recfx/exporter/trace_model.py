@@ -22,7 +22,8 @@ from recfx.collections.converted_collection import ConvertedCollection
 from recfx.conversion.whole_graph import inline_graph
 from recfx.discovery.proxies import Assigned, InPlaceProxy
 from recfx.discovery.sample import Sample
-from recfx.discovery.shallow_tracer import ShallowTracer, rollback_of, trace_graph, with_forward
+from recfx.discovery.shallow_tracer import ShallowTracer, rollback_of
+from recfx.discovery.trace_graph import trace_graph, with_forward
 from recfx.errors import Diagnostic, ExportError
 from recfx.exporter.compare_outputs import ModelCall, run_model
 from recfx.exporter.model_copies import fresh_copy, own_buffers

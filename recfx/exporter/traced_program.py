@@ -26,7 +26,7 @@ from torch.export import Dim, ExportedProgram
 
 from recfx.collections.copy_modules import own_modules
 from recfx.discovery.sample import Sample
-from recfx.discovery.shallow_tracer import with_forward
+from recfx.discovery.trace_graph import with_forward
 from recfx.errors import Diagnostic, ExportError
 from recfx.exporter.compare_outputs import BIGGER, EMPTY, ModelCall
 from recfx.exporter.loaded_program import LoadedProgram, flat_names, flat_tensors

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -220,6 +221,32 @@ def test_what_an_optimizer_of_a_half_precision_table_saves(kind: type[torch.opti
     torch.testing.assert_close(last, first, rtol=1e-2, atol=1e-3)
     model(one_bag(0, 1, feature="t")).values().float().sum().backward()
     assert float(optimizers[2].state_dict()["state"][0]["step"]) == 4
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adagrad, torch.optim.Adam])
+def test_the_state_of_a_half_precision_table_is_live(kind: type[torch.optim.Optimizer]) -> None:
+    """Reading, pickling, copying and changing it act as without recfx, up to the rounding of a half."""
+    found = []
+    for is_converted in (False, True):
+        torch.manual_seed(0)
+        model: Any = tables_named("t").half()
+        apply_optimizer_in_backward(kind, model.parameters(), {"lr": 0.1, "eps": 1e-3})
+        model = convert(model) if is_converted else model
+        weight = model.embedding_bags["t"].weight
+        (optimizer,) = weight._in_backward_optimizers
+        for _ in range(3):
+            model(one_bag(0, 1, feature="t")).values().float().sum().backward()
+        (pickled,) = pickle.loads(pickle.dumps(optimizer)).state.values()
+        (copied,) = copy.deepcopy(optimizer).state.values()
+        seen = copy.deepcopy([dict(optimizer.state[weight]), pickled, copied])
+        for name in optimizer.state[weight].keys() - {"step"}:
+            optimizer.state[weight][name].fill_(1.0)
+        model(one_bag(0, 1, feature="t")).values().float().sum().backward()
+        found.append([*seen, {"weight": weight.detach()[:2].clone()}])  # fused steps leave other rows alone
+    for plain, ours in zip(*found, strict=True):
+        assert ours.keys() == plain.keys()
+        for name, value in plain.items():
+            torch.testing.assert_close(ours[name], value, rtol=1e-2, atol=2e-3, check_dtype=False)
 
 
 @pytest.mark.parametrize("form", ["transposed", "negated", "float64"])

@@ -23,7 +23,7 @@ from recfx.collections.whole_graph import WholeGraph
 from recfx.collections.wrappers import unwrap, users_path
 from recfx.discovery.classify import CONVERTED, Finding
 from recfx.discovery.discover import discover
-from recfx.discovery.shallow_tracer import source_of
+from recfx.discovery.trace_graph import source_of
 from recfx.errors import DrawingError
 from recfx.inspect.cost import cost
 from recfx.inspect.describe import declared_tables
