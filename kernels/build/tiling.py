@@ -91,7 +91,7 @@ ON_GPU: Mapping[str, OnGPU] = MappingProxyType(
         **dict.fromkeys(("recfx_pooled_lookup_on_gpu", "recfx_gather_rows_on_gpu"), OnGPU(columns_per_warp=128)),
         "recfx_quantized_lookup_on_gpu": OnGPU(columns_per_warp=256),
         **dict.fromkeys(("recfx_fused_step", "recfx_fused_step_of_borders"), _STEP_ON_GPU),
-        "recfx_find_rows_on_gpu": OnGPU(columns_per_warp=1 << 20),
+        **dict.fromkeys(("recfx_find_rows_on_gpu", "recfx_step_digits_on_gpu"), OnGPU(columns_per_warp=1 << 20)),
         "recfx_bucket_scatter": OnGPU(columns_per_warp=1 << 20),  # ids are scalars
     }
 )

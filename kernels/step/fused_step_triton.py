@@ -197,7 +197,7 @@ def _take(
 
 @triton.jit
 def recfx_fused_step(
-    keys_ptr,  # int64 [n], ascending: the row, counted through all tables; -1: of no row
+    keys_ptr,  # int64 [n], fewer bits on a GPU; ascending: the row, counted through all tables; -1: of no row
     bags_ptr,  # int32 [n], the bag f * B + b of each position
     lengths_ptr,  # int64 [F * B], read if MEAN
     scales_ptr,  # float32 [n], read if WEIGHTED

@@ -3,6 +3,10 @@
 So the gradients of a row are summed in the order of the batch, whatever the device. Positions are sorted by keys of
 float32, which Ascend's AI Cores sort; int64 would go to its AI CPU, twenty times as slow. 24 bits fit, so there are two
 stable passes if the tables have more rows together than that, and int64 has to do if one table has 2**31.
+
+A GPU sorts all bits of a key, whatever they are: keys are int16 or int32 there, if the rows of all tables fit, and else
+int32 and, in a second stable pass, int8. That is 40 bits instead of 64. To sort table by table would take fewer only
+where each has less than 2**15 rows, and a sort for each; the host would have to wait for their sizes.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from recfx.kernels.build import launch
 
 _DIGIT = 1 << 24  # float32 holds all integers below
 _LINE = 16  # float32 values of one cache line, into which one program writes
+_LANES = 128  # positions of a program on a GPU
 _ROWS = 2**31  # rows are int32 in the kernel
 _MOST_BAGS = 2**31 - 1  # likewise
 _KEPT = 256
@@ -27,7 +32,9 @@ _KEPT = 256
 class StepOrder(NamedTuple):
     """The positions of a batch, ordered."""
 
-    keys: Tensor  # int64 [n], ascending: the row, counted through all tables; -1: of no row
+    # int64 [n], on a GPU as they were sorted if that was one pass; ascending: the row, counted through all tables; -1:
+    # of no row
+    keys: Tensor
     bags: Tensor  # int32 [n], the bag f * B + b; f * n + position if rows are not pooled
     scales: Tensor | None  # float32 [n], the per-sample weights
 
@@ -56,10 +63,11 @@ def step_order(
     starts = [0, *accumulate(table_rows)]
     bases = tuple(starts[table] if is_stepped[table] else -1 for table in table_of_feature)
     bag_of = torch.repeat_interleave(_numbers(lengths.numel(), rows.device), lengths, output_size=rows.numel())
-    if max(table_rows) >= _ROWS:
+    digits = _digits(launch.takes_gpu_forms(rows.device), table_rows)
+    if digits is None:
         keys, order = step_keys(rows, offsets, bases).sort(stable=True)
     else:
-        keys, order = _sorted_by_digits(rows, offsets, bases, starts[-1] > _DIGIT)
+        keys, order = _sorted_by_digits(rows, offsets, bases, digits)
     scales = None if per_sample_weights is None else per_sample_weights.index_select(0, order)
     bags = bag_of.index_select(0, order)
     if unpooled:
@@ -73,23 +81,52 @@ def step_order(
     return StepOrder(keys, bags, scales)
 
 
-def _sorted_by_digits(rows: Tensor, offsets: Tensor, bases: tuple[int, ...], is_wide: bool) -> tuple[Tensor, Tensor]:
-    """The sorted keys, and where they were. ``is_wide``: some keys have more than one digit."""
-    from recfx.kernels.step.step_order_triton import recfx_step_digits
+class _Digits(NamedTuple):
+    """How keys are cut: into ``bits``, and the others, if there are any."""
 
-    low = torch.empty(rows.numel(), dtype=torch.float32, device=rows.device)
-    high = torch.empty_like(low)
-    lines = -(-rows.numel() // _LINE)
-    programs = launch.programs(rows.device, lines)
-    launch.launch(
-        recfx_step_digits, programs, rows, offsets, launch.numbers_on(rows.device, bases), low, high,
-        rows.numel(), len(bases), (offsets.numel() - 1) // len(bases), -(-lines // programs) * _LINE,
-    )  # fmt: skip
+    bits: int
+    low: torch.dtype
+    high: torch.dtype | None
+
+
+def _digits(on_gpu: bool, table_rows: Sequence[int]) -> _Digits | None:
+    """The fewest bits to sort by; None: int64."""
+    count = sum(table_rows)
+    if not on_gpu:
+        high = torch.float32 if count > _DIGIT else None
+        return None if max(table_rows) >= _ROWS else _Digits(24, torch.float32, high)
+    # The kernels look for the key after the last one.
+    for bits, dtype in ((15, torch.int16), (31, torch.int32)):
+        if count < 1 << bits:
+            return _Digits(bits, dtype, None)
+    return _Digits(31, torch.int32, torch.int8) if count <= 1 << 38 else None
+
+
+def _sorted_by_digits(
+    rows: Tensor, offsets: Tensor, bases: tuple[int, ...], digits: _Digits
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The sorted keys, and where they were."""
+    from recfx.kernels.step.step_order_triton import recfx_step_digits, recfx_step_digits_on_gpu
+
+    count, on_gpu = rows.numel(), launch.takes_gpu_forms(rows.device)
+    low = torch.empty(count, dtype=digits.low, device=rows.device)
+    high = torch.empty_like(low, dtype=digits.high) if digits.high or not on_gpu else low
+    arguments = (rows, offsets, launch.numbers_on(rows.device, bases), low, high)
+    sizes = (count, len(bases), (offsets.numel() - 1) // len(bases))
+    if on_gpu:
+        launch.launch(
+            recfx_step_digits_on_gpu, -(-count // _LANES), *arguments, *sizes,
+            BITS=digits.bits, WIDE=digits.high is not None, BLOCK=_LANES,
+        )  # fmt: skip
+    else:
+        lines = -(-count // _LINE)
+        programs = launch.programs(rows.device, lines)
+        launch.launch(recfx_step_digits, programs, *arguments, *sizes, -(-lines // programs) * _LINE)
     keys, order = low.sort(stable=True)
-    if not is_wide:
-        return keys.to(torch.int64), order
+    if digits.high is None:
+        return keys if on_gpu else keys.to(torch.int64), order
     high, again = high.index_select(0, order).sort(stable=True)
-    keys = torch.add(keys.index_select(0, again).to(torch.int64), high.to(torch.int64), alpha=_DIGIT)
+    keys = torch.add(keys.index_select(0, again).to(torch.int64), high.to(torch.int64), alpha=1 << digits.bits)
     return keys, order.index_select(0, again)
 
 

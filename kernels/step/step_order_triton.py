@@ -10,6 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from recfx.kernels.build.segments_triton import segments_of
+
 POSITIONS: tl.constexpr = tl.constexpr(1024)
 """How many are computed at once."""
 
@@ -56,3 +58,32 @@ def recfx_step_digits(
             tl.store(high_ptr + start + lanes, (high * present).to(tl.float32), mask=mask)
         begin = stop
         feature += 1
+
+
+@triton.jit
+def recfx_step_digits_on_gpu(
+    rows_ptr,  # int64 [n]
+    offsets_ptr,  # int64 [F * B + 1]
+    bases_ptr,  # int64 [F], the key of row 0 of each feature's table; -1 if it is not stepped
+    low_ptr,  # int16 or int32 [n], written: the low BITS bits of the keys
+    high_ptr,  # int8 [n], written if WIDE: the others
+    num_positions,  # n
+    num_features,  # F
+    batch_size,  # B
+    BITS: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,  # positions of a program
+):
+    """The key of each position in the integers by which a GPU sorts; a lane has one position."""
+    first = tl.program_id(0).to(tl.int64) * BLOCK
+    place = first + tl.arange(0, BLOCK)
+    inside = place < num_positions
+    feature = segments_of(first, place, inside, offsets_ptr + batch_size, num_features, batch_size)
+    row = tl.load(rows_ptr + place, mask=inside, other=-1)
+    base = tl.load(bases_ptr + feature)
+    key = base + row
+    is_stepped = (row >= 0) & (base >= 0)
+    low = tl.where(is_stepped, key & ((1 << BITS) - 1), -1)
+    tl.store(low_ptr + place, low.to(low_ptr.dtype.element_ty), mask=inside)
+    if WIDE:
+        tl.store(high_ptr + place, tl.where(is_stepped, key >> BITS, 0).to(tl.int8), mask=inside)

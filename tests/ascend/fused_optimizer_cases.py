@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -50,7 +50,21 @@ def cases() -> list[KernelCase]:
     made = [_step_case(rule, *form) for rule in rules_in_triton() for form in forms]
     made += [_step_case(rule, "fp32", 64, False, False, decays=False) for rule in rules_in_triton()]
     made += [_border_case(rule, dtype, 64) for rule in rules_in_triton() for dtype in DTYPES]
-    return made + [_border_case(rule, "fp32", 64, decays=False) for rule in rules_in_triton()]
+    made += [_border_case(rule, "fp32", 64, decays=False) for rule in rules_in_triton()]
+    return made + [_with_keys(case, bits) for case, bits in zip(made[-1:-3:-1] + made[:2], (16, 32) * 2, strict=True)]
+
+
+def _with_keys(case: KernelCase, bits: int) -> KernelCase:
+    """A case with keys as a GPU sorts them."""
+
+    def call(make: Any, place: Place) -> Call:
+        made = make(place)
+        keys, *others = made.arguments
+        return replace(made, arguments=[keys.to({16: torch.int16, 32: torch.int32}[bits]), *others])
+
+    calls = {label: partial(call, make) for label, make in case.calls.items()}
+    signature = {**case.signature, "keys_ptr": f"*i{bits}"}
+    return replace(case, name=f"{case.name}-on_gpu-i{bits}", signature=signature, calls=calls, on_gpu=True)
 
 
 def _step_case(rule: Rule, dtype: str, block: int, weighted: bool, mean: bool, decays: bool = True) -> KernelCase:

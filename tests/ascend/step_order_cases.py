@@ -20,7 +20,7 @@ _MANY = ((2**31 - 1, 2**24 - 9), (5, 2**31), (3, -1), (2**24 + 9, 2**40 + 2**24 
 
 
 def cases() -> list[KernelCase]:
-    """The kernel has one compiled form."""
+    """Digits of float32 in one form; for GPUs, integers of as many bits as the tables need."""
     calls = {
         "several features": partial(_call, batch_size=5, longest=9),
         "many rows": partial(_call, batch_size=5, longest=9, tables=_MANY),
@@ -31,12 +31,22 @@ def cases() -> list[KernelCase]:
         "no positions": partial(_call, batch_size=2, longest=0),
     }
     kernel = "recfx.kernels.step.step_order_triton:recfx_step_digits"
-    return [KernelCase("step_digits", kernel, _SIGNATURE, {}, calls, programs=_PROGRAMS)]
+    made = [KernelCase("step_digits", kernel, _SIGNATURE, {}, calls, programs=_PROGRAMS)]
+    for low, bits, is_wide in ((torch.int16, 15, False), (torch.int32, 31, False), (torch.int32, 31, True)):
+        few = {} if is_wide else {"tables": ((7, 5), (9, 5), (3, -1), (4, 2**bits - 9))}
+        signature = _SIGNATURE | {"low_ptr": f"*i{bits + 1}", "high_ptr": "*i8"}
+        del signature["per_program"]
+        gpu_calls = {label: partial(make, digits=(low, bits, is_wide), **few) for label, make in calls.items()}
+        constants = {"BITS": bits, "WIDE": is_wide, "BLOCK": 64}
+        name = f"step_digits-on_gpu-{bits}{'-wide' * is_wide}"
+        made.append(KernelCase(name, f"{kernel}_on_gpu", signature, constants, gpu_calls, programs=100, on_gpu=True))
+    return made
 
 
 def _call(
-    place: Place, batch_size: int, longest: int, tables: tuple[tuple[int, int], ...] = _FEW, absent: float = 0.2
-) -> Call:
+    place: Place, batch_size: int, longest: int, tables: tuple[tuple[int, int], ...] = _FEW, absent: float = 0.2,
+    digits: tuple[torch.dtype, int, bool] | None = None,
+) -> Call:  # fmt: skip
     draw = torch.Generator().manual_seed(longest)
     lengths = torch.randint(0, longest + 1, (len(tables), batch_size), generator=draw)
     rows = []
@@ -47,11 +57,12 @@ def _call(
     asked, offsets = torch.cat(rows), offsets_of(lengths.view(-1))
     bases = [base for _, base in tables]
     keys = step_keys(asked, offsets, bases)
-    low = torch.where(keys < 0, -1, keys & 0xFFFFFF).float()
-    high = torch.where(keys < 0, 0, keys >> 24).float()
+    dtype, bits, is_wide = digits or (torch.float32, 24, True)
+    low = torch.where(keys < 0, -1, keys & ((1 << bits) - 1)).to(dtype)
+    high = torch.where(keys < 0, 0, keys >> bits).to(torch.int8 if digits else dtype)
     per_program = (-(-asked.numel() // _PROGRAMS) + 15) // 16 * 16
     arguments = [
         place(asked), place(offsets), place(torch.tensor(bases)), place(torch.full_like(low, -7.0)),
-        place(torch.full_like(low, -7.0)), asked.numel(), len(tables), batch_size, per_program,
+        place(torch.full_like(high, -7.0)), asked.numel(), len(tables), batch_size, *[per_program] * (digits is None),
     ]  # fmt: skip
-    return Call(arguments, {"low_ptr": low, "high_ptr": high})
+    return Call(arguments, {"low_ptr": low, "high_ptr": high} if is_wide else {"low_ptr": low})

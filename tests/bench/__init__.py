@@ -16,7 +16,7 @@ BENCHMARKS: dict[str, str] = {
     **{
         name: f"tests.bench.{name}:run"
         for name in (
-            "train_step", "hashed", "sequence", "sharded", "sent_once", "plans",
+            "train_step", "hashed", "sequence", "sharded", "plans",
             "pipeline", "export", "hash_index", "convert_time",
         )
     },

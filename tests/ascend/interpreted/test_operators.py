@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -79,32 +80,35 @@ def test_operators_launch_their_kernels(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "kernel"),
+    ("name", "kernels"),
     [
-        ("pooled", "recfx_pooled_lookup_on_gpu"),
-        ("unpooled", "recfx_gather_rows_on_gpu"),
-        ("quantized", "recfx_quantized_lookup"),  # rows of 9 and 12 bytes, of which not all are whole words
-        ("words", "recfx_quantized_lookup_on_gpu"),
-        ("find", "recfx_find_rows_on_gpu"),
+        ("pooled", ["pooled_lookup_on_gpu"]),
+        ("unpooled", ["gather_rows_on_gpu"]),
+        ("quantized", ["quantized_lookup"]),  # rows of 9 and 12 bytes, of which not all are whole words
+        ("words", ["quantized_lookup_on_gpu"]),
+        ("find", ["find_rows_on_gpu"]),
+        ("step", ["step_digits_on_gpu", "fused_step", "fused_step_of_borders"]),
     ],
 )
-def test_operators_launch_the_forms_for_gpus(name: str, kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operators_launch_the_forms_for_gpus(name: str, kernels: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     operator, arguments = calls()[name.replace("words", "quantized")]
     if name == "words":
         rows, offsets, tables, dims, *rest = arguments
         tables = [quantize_rows(torch.rand(table.shape[0], dim), 8, 4) for table, dim in zip(tables, dims, strict=True)]
         arguments = (rows, offsets, tables, dims, *rest)
+    in_place = copy.deepcopy(arguments)
     expected, launched, real = operator(*arguments), [], launch.launch
 
     def noting(kernel: Any, *arguments: Any, **constants: Any) -> None:
-        launched.append(kernel.__name__)
+        launched.append(kernel.__name__.removeprefix("recfx_"))
         real(kernel, *arguments, **constants)
 
     monkeypatch.setattr(launch, "launch", noting)
     monkeypatch.setattr(launch, "takes_gpu_forms", lambda device: True)
-    torch.testing.assert_close(operator(*arguments), expected)
-    assert launched == [kernel]
+    torch.testing.assert_close(operator(*in_place), expected)
+    torch.testing.assert_close([in_place[3:6]], [arguments[3:6]], rtol=0, atol=0)
+    assert launched == kernels
 
 
 def strided(value: Any) -> Any:
