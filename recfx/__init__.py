@@ -38,7 +38,7 @@ The examples of all functions and classes begin with these lines:
 
 from typing import TYPE_CHECKING
 
-from recfx.doctor.packages import check_at_start
+from recfx.commandline.doctor.packages import check_at_start
 
 check_at_start()  # says what is missing where what is imported later cannot be
 

@@ -10,7 +10,6 @@ from recfx.collections.hash_collections import (
 from recfx.conversion.add_operator import add_operator
 from recfx.conversion.convert import convert, trace
 from recfx.conversion.unconvert import unconvert
-from recfx.discovery.sample import Sample
 from recfx.errors import (
     CheckpointError,
     ConversionError,
@@ -31,12 +30,13 @@ from recfx.inspect.drawing.draw import draw
 from recfx.inspect.explain import explain
 from recfx.inspect.monitor import Monitor, monitor
 from recfx.inspect.report import Report
+from recfx.models.sample import Sample
+from recfx.models.verify import verify
+from recfx.models.verify_report import VerifyReport
 from recfx.passes import PACKAGE as passes
 from recfx.pipeline.train_pipeline import TrainPipeline
 from recfx.planner.plan import plan
 from recfx.planner.sharder import sharders
-from recfx.verification.verify import verify
-from recfx.verification.verify_report import VerifyReport
 from recfx.versions import __version__
 
 __all__ = [

@@ -13,8 +13,8 @@ import recfx.api as recfx
 from recfx.collections.converted_collection import converted_collections
 from recfx.collections.sharding.plan import MOST_RANKS
 from recfx.commandline import UsageError
+from recfx.commandline.doctor.examine import device_here, examine
 from recfx.commandline.factory import Made, make
-from recfx.doctor.examine import device_here, examine
 from recfx.inspect.drawing.draw import write_text
 from recfx.inspect.report_data import name_of
 from recfx.planner.plan_file import plain_plan, read_plan

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from recfx.commandline import UsageError
-from recfx.doctor.packages import DEVICES
+from recfx.commandline.doctor.packages import DEVICES
 from recfx.errors import RecfxError
 from recfx.versions import __version__
 

@@ -21,17 +21,17 @@ from recfx.collections.wrappers import not_on_meta_by_default, unwrap, usable_de
 from recfx.conversion.decide import decide
 from recfx.conversion.request import DEFAULT_HASHING, Request, named_passes
 from recfx.conversion.whole_graph import build_whole_graph, make_whole_graph, sample_failed
-from recfx.discovery.sample import Sample
 from recfx.errors import ConversionError
 from recfx.errors.argument_types import typed
 from recfx.hashing import HashConfig
+from recfx.models.conversion_record import add_notes, attach_conversion, conversion_of
+from recfx.models.replace_collections import carry_attributes
+from recfx.models.resize_tables import TableResizing
+from recfx.models.sample import Sample
 from recfx.optim.keyed_optimizer import attach_fused_optimizer
 from recfx.passes import Pass
 from recfx.planner.plan import environment, plan_for, shard_collections
 from recfx.planner.priced_plan import price_of
-from recfx.replacement.conversion_record import add_notes, attach_conversion, conversion_of
-from recfx.replacement.replace_collections import carry_attributes
-from recfx.replacement.resize_tables import TableResizing
 
 Ready = Callable[[nn.Module, Mapping[str, ConvertedCollection]], None]
 

@@ -20,13 +20,12 @@ from recfx.collections.replaced import REPLACED, CatchingCall
 from recfx.collections.sharding.collection import sharded_collections
 from recfx.collections.wrappers import usable_device
 from recfx.conversion.request import DEFAULT_HASHING, Request, declared_ranges
-from recfx.discovery.classify import CONVERTED, CONVERTIBLE, KEPT, REFUSED, SHARDED_BY_TORCHREC, Finding
-from recfx.discovery.discover import Discovery, discover
-from recfx.discovery.sample import Sample
 from recfx.errors import GROW, ConversionError, Diagnostic, Severity, did_you_mean
-from recfx.replacement.conversion_record import Conversion, attach_conversion, conversion_of, recorded
-from recfx.replacement.managed_collisions import TakenOver, take_over
-from recfx.replacement.replace_collections import (
+from recfx.models.classify import CONVERTED, CONVERTIBLE, KEPT, REFUSED, SHARDED_BY_TORCHREC, Finding
+from recfx.models.conversion_record import Conversion, attach_conversion, conversion_of, recorded
+from recfx.models.discover import Discovery, discover
+from recfx.models.managed_collisions import TakenOver, take_over
+from recfx.models.replace_collections import (
     check_table_names,
     config_for,
     dedup_of,
@@ -34,10 +33,11 @@ from recfx.replacement.replace_collections import (
     notes_on_tied,
     replace_collections,
 )
-from recfx.replacement.resize_tables import TableResizing
+from recfx.models.resize_tables import TableResizing
+from recfx.models.sample import Sample
+from recfx.models.verify import verify
+from recfx.models.verify_report import DIFFERENT, REFUSED_SAMPLE, SKIPPED, VerifyReport
 from recfx.runtime.base import FORWARD_HOOKS
-from recfx.verification.verify import verify
-from recfx.verification.verify_report import DIFFERENT, REFUSED_SAMPLE, SKIPPED, VerifyReport
 
 
 @dataclass

@@ -11,15 +11,15 @@ from torchrec.distributed.planner import Topology
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 from recfx.collections.sharding.plan import MOST_RANKS, check_plan
-from recfx.discovery.sample import Sample
 from recfx.errors import ConversionError, type_of
 from recfx.errors.argument_types import HOW
 from recfx.hashing import HashConfig, as_integer
 from recfx.ir.tables import IdRange
+from recfx.models.replace_collections import Asked, Hashing, check_asked
+from recfx.models.sample import Sample
 from recfx.passes import Pass
 from recfx.planner.pricing.node_facts import whole_number
 from recfx.planner.topology import check_topology
-from recfx.replacement.replace_collections import Asked, Hashing, check_asked
 
 DEFAULT_HASHING = HashConfig()
 """The default of ``hashing=``, told apart by identity: an equal config from the user counts as a request."""

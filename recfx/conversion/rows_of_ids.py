@@ -11,11 +11,11 @@ from torch import Tensor
 from torchrec import KeyedJaggedTensor
 
 from recfx.collections.converted_collection import ConvertedCollection
-from recfx.discovery.nests import change_leaves
 from recfx.errors import ConversionError, InputError, type_of
 from recfx.hashing import ResolvedHashConfig
+from recfx.models.nests import change_leaves
+from recfx.models.reference_model import listed_rows
 from recfx.runtime.bags import all_as_stored
-from recfx.verification.reference_model import listed_rows
 
 _Items = tuple[Tensor, Tensor]
 _Batch = TypeVar("_Batch")

@@ -22,9 +22,9 @@ from recfx.conversion.rows_of_ids import RowsOfIds
 from recfx.errors import GROW, ConversionError
 from recfx.errors.argument_types import typed
 from recfx.ir.meta import node_meta
+from recfx.models.conversion_record import detach_conversion
 from recfx.optim.in_backward import attach_unfused
 from recfx.optim.keyed_optimizer import detach_fused_optimizer
-from recfx.replacement.conversion_record import detach_conversion
 from recfx.runtime.lower_graph import OWN_MAKERS
 
 _log = logging.getLogger("recfx")

@@ -14,16 +14,16 @@ from recfx.collections.converted_collection import ConvertedCollection, converte
 from recfx.collections.copy_modules import carry_hooks, copy_modules, own_modules, refuse_fully_sharded
 from recfx.collections.sharding.collection import sharded_collections
 from recfx.collections.whole_graph import Traced, WholeGraph, share_children
-from recfx.discovery.attribute_reads import AttributeReads, plain_attribute
-from recfx.discovery.discover import set_mode
-from recfx.discovery.sample import Sample, without_ids
-from recfx.discovery.shallow_tracer import Computed, ShallowTracer, UnpicklingTracer, rollback_of
-from recfx.discovery.trace_graph import source_of, trace_graph  # fmt: skip
 from recfx.errors import ConversionError, Diagnostic, told_by
 from recfx.ir.meta import CALL_KEY, annotate, node_meta
-from recfx.replacement.conversion_record import attach_conversion, conversion_of
+from recfx.models.attribute_reads import AttributeReads, plain_attribute
+from recfx.models.compare_models import Difference, compare_forward
+from recfx.models.conversion_record import attach_conversion, conversion_of
+from recfx.models.discover import set_mode
+from recfx.models.sample import Sample, without_ids
+from recfx.models.shallow_tracer import Computed, ShallowTracer, UnpicklingTracer, rollback_of
+from recfx.models.trace_graph import source_of, trace_graph  # fmt: skip
 from recfx.runtime.base import FORWARD_HOOKS, has_forward_hooks
-from recfx.verification.compare_models import Difference, compare_forward
 
 
 def inline_collections(graph_module: fx.GraphModule, training: bool) -> set[str]:

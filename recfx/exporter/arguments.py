@@ -16,10 +16,10 @@ from torch import nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
-from recfx.discovery.nests import leaves_of, nest_of
-from recfx.discovery.sample import Sample
 from recfx.errors import ExportError, InputError, few, type_of
 from recfx.exporter.patterns import Pattern, dtype_of, identifier, is_constant, is_plain, pattern_of, rebuild
+from recfx.models.nests import leaves_of, nest_of
+from recfx.models.sample import Sample
 
 _OWN_ERROR = re.compile(r"(builtins\.)?(RuntimeError: )?(?P<message>.*?) *\[(?P<reason>[a-z_]+)\]")
 """The last line of an error that a file's own check raises."""

@@ -15,7 +15,14 @@ import torch
 from torch import nn
 
 from recfx.collections.copy_modules import copy_modules
-from recfx.discovery.sample import (
+from recfx.errors import Diagnostic, ExportError
+from recfx.exporter.arguments import Signature
+from recfx.exporter.model_copies import fresh_copy, own_buffers
+from recfx.exporter.patterns import Pattern, identifier, take_apart
+from recfx.exporter.served_collection import ServedCollection
+from recfx.exporter.state import Unchanged, changes_state, refusing_changed_attributes, storage_of
+from recfx.models.compare_models import Difference, compare_tensors, largest_difference
+from recfx.models.sample import (
     Sample,
     filled,
     first,
@@ -27,13 +34,6 @@ from recfx.discovery.sample import (
     without_ids,
     without_samples,
 )
-from recfx.errors import Diagnostic, ExportError
-from recfx.exporter.arguments import Signature
-from recfx.exporter.model_copies import fresh_copy, own_buffers
-from recfx.exporter.patterns import Pattern, identifier, take_apart
-from recfx.exporter.served_collection import ServedCollection
-from recfx.exporter.state import Unchanged, changes_state, refusing_changed_attributes, storage_of
-from recfx.verification.compare_models import Difference, compare_tensors, largest_difference
 
 BIGGER, ONE, NONE, EMPTY, STRIDED, VARIED = (
     "a bigger batch", "a batch of one", "a batch of no samples", "a batch without ids",

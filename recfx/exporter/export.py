@@ -24,7 +24,6 @@ from recfx.collections.sharding.ranks_agree import group_of_model, on_all_ranks
 from recfx.collections.whole_graph import WholeGraph, refuse_graph
 from recfx.collections.wrappers import unwrap
 from recfx.conversion.convert import convert
-from recfx.discovery.sample import Sample
 from recfx.errors import Diagnostic, ExportError, RecfxError, Severity, told_by
 from recfx.errors.argument_types import typed
 from recfx.exporter.arguments import signature_of
@@ -43,6 +42,7 @@ from recfx.exporter.state import Unchanged
 from recfx.exporter.traced_program import traced_programs
 from recfx.kernels.build import library
 from recfx.kernels.build.private_files import new_file
+from recfx.models.sample import Sample
 
 _FORMATS: dict[str, tuple[Callable[[ModelCall], Iterator[Program | Diagnostic]], str, str]] = {
     "torchscript": (script_programs, "TorchScript", "not_scriptable"),

@@ -22,10 +22,10 @@ from recfx.collections.hash_collections import CONVERTED_CLASSES
 from recfx.collections.kinds import kind_of
 from recfx.collections.sharding.gather import WholeTable
 from recfx.conversion.convert import convert
-from recfx.discovery.nests import change_leaves
-from recfx.discovery.sample import Sample, fixed_randomness
 from recfx.errors import CheckpointError
 from recfx.exporter.state import Unchanged, storage_of, tensors_of_modules
+from recfx.models.nests import change_leaves
+from recfx.models.sample import Sample, fixed_randomness
 from recfx.runtime.base import FORWARD_HOOKS
 
 

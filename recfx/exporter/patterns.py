@@ -21,8 +21,8 @@ from torch import fx
 from torchrec.distributed.types import LazyAwaitable
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
-from recfx.discovery.nests import nest_of
 from recfx.errors import ExportError, type_of
+from recfx.models.nests import nest_of
 
 
 def identifier(path: str, taken: Collection[str]) -> str:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from recfx.errors import Diagnostic, plural
+from recfx.errors.grid import Grid, size
+from recfx.errors.shown import Shown
 from recfx.passes.base import PassRecord
-from recfx.printing.grid import Grid, size
-from recfx.printing.shown import Shown
 
 
 @dataclass(frozen=True)

@@ -30,9 +30,9 @@ from recfx.ir.operator_graph import OperatorGraph
 from recfx.ir.tables import TableSpec
 from recfx.kernels.index.slot_table import home_slots, slot_count
 from recfx.kernels.lookup.quantized_rows import dequantize_rows, quantize_rows
+from recfx.models.compare_models import largest_difference
 from recfx.passes import export_passes, serving_passes
 from recfx.passes.base import PassRecord
-from recfx.verification.compare_models import largest_difference
 
 PIECE_BYTES = 2**22
 """The size of a piece, in bytes of the source; quantizing it takes several times as much."""

@@ -22,8 +22,8 @@ from torch.utils._pytree import tree_leaves
 
 from recfx.collections.converted_collection import ConvertedCollection, converted_collections
 from recfx.collections.copy_modules import attributes
-from recfx.discovery.attribute_reads import MISSING, AttributeReads
 from recfx.errors import ExportError
+from recfx.models.attribute_reads import MISSING, AttributeReads
 from recfx.runtime.base import holds_hooks
 
 _PLAIN = (bool, int, float, complex, str, bytes, frozenset)

@@ -20,15 +20,15 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recfx.collections.converted_collection import ConvertedCollection
 from recfx.conversion.whole_graph import inline_graph
-from recfx.discovery.proxies import Assigned, InPlaceProxy
-from recfx.discovery.sample import Sample
-from recfx.discovery.shallow_tracer import ShallowTracer, rollback_of
-from recfx.discovery.trace_graph import trace_graph, with_forward
 from recfx.errors import Diagnostic, ExportError
 from recfx.exporter.compare_outputs import ModelCall, run_model
 from recfx.exporter.model_copies import fresh_copy, own_buffers
 from recfx.exporter.patterns import identifier, is_typed, take_apart
 from recfx.exporter.serving.named_inputs import check_plain
+from recfx.models.proxies import Assigned, InPlaceProxy
+from recfx.models.sample import Sample
+from recfx.models.shallow_tracer import ShallowTracer, rollback_of
+from recfx.models.trace_graph import trace_graph, with_forward
 from recfx.runtime.base import has_forward_hooks
 
 

@@ -25,8 +25,6 @@ from torch import fx, nn
 from torch.export import Dim, ExportedProgram
 
 from recfx.collections.copy_modules import own_modules
-from recfx.discovery.sample import Sample
-from recfx.discovery.trace_graph import with_forward
 from recfx.errors import Diagnostic, ExportError
 from recfx.exporter.compare_outputs import BIGGER, EMPTY, ModelCall
 from recfx.exporter.loaded_program import LoadedProgram, flat_names, flat_tensors
@@ -35,6 +33,8 @@ from recfx.exporter.model_file import Program
 from recfx.exporter.patterns import is_typed, take_apart
 from recfx.exporter.serving.traced import contiguous_copy
 from recfx.exporter.trace_model import WayFailed, trace_model, warmed
+from recfx.models.sample import Sample
+from recfx.models.trace_graph import with_forward
 from recfx.runtime.base import has_forward_hooks
 
 _LONGEST = 400  # characters of torch's messages

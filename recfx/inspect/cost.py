@@ -17,10 +17,11 @@ from recfx.collections.sharding.plan import MOST_RANKS, check_plan
 from recfx.collections.sharding.settings import check_optimizers
 from recfx.collections.whole_graph import WholeGraph
 from recfx.collections.wrappers import unwrap
-from recfx.discovery.sample import Sample
 from recfx.errors import ConversionError, did_you_mean
 from recfx.errors.argument_types import typed
 from recfx.ir.operator_graph import lowered_from
+from recfx.models.replace_collections import as_converted
+from recfx.models.sample import Sample
 from recfx.planner.plan import make_plan, plans_of_collections
 from recfx.planner.priced_plan import world_size_of
 from recfx.planner.pricing.cost import Cost, PlanComparison, PlanRow, features_of
@@ -30,7 +31,6 @@ from recfx.planner.pricing.node_facts import whole_number
 from recfx.planner.pricing.step_price import graph_on, planned_by, planned_with
 from recfx.planner.pricing.work import BATCH_SIZE, NodeCost
 from recfx.planner.topology import device_of, device_of_tables, hardware_of, of_ranks, plain_topology
-from recfx.replacement.replace_collections import as_converted
 
 
 @typed(ConversionError)

@@ -30,17 +30,17 @@ from recfx.collections.sharding.ranks_agree import on_all_ranks
 from recfx.collections.sharding.settings import check_optimizers
 from recfx.collections.wrappers import users_path
 from recfx.errors import Diagnostic, RecfxWarning, Severity, few
+from recfx.errors.grid import size
 from recfx.hashing import HashIndex
 from recfx.inspect.report_data import CollectionReport, NodeReport, ShardingReport, TableReport, type_name
 from recfx.inspect.tables import declared_table, parts_here, table_reports
 from recfx.ir.meta import node_meta
 from recfx.ir.shards import CollectionSharding, ShardedTable
+from recfx.models.conversion_record import conversion_of
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.passes import Rewriting
 from recfx.planner.pricing.step_price import planned_by
 from recfx.planner.topology import device_of, device_of_tables
-from recfx.printing.grid import size
-from recfx.replacement.conversion_record import conversion_of
 from recfx.runtime.dedup_ids import DedupIds
 from recfx.runtime.find_rows import FindRows
 from recfx.runtime.transfers import crosses

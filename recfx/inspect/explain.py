@@ -25,8 +25,6 @@ from recfx.collections.wrappers import unwrap, users_path, without_wrappers
 from recfx.conversion.convert import as_whole_graph
 from recfx.conversion.decide import Decision, decide
 from recfx.conversion.request import DEFAULT_HASHING, Request, named_passes
-from recfx.discovery.classify import CONVERTED, CONVERTIBLE, REFUSED, Finding, classify
-from recfx.discovery.sample import Sample
 from recfx.errors import ConversionError, Diagnostic, Severity
 from recfx.errors.argument_types import typed
 from recfx.hashing import HashConfig
@@ -34,14 +32,16 @@ from recfx.inspect.cost import refuse_ranks_without_plan
 from recfx.inspect.describe import AsPlanned, describe, never_called
 from recfx.inspect.report import REPORT_VERSION, Report
 from recfx.inspect.report_data import CollectionReport, Verification
+from recfx.models.classify import CONVERTED, CONVERTIBLE, REFUSED, Finding, classify
+from recfx.models.conversion_record import Found, conversion_of
+from recfx.models.replace_collections import unchanged
+from recfx.models.resize_tables import TableResizing
+from recfx.models.sample import Sample
 from recfx.passes import Pass
 from recfx.planner.plan import make_plan
 from recfx.planner.priced_plan import price_of, world_size_of
 from recfx.planner.pricing.node_facts import whole_number
 from recfx.planner.topology import device_of_tables, plain_topology
-from recfx.replacement.conversion_record import Found, conversion_of
-from recfx.replacement.replace_collections import unchanged
-from recfx.replacement.resize_tables import TableResizing
 from recfx.versions import __version__
 
 

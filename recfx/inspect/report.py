@@ -17,6 +17,8 @@ from rich.text import Text
 
 from recfx.collections.kinds import table_in
 from recfx.errors import Diagnostic, Severity, few, plural, printable
+from recfx.errors.grid import Grid, groups_of, size
+from recfx.errors.shown import escape, fragment, heading, html_table, page, plain_text, pre, rich_table
 from recfx.inspect.report_data import (
     CollectionReport,
     HashingReport,
@@ -30,8 +32,6 @@ from recfx.inspect.report_data import (
     shape_text,
 )
 from recfx.planner.pricing.work import expression
-from recfx.printing.grid import Grid, groups_of, size
-from recfx.printing.shown import escape, fragment, heading, html_table, page, plain_text, pre, rich_table
 
 REPORT_VERSION = "4"
 

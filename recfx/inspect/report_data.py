@@ -15,8 +15,8 @@ from recfx.hashing.storage import EVAL_COUNTERS
 from recfx.ir.meta import NodeMeta
 from recfx.ir.shards import CollectionSharding, ShardedTable
 from recfx.kernels.index.index_buffers import COUNTERS
+from recfx.models.conversion_record import Conversion
 from recfx.planner.pricing.work import expression
-from recfx.replacement.conversion_record import Conversion
 
 DENSE = "none: gradients to weight.grad"
 """What updates a table of which an optimizer that the user steps reads a dense gradient."""

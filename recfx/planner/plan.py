@@ -31,6 +31,7 @@ from recfx.collections.sharding.plan import on_all_ranks_with_plan, plan_of_coll
 from recfx.collections.sharding.shard import shard_collection
 from recfx.errors import ConversionError, did_you_mean
 from recfx.errors.argument_types import typed
+from recfx.models.replace_collections import as_converted
 from recfx.planner.priced_plan import PricedPlan, world_size_of
 from recfx.planner.pricing.graph_prices import ModelPrices
 from recfx.planner.pricing.node_facts import Values, not_negative, shares_of, whole_number
@@ -39,7 +40,6 @@ from recfx.planner.pricing.work import LENGTH, Totals, counted, in_time, step_te
 from recfx.planner.search import Placed, ShardingOptions, busy, is_plannable, no_sharding_option, plans_to_price
 from recfx.planner.sharder import HashEmbeddingBagCollectionSharder, torchrec_sharders
 from recfx.planner.topology import check_topology, device_of, device_of_tables, hardware_of, on_npus, plain_topology
-from recfx.replacement.replace_collections import as_converted
 
 RESERVED = 0.15
 """The share of each device's memory that TorchRec's planner sets aside by default."""

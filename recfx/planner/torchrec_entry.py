@@ -37,9 +37,9 @@ from recfx.collections.sharding.shard import leave_to_collections
 from recfx.collections.table_state import STRICT
 from recfx.collections.whole_graph import refuse_graph
 from recfx.errors import ConversionError
+from recfx.models.conversion_record import add_notes
 from recfx.planner.priced_plan import price_of, world_size_said
 from recfx.planner.sharder import HashEmbeddingBagCollectionSharder, Sharders, stock_defaults
-from recfx.replacement.conversion_record import add_notes
 from recfx.runtime.base import load_hooks
 from recfx.versions.differences import ModelDeltaTrackerTrec, RawIdTracker
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from recfx.commandline.doctor import examine as examine_module
+from recfx.commandline.doctor.report import Finding
 from recfx.commandline.main import main
-from recfx.doctor import examine as examine_module
-from recfx.doctor.report import Finding
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -46,7 +46,7 @@ def test_what_fails_while_it_is_measured_is_in_the_report(
         raise RuntimeError("no code for this kernel")
 
     monkeypatch.setattr(examine_module, "check_all", lambda device, quick: [])
-    monkeypatch.setattr("recfx.doctor.speed.median_ms", fail)
+    monkeypatch.setattr("recfx.commandline.doctor.speed.median_ms", fail)
     assert main(["doctor", "--device", "cpu", "--quick", "--json"]) == 1
     (answer,) = json.loads(capsys.readouterr().out)["answers"]
     assert (answer["name"], answer["message"]) == ("measuring a copy", "RuntimeError: no code for this kernel")

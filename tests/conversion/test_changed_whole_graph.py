@@ -15,7 +15,7 @@ from torchrec import KeyedJaggedTensor
 
 import recfx
 from recfx.collections.copy_modules import copy_modules
-from recfx.discovery.discover import set_mode
+from recfx.models.discover import set_mode
 from tests.builders.batches import one_bag, two_bags
 from tests.builders.collections import one_table, tables_named
 from tests.builders.optimizers import attach

@@ -17,7 +17,7 @@ from recfx.collections.kinds import standard_kind
 from recfx.conversion.convert import convert
 from recfx.inspect.explain import explain
 from recfx.inspect.report import Report
-from recfx.replacement.conversion_record import conversion_of
+from recfx.models.conversion_record import conversion_of
 from tests.drawing.page_data import data_of
 from tests.models import ZOO, Case
 from tests.models.case import assert_agree, standard_collections

@@ -370,7 +370,7 @@ def test_hooks_run_as_before(inplace: bool) -> None:
 
 def test_rows_of_a_sharded_collection_are_not_returned() -> None:
     from recfx.collections.raw_ids import rows_of_sharded
-    from recfx.replacement.managed_collisions import take_over
+    from recfx.models.managed_collisions import take_over
 
     assert rows_of_sharded("mc").reason == "rows_of_sharded"
     model = Model(managed(True, return_remapped_features=True))

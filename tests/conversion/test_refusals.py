@@ -11,7 +11,7 @@ from recfx.collections.hash_collections import HashEmbeddingBagCollection
 from recfx.conversion.convert import convert
 from recfx.errors import ConversionError, InputError
 from recfx.hashing import HashConfig
-from recfx.replacement.conversion_record import conversion_of
+from recfx.models.conversion_record import conversion_of
 from tests.builders.batches import batch
 from tests.builders.collections import collection, two_tables
 from tests.models import REFUSED

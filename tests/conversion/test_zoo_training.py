@@ -14,8 +14,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 import recfx
 from recfx.collections.converted_collection import converted_collections
 from recfx.collections.kinds import kind_of
-from recfx.discovery.sample import Sample
-from recfx.replacement.conversion_record import conversion_of
+from recfx.models.conversion_record import conversion_of
+from recfx.models.sample import Sample
 from tests.builders.optimizers import attach
 from tests.models import SEQUENCES, ZOO, Case
 from tests.models.case import assert_agree, run, standard_collections

@@ -10,7 +10,7 @@ from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 import recfx
-from recfx.discovery.sample import Sample, first, without_ids
+from recfx.models.sample import Sample, first, without_ids
 from tests.builders.batches import one_bag
 from tests.builders.collections import one_table
 from tests.support.refusals import refused

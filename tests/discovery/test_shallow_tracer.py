@@ -18,7 +18,7 @@ from torch import nn
 from torchrec import KeyedJaggedTensor
 
 import recfx
-from recfx.discovery.sample import tensors_of
+from recfx.models.sample import tensors_of
 from tests.builders.batches import two_bags
 from tests.builders.collections import one_table
 from tests.support.refusals import refused

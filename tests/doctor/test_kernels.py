@@ -9,11 +9,11 @@ from unittest import mock
 import pytest
 import torch
 
-from recfx.doctor import speed as speed_module
-from recfx.doctor.cases import LookupCase
-from recfx.doctor.checks import ON_A_DEVICE, Call, calls_of, check, check_all, mismatch
-from recfx.doctor.report import Answer, Report
-from recfx.doctor.speed import best_of, measure
+from recfx.commandline.doctor import speed as speed_module
+from recfx.commandline.doctor.cases import LookupCase
+from recfx.commandline.doctor.checks import ON_A_DEVICE, Call, calls_of, check, check_all, mismatch
+from recfx.commandline.doctor.report import Answer, Report
+from recfx.commandline.doctor.speed import best_of, measure
 from recfx.kernels.build import library, tuned
 
 CPU = torch.device("cpu")
@@ -81,7 +81,7 @@ def test_every_operator_in_triton_is_looked_at() -> None:
     in_triton = {name for name in known if name.rstrip("_").endswith("_triton")}
     looked_at = {call.name.partition(":")[0] for call in calls_of(LookupCase([1], 1), in_triton=True)}
     assert len(in_triton) > 4
-    assert in_triton - looked_at == set(), "recfx/doctor/checks.py has no line for it"
+    assert in_triton - looked_at == set(), "recfx/commandline/doctor/checks.py has no line for it"
 
 
 NPU: Any = SimpleNamespace(type="npu")

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from recfx.doctor import examine as examine_module
-from recfx.doctor.examine import machine, no_device
-from recfx.doctor.packages import cann
-from recfx.doctor.report import Finding
+from recfx.commandline.doctor import examine as examine_module
+from recfx.commandline.doctor.examine import machine, no_device
+from recfx.commandline.doctor.packages import cann
+from recfx.commandline.doctor.report import Finding
 
 
 def test_the_cpu() -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from recfx.doctor import packages
-from recfx.doctor.packages import ANY_VERSIONS, refused, unfit
+from recfx.commandline.doctor import packages
+from recfx.commandline.doctor.packages import ANY_VERSIONS, refused, unfit
 from recfx.versions.sets import DEFAULT, MODULES, SETS, minor
 
 ROOT = Path(__file__).parents[2]

@@ -13,10 +13,10 @@ from torchrec import KeyedJaggedTensor
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 import recfx
+from recfx.errors.grid import size
 from recfx.inspect.drawing.costs import AMOUNTS, TIME
 from recfx.planner.pricing.hardware import CPU_HOST, H100
 from recfx.planner.topology import npu_topology
-from recfx.printing.grid import size
 from recfx.versions.differences import make_topology
 from tests.drawing import picture
 from tests.drawing.open_page import AFTER, RAW, opened, shown_costs, texts, whole

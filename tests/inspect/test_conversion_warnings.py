@@ -18,7 +18,7 @@ from torchrec.distributed.types import ShardingPlan
 
 import recfx
 from recfx import HashConfig, RecfxWarning
-from recfx.replacement.conversion_record import conversion_of
+from recfx.models.conversion_record import conversion_of
 from tests.builders.batches import batch
 from tests.builders.collections import collection
 from tests.builders.plans import plan_of_kinds

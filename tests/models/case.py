@@ -14,7 +14,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, Keyed
 
 from recfx.collections.converted_collection import ConvertedCollection
 from recfx.collections.kinds import standard_kind
-from recfx.discovery.sample import Sample
+from recfx.models.sample import Sample
 
 BATCH_SIZES = (4, 7)
 

@@ -19,7 +19,7 @@ from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCo
 from torchrec.modules.regroup import KTRegroupAsDict
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
-from recfx.discovery.sample import Sample
+from recfx.models.sample import Sample
 from tests.builders.batches import batch
 from tests.builders.collections import collection, table, two_tables
 from tests.models.case import Case

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recfx.discovery.sample import Sample
+from recfx.models.sample import Sample
 from tests.builders.managed_collisions import DIM, LEARNED, batch, hash_zch, managed, mch
 from tests.models.case import Case
 

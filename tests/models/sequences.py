@@ -9,7 +9,7 @@ from torch import nn
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-from recfx.discovery.sample import Sample
+from recfx.models.sample import Sample
 from tests.builders.batches import batch
 from tests.builders.collections import collection, sequence_table, sequences, table
 from tests.models.case import Case

@@ -9,7 +9,7 @@ from torchrec.models.deepfm import SimpleDeepFMNN
 from torchrec.models.dlrm import DLRM, DLRM_DCN, DLRM_Projection, DLRMTrain
 from torchrec.models.experimental.transformerdlrm import DLRM_Transformer
 
-from recfx.discovery.sample import Sample
+from recfx.models.sample import Sample
 from tests.builders.batches import batch
 from tests.builders.collections import collection
 from tests.models.case import Case

@@ -19,7 +19,7 @@ from torchrec.distributed.test_utils.test_model import (
 )
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 
-from recfx.discovery.sample import Sample
+from recfx.models.sample import Sample
 from tests.builders.batches import batch
 from tests.builders.collections import ROWS, table
 from tests.models.case import Case

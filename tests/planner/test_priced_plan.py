@@ -22,11 +22,11 @@ from torchrec.distributed.planner.types import ParameterConstraints, ShardingOpt
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 import recfx
+from recfx.models.conversion_record import conversion_of
+from recfx.models.replace_collections import as_converted
 from recfx.planner.plan import planning_sharders
 from recfx.planner.priced_plan import PricedPlan
 from recfx.planner.search import Proposal, proposals
-from recfx.replacement.conversion_record import conversion_of
-from recfx.replacement.replace_collections import as_converted
 from recfx.versions.differences import make_topology
 from tests.builders.collections import table
 from tests.builders.plans import model_of_tables

@@ -58,7 +58,7 @@ def in_model_parallel(rank: int, world_size: int, case: Case, folder: str, wrapp
         assert rates[0] == rates[1]
         steps(model, optimizer, 2, 4)
         steps(resumed, again, 2, 4)
-    inner: Any = [recfx.discovery.discover.unwrap(model_of) for model_of in (resumed, model)]
+    inner: Any = [recfx.models.discover.unwrap(model_of) for model_of in (resumed, model)]
     assert_equal(tables_of(inner[0]), tables_of(inner[1]))
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from recfx.discovery.sample import Sample
-from recfx.verification.compare_models import Difference, compare_forward
+from recfx.models.compare_models import Difference, compare_forward
+from recfx.models.sample import Sample
 
 GENERATOR = torch.Generator()
 

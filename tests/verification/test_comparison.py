@@ -12,8 +12,8 @@ from torchrec import KeyedJaggedTensor
 
 import recfx
 from recfx.collections.hash_collections import HashEmbeddingBagCollection
+from recfx.models.verify_report import DIFFERENT, EQUAL, NOT_REPRODUCIBLE, SKIPPED
 from recfx.optim.attached import attached_optimizers
-from recfx.verification.verify_report import DIFFERENT, EQUAL, NOT_REPRODUCIBLE, SKIPPED
 from tests.builders.batches import two_bags
 from tests.builders.collections import one_table
 from tests.builders.optimizers import attach

@@ -12,9 +12,9 @@ from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 from torchrec.optim import optimizers as placeholders
 
 import recfx
+from recfx.models.reference_model import attach_optimizers
+from recfx.models.verify_report import SKIPPED
 from recfx.optim.attached import attached_optimizers
-from recfx.verification.reference_model import attach_optimizers
-from recfx.verification.verify_report import SKIPPED
 from tests.builders.batches import one_bag, two_bags
 from tests.builders.collections import one_table, table
 from tests.builders.optimizers import attach

@@ -11,7 +11,7 @@ from torch import nn
 from torchrec import KeyedJaggedTensor
 
 import recfx
-from recfx.verification.verify_report import DIFFERENT
+from recfx.models.verify_report import DIFFERENT
 from tests.builders.batches import two_bags
 from tests.builders.collections import one_table
 from tests.builders.optimizers import attach

@@ -14,7 +14,7 @@ from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, KeyedTensor
 
 import recfx
-from recfx.verification.verify_report import DIFFERENT, EQUAL, NOT_REPRODUCIBLE
+from recfx.models.verify_report import DIFFERENT, EQUAL, NOT_REPRODUCIBLE
 from tests.builders.batches import two_bags
 from tests.builders.collections import one_table
 from tests.builders.optimizers import attach

@@ -21,9 +21,6 @@ from recfx.collections.kinds import kind_of
 from recfx.collections.sharding.collection import SHARDED
 from recfx.collections.whole_graph import WholeGraph
 from recfx.collections.wrappers import unwrap, users_path
-from recfx.discovery.classify import CONVERTED, Finding
-from recfx.discovery.discover import discover
-from recfx.discovery.trace_graph import source_of
 from recfx.errors import DrawingError
 from recfx.inspect.cost import cost
 from recfx.inspect.describe import declared_tables
@@ -34,12 +31,15 @@ from recfx.ir.meta import BATCH, CALL_KEY, SourceLocation, mean_length, node_met
 from recfx.ir.node_kinds import NODE_KINDS, NOT_COMBINED, Stage
 from recfx.ir.operator_graph import node_name
 from recfx.ir.printer import attributes_text, format_call, format_node
+from recfx.models.classify import CONVERTED, Finding
+from recfx.models.conversion_record import Found, conversion_of
+from recfx.models.discover import discover
+from recfx.models.trace_graph import source_of
 from recfx.passes import Rewriting
 from recfx.passes.base import BEFORE, PASSES_KEY, PassRecord
 from recfx.planner.pricing.hardware import Hardware
 from recfx.planner.pricing.step_price import graph_on
 from recfx.planner.pricing.work import expression
-from recfx.replacement.conversion_record import Found, conversion_of
 from recfx.versions import __version__
 
 INPUT, OUTPUT, CALL, DENSE, ITEM = "input", "output", "call", "dense", "item"

@@ -11,13 +11,13 @@ from typing import Any
 import sympy
 
 from recfx.errors import ConversionError, InputError
+from recfx.errors.grid import Grid, size
+from recfx.errors.shown import Shown
 from recfx.planner.pricing.graph_prices import DENSE
 from recfx.planner.pricing.hardware import Hardware
 from recfx.planner.pricing.node_facts import Values, shares_of, whole_number
 from recfx.planner.pricing.step_price import PlannedCollection, price, price_step
 from recfx.planner.pricing.work import BATCH_SIZE, NodeCost, Totals, counted, expression, in_time, step_text
-from recfx.printing.grid import Grid, size
-from recfx.printing.shown import Shown
 
 
 @dataclass(frozen=True, repr=False)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from recfx.doctor.cases import GROUP, LookupCase
+from recfx.commandline.doctor.cases import GROUP, LookupCase
 from recfx.kernels.build import launch
 from recfx.kernels.index.find_rows import IndexFacts, ReadIndexes, find_rows, find_rows_triton
 from recfx.kernels.lookup.bag_offsets import bag_offsets_triton

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from recfx.commandline.doctor import checks as checks_module
+from recfx.commandline.doctor.cases import LookupCase
+from recfx.commandline.doctor.checks import calls_of
 from recfx.commandline.main import main
-from recfx.doctor import checks as checks_module
-from recfx.doctor.cases import LookupCase
-from recfx.doctor.checks import calls_of
 from recfx.kernels.build import launch
 
 INTERPRETED = True

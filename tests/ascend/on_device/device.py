@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from recfx.doctor import checks as compare
+from recfx.commandline.doctor import checks as compare
 
 NAME = "RECFX_KERNELS_ON"
 

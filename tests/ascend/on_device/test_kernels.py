@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from recfx.doctor.checks import ON_A_DEVICE
+from recfx.commandline.doctor.checks import ON_A_DEVICE
 from recfx.kernels.build import launch
 from tests.ascend.cases import BY_NAME, CASES
 from tests.ascend.kernel_case import assert_answered, function_at, resolved

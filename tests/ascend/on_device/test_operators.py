@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recfx.doctor.cases import DTYPES, GROUP, STEPS, LookupCase, index_read, step_
-from recfx.doctor.checks import check_all
+from recfx.commandline.doctor.cases import DTYPES, GROUP, STEPS, LookupCase, index_read, step_
+from recfx.commandline.doctor.checks import check_all
 from recfx.kernels.build import launch
 from recfx.kernels.index.find_rows import ReadIndexes, find_rows, find_rows_reference
 from recfx.kernels.lookup.per_sample_weights import (

@@ -11,7 +11,7 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from recfx.api import convert
-from recfx.doctor.checks import mismatch, tolerances
+from recfx.commandline.doctor.checks import mismatch, tolerances
 from recfx.hashing import HashConfig
 from recfx.kernels.build import launch
 

@@ -10,18 +10,18 @@ import torch
 from torch import nn
 
 from recfx.collections.wrappers import unwrap
-from recfx.discovery.classify import CONVERTED, CONVERTIBLE
-from recfx.discovery.discover import Discovery
 from recfx.errors import Diagnostic
 from recfx.ir.meta import SourceLocation
-from recfx.verification.verify_report import VerifyReport
+from recfx.models.classify import CONVERTED, CONVERTIBLE
+from recfx.models.discover import Discovery
+from recfx.models.verify_report import VerifyReport
 
 _ATTRIBUTE = "_recfx_conversion"
 
 
 @dataclass(frozen=True)
 class Found:
-    """A collection as it was found: see :class:`recfx.discovery.discover.Finding`."""
+    """A collection as it was found: see :class:`recfx.models.discover.Finding`."""
 
     paths: tuple[str, ...]
     kind: str

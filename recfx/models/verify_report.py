@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
 
 from recfx.errors import plural
-from recfx.printing.grid import Grid
-from recfx.printing.shown import Shown
+from recfx.errors.grid import Grid
+from recfx.errors.shown import Shown
 
 Status: TypeAlias = Literal["equal", "different", "not_reproducible", "skipped"]
 EQUAL, DIFFERENT, NOT_REPRODUCIBLE, SKIPPED = get_args(Status)

@@ -17,13 +17,13 @@ from recfx.collections.copy_modules import copy_with_tensors
 from recfx.collections.kinds import kind_of, standard_kind
 from recfx.collections.replaced import REPLACED, calls_refused, refuse_calls
 from recfx.collections.wrappers import not_on_meta_by_default, unwrap
-from recfx.discovery.sample import Sample, fixed_randomness
 from recfx.errors import ConversionError, RecfxError, told_by
 from recfx.errors.argument_types import typed
+from recfx.models.compare_models import Run, batch_sizes, compare_twice, largest_difference, run_step, touched
+from recfx.models.reference_model import attach_optimizers, copy_fused_state, reference_of
+from recfx.models.sample import Sample, fixed_randomness
+from recfx.models.verify_report import DIFFERENT, REFUSED_SAMPLE, SKIPPED, Check, VerifyReport
 from recfx.runtime.in_flight import on_a_copy
-from recfx.verification.compare_models import Run, batch_sizes, compare_twice, largest_difference, run_step, touched
-from recfx.verification.reference_model import attach_optimizers, copy_fused_state, reference_of
-from recfx.verification.verify_report import DIFFERENT, REFUSED_SAMPLE, SKIPPED, Check, VerifyReport
 
 
 class Comparison:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 
 from recfx.errors import printable
-from recfx.printing.grid import Grid
+from recfx.errors.grid import Grid
 from recfx.versions import __version__
 
 DOCTOR_VERSION = "4"
@@ -89,7 +89,7 @@ class Report:
         return _without_home(json.dumps(content, indent=2))
 
     def __str__(self) -> str:
-        from recfx.printing.shown import plain_text, rich_table  # not above: the command line reads this file first
+        from recfx.errors.shown import plain_text, rich_table  # not above: the command line reads this file first
 
         place = f"recfx on {self.device}{f' ({self.device_name})' if self.device_name else ''}"
         end = "OK" if self.ok else "NOT OK"

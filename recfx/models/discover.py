@@ -19,12 +19,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from recfx.collections.copy_modules import copy_modules, own_modules
 from recfx.collections.replaced import refuse_calls
 from recfx.collections.wrappers import unwrap
-from recfx.discovery.classify import CONVERTIBLE, Finding, classify
-from recfx.discovery.sample import Sample
-from recfx.discovery.shallow_tracer import ShallowTracer, rollback_of
-from recfx.discovery.trace_graph import source_of, trace_graph
 from recfx.errors import Diagnostic
 from recfx.ir.meta import SourceLocation
+from recfx.models.classify import CONVERTIBLE, Finding, classify
+from recfx.models.sample import Sample
+from recfx.models.shallow_tracer import ShallowTracer, rollback_of
+from recfx.models.trace_graph import source_of, trace_graph
 
 
 @dataclass

@@ -20,7 +20,7 @@ from torch import nn
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
-from recfx.discovery.nests import change_leaves, leaves_of
+from recfx.models.nests import change_leaves, leaves_of
 from recfx.runtime.bags import select_bags
 
 Change = Callable[[torch.Tensor], torch.Tensor]

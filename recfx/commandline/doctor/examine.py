@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import torch
 
-from recfx.doctor.checks import check_all
-from recfx.doctor.packages import cann, packages
-from recfx.doctor.report import Finding, Report
-from recfx.doctor.speed import measure
+from recfx.commandline.doctor.checks import check_all
+from recfx.commandline.doctor.packages import cann, packages
+from recfx.commandline.doctor.report import Finding, Report
+from recfx.commandline.doctor.speed import measure
 from recfx.kernels.build import launch, library
 from recfx.versions.sets import nearest
 

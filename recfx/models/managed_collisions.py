@@ -18,11 +18,11 @@ from torchrec.modules.mc_modules import ManagedCollisionCollection, MCHManagedCo
 from recfx.collections.copy_modules import attributes, carry_hooks, copy_modules
 from recfx.collections.kinds import standard_kind
 from recfx.collections.raw_ids import RawIdCollection, rows_of_sharded
-from recfx.discovery.classify import CONVERTIBLE, REFUSED, Finding, classify
-from recfx.discovery.discover import Discovery
 from recfx.errors import ConversionError, Diagnostic, Severity, few
 from recfx.hashing import ResolvedHashConfig
 from recfx.hashing.learned_maps import LearnedMap, known_policy, learned_by_hash_zch, learned_by_mch
+from recfx.models.classify import CONVERTIBLE, REFUSED, Finding, classify
+from recfx.models.discover import Discovery
 from recfx.runtime.base import has_forward_hooks
 from recfx.versions.differences import HashZchManagedCollisionModule, PECEmbeddingCollection
 

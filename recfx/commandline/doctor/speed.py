@@ -15,9 +15,9 @@ from itertools import chain, product
 import torch
 from tqdm import tqdm
 
-from recfx.doctor.cases import LookupCase
-from recfx.doctor.checks import Call, attempt, calls_of, kernels_here, moved
-from recfx.doctor.report import Answer, Choice, Report, Speed
+from recfx.commandline.doctor.cases import LookupCase
+from recfx.commandline.doctor.checks import Call, attempt, calls_of, kernels_here, moved
+from recfx.commandline.doctor.report import Answer, Choice, Report, Speed
 from recfx.kernels.build import launch, tiling, tuned
 
 CANDIDATES: Mapping[str, Mapping[str, tuple[int, ...]]] = {

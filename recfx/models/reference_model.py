@@ -17,7 +17,7 @@ from recfx.collections.collection import UnshardedCollection, unsharded_collecti
 from recfx.collections.copy_modules import carry_hooks, copy_modules, copy_with_tensors, standard_collection
 from recfx.collections.kinds import SEQUENCE, kind_of
 from recfx.collections.raw_ids import RawIdCollection
-from recfx.discovery.sample import clone_value
+from recfx.models.sample import clone_value
 from recfx.optim.attached import attached_classes, attached_optimizers, run_in_backward
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.in_backward import fused_optimizer_of

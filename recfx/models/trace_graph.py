@@ -21,10 +21,10 @@ import torch
 import torch.utils.checkpoint
 from torch import fx, nn
 
-from recfx.discovery.proxies import UNKNOWN, Observed
-from recfx.discovery.sample import Sample, fixed_randomness
-from recfx.discovery.shallow_tracer import NOT_THE_USERS, LostByTracing, ShallowTracer, expect_constant
 from recfx.ir.meta import SourceLocation
+from recfx.models.proxies import UNKNOWN, Observed
+from recfx.models.sample import Sample, fixed_randomness
+from recfx.models.shallow_tracer import NOT_THE_USERS, LostByTracing, ShallowTracer, expect_constant
 from recfx.versions.differences import CHECKPOINT_WITHOUT_REENTRY
 
 _TRACING_SEED = 20_260_101

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from recfx.errors import printable
-from recfx.printing.grid import Grid
+from recfx.errors.grid import Grid
 
 _WIDEST = 10_000
 # Everything but the page itself takes the colour of the text around it, so that it fits into a notebook of any colour.

@@ -16,16 +16,16 @@ from recfx.collections.converted_collection import ConvertedCollection
 from recfx.collections.copy_modules import attributes, carry_hooks, carry_over, copy_modules
 from recfx.collections.hash_collections import CONVERTED_CLASSES
 from recfx.collections.kinds import describe_tables, kind_of
-from recfx.discovery.classify import CONVERTED, CONVERTIBLE, Finding
-from recfx.discovery.discover import discover
 from recfx.errors import ConversionError, Diagnostic, did_you_mean, few, type_of
 from recfx.hashing import HashConfig
 from recfx.hashing.learned_maps import config_of_learned
 from recfx.ir.dedup import Dedup
 from recfx.ir.tables import IdRange, TableSpec
+from recfx.models.classify import CONVERTED, CONVERTIBLE, Finding
+from recfx.models.discover import discover
+from recfx.models.resize_tables import TableResizing
 from recfx.optim.attached import attached_optimizers
 from recfx.passes import Pass
-from recfx.replacement.resize_tables import TableResizing
 
 Hashing = HashConfig | Mapping[str, HashConfig | None] | None
 

@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from recfx.doctor.report import Finding, Report
+from recfx.commandline.doctor.report import Finding, Report
 from recfx.errors import Diagnostic, VersionError
 from recfx.versions.sets import DEFAULT, MODULES, PYTHONS, SETS, is_between, minor, nearest, set_of
 

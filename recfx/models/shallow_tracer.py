@@ -23,10 +23,10 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from recfx.collections.collection import UnshardedCollection
 from recfx.collections.kinds import SEQUENCE, kind_of
-from recfx.discovery.attribute_reads import AttributeReads
-from recfx.discovery.proxies import UNKNOWN, InPlaceProxy, Observed, proxy_of, remembered
 from recfx.errors import Diagnostic, InputError, short
 from recfx.ir.meta import SourceLocation
+from recfx.models.attribute_reads import AttributeReads
+from recfx.models.proxies import UNKNOWN, InPlaceProxy, Observed, proxy_of, remembered
 from recfx.runtime.base import has_forward_hooks
 
 NOT_THE_USERS = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[1]))

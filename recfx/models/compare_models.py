@@ -19,9 +19,9 @@ from recfx.collections.copy_modules import copy_with_tensors
 from recfx.collections.kinds import CollectionKind, kind_of, standard_kind
 from recfx.collections.replaced import calls_refused, refuse_calls
 from recfx.collections.sharding.ranks_agree import any_rank
-from recfx.discovery.sample import Sample, fixed_randomness, tensors_of
+from recfx.models.sample import Sample, fixed_randomness, tensors_of
+from recfx.models.verify_report import DIFFERENT, EQUAL, NOT_REPRODUCIBLE, Check
 from recfx.runtime.in_flight import on_a_copy
-from recfx.verification.verify_report import DIFFERENT, EQUAL, NOT_REPRODUCIBLE, Check
 
 COMPARED = ("outputs", "gradients", "parameters", "buffers")
 """The parts of two runs that are compared, in this order."""

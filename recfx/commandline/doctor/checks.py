@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 from tqdm import tqdm
 
-from recfx.doctor.cases import GROUP, STEPS, LookupCase, cases, index_read, step_
-from recfx.doctor.report import Answer
+from recfx.commandline.doctor.cases import GROUP, STEPS, LookupCase, cases, index_read, step_
+from recfx.commandline.doctor.report import Answer
 from recfx.kernels.build import launch, library
 from recfx.kernels.index.find_rows import ReadIndexes, find_rows_reference, find_rows_triton
 from recfx.kernels.lookup.bag_offsets import bag_offsets_triton, kernel_reference

@@ -1,1 +1,0 @@
-"""Tables of text, and pages of HTML. It imports no torch."""

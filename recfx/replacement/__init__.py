@@ -1,1 +1,0 @@
-"""Replaces standard collections with converted ones around the same parameters."""

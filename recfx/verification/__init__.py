@@ -1,1 +1,0 @@
-"""Comparing a converted model with its original, step by step, on copies."""
