@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from recfx.errors import ConversionError, Diagnostic
-from recfx.ir.context import LookupFacts, Served, TableFacts
+from recfx.ir.context import LookupFacts, OptimizerFacts, Served, TableFacts
 from recfx.kernels.build import launch
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def facts_of_table(weight: torch.Tensor, optimizer: Any) -> TableFacts:
         weight.dtype,
         weight.device.type,
         weight.is_contiguous() and not weight.is_neg(),
-        None if optimizer is None else optimizer.facts,
+        None if optimizer is None else OptimizerFacts(*optimizer.facts),
         weight.requires_grad,
     )
 

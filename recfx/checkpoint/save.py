@@ -37,7 +37,7 @@ from recfx.collections.sharding.collection import ShardedCollection
 from recfx.errors import CheckpointError
 from recfx.errors.argument_types import typed
 from recfx.kernels.build.private_files import sync_directory
-from recfx.runtime.ordinary_optimizers import reset_before_saving
+from recfx.optim.ordinary_optimizers import reset_before_saving
 
 
 @typed(CheckpointError, left=("optimizer",))

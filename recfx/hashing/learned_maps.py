@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torchrec.modules.mc_modules import (
-    DistanceLFU_EvictionPolicy,
-    LFU_EvictionPolicy,
-    LRU_EvictionPolicy,
-    MCHManagedCollisionModule,
-)
 
 from recfx.errors import ConversionError
 from recfx.hashing import HashConfig, HashIndex, ResolvedHashConfig
 from recfx.hashing.identity import IDENTITY
 from recfx.kernels.index.index_buffers import BATCH_BITS, BATCHES, FREED, INSERTED, MOST_SIGHTINGS, TAKEN
-from recfx.versions.differences import HashZchManagedCollisionModule
 
 _RULES = ("on_full", "evict", "unseen", "admit_after")
-_EMPTY = torch.iinfo(torch.int64).max  # of MCH, in the place of an id
 
 
 @dataclass(frozen=True)
@@ -110,58 +101,3 @@ def config_of_learned(learned: LearnedMap, asked: HashConfig | None, table: str,
     fewest = learned.rows + (asked.unseen == "row" and not learned.misses)  # that row belongs to no id
     rows = asked.rows if fewest == learned.rows else max(asked.rows or 0, fewest)
     return replace(asked, dense_rows=0, buckets=buckets, rows=rows)
-
-
-def learned_by_mch(module: MCHManagedCollisionModule) -> LearnedMap:
-    """The map of a sorted list of ids."""
-    map_module: Any = module
-    ids, rows = map_module._mch_sorted_raw_ids[:-1].cpu(), map_module._mch_remapped_ids_mapping[:-1].cpu()
-    is_first = torch.ones_like(ids, dtype=torch.bool)
-    is_first[1:] = ids[1:] != ids[:-1]  # only the first of equal ids is ever found
-    known = torch.nonzero((ids != _EMPTY) & is_first).squeeze(1)
-    policy = module._eviction_policy
-    counts, last = (
-        torch.zeros_like(known) if (noted := map_module._buffers.get(name)) is None else noted.cpu()[known]
-        for name in ("_mch_counts", "_mch_last_access_iter")
-    )
-    batches = max(int(map_module._current_iter_tensor), int(last.max()) if last.numel() else 0)
-    rule: Literal["lru", "lfu"] = "lru" if isinstance(policy, LRU_EvictionPolicy) else "lfu"
-    return LearnedMap(
-        rows=module._zch_size,
-        ids=ids[known],
-        rows_of_ids=rows[known],
-        config=HashConfig.raw_ids(buckets=1, on_full="evict", evict=rule, unseen="row"),
-        last_batches=last,
-        counts_batches=isinstance(policy, LRU_EvictionPolicy | DistanceLFU_EvictionPolicy),
-        sightings=counts,
-        batches=batches,
-        misses=True,
-    )
-
-
-def learned_by_hash_zch(module: HashZchManagedCollisionModule) -> LearnedMap:
-    """The map of a table of slots, of which each is a row."""
-    identities = module._hash_zch_identities.detach().cpu().view(-1)
-    rows = torch.nonzero(identities != -1).squeeze(1)
-    policy, metadata = module._eviction_policy_name, module._hash_zch_metadata
-    batches, last = 0, torch.zeros_like(rows)
-    if policy is not None and metadata is not None and rows.numel():  # hours: only their order counts
-        _, last = torch.unique(metadata.cpu().view(-1)[rows], return_inverse=True)
-        batches = int(last.max())
-    full: Any = "evict" if policy is not None else "error" if module._disable_fallback else "share"
-    return LearnedMap(
-        rows=module._zch_size,
-        ids=identities[rows],
-        rows_of_ids=rows,
-        config=HashConfig.raw_ids(buckets=1, on_full=full),
-        last_batches=last,
-        counts_batches=False,
-        sightings=torch.zeros_like(rows),
-        batches=batches,
-        misses=False,
-    )
-
-
-def known_policy(module: MCHManagedCollisionModule) -> bool:
-    """Whether the module evicts by a policy of TorchRec's own."""
-    return type(module._eviction_policy) in (LFU_EvictionPolicy, LRU_EvictionPolicy, DistanceLFU_EvictionPolicy)

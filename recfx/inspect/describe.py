@@ -44,7 +44,6 @@ from recfx.planner.topology import device_of, device_of_tables
 from recfx.runtime.dedup_ids import DedupIds
 from recfx.runtime.find_rows import FindRows
 from recfx.runtime.transfers import crosses
-from recfx.versions.differences import BaseForward
 
 LARGE_GRADIENTS = 64 * 2**20
 """Bytes of dense gradients per step from which on a report warns. With one table of 64 columns and 20,480 ids a batch,
@@ -229,7 +228,7 @@ def cut_reasons(table: ShardedTable, optimizer: FusedOptimizer | None) -> Iterat
 
 def sharded_reasons(sharded: ShardedCollection, path: str) -> Iterator[Diagnostic]:
     """What the graph of a sharded collection says about the ids that it sends."""
-    if isinstance(sharded.forward, BaseForward):  # recfx.TrainPipeline has a report of its own
+    if sharded.in_torchrecs_pipeline:  # recfx.TrainPipeline has a report of its own
         message = f"a TorchRec pipeline sends the next batch's ids ahead ({type(sharded.forward).__name__})."
         yield Diagnostic("pipelined", path, message, "nothing: detach the pipeline to have a plain forward again.")
     if any(getattr(node, "has_expanded", False) for node in sharded.graph_module.children()):

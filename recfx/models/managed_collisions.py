@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
+import torch
 from torch import nn
 from torchrec.modules.itep_embedding_modules import ITEPEmbeddingBagCollection, ITEPEmbeddingCollection
 from torchrec.modules.mc_embedding_modules import (
@@ -13,14 +14,20 @@ from torchrec.modules.mc_embedding_modules import (
     ManagedCollisionEmbeddingBagCollection,
     ManagedCollisionEmbeddingCollection,
 )
-from torchrec.modules.mc_modules import ManagedCollisionCollection, MCHManagedCollisionModule
+from torchrec.modules.mc_modules import (
+    DistanceLFU_EvictionPolicy,
+    LFU_EvictionPolicy,
+    LRU_EvictionPolicy,
+    ManagedCollisionCollection,
+    MCHManagedCollisionModule,
+)
 
 from recfx.collections.copy_modules import attributes, carry_hooks, copy_modules
 from recfx.collections.kinds import standard_kind
 from recfx.collections.raw_ids import RawIdCollection, rows_of_sharded
 from recfx.errors import ConversionError, Diagnostic, Severity, few
-from recfx.hashing import ResolvedHashConfig
-from recfx.hashing.learned_maps import LearnedMap, known_policy, learned_by_hash_zch, learned_by_mch
+from recfx.hashing import HashConfig, ResolvedHashConfig
+from recfx.hashing.learned_maps import LearnedMap
 from recfx.models.classify import CONVERTIBLE, REFUSED, Finding, classify
 from recfx.models.discover import Discovery
 from recfx.runtime.base import has_forward_hooks
@@ -28,10 +35,7 @@ from recfx.versions.differences import HashZchManagedCollisionModule, PECEmbeddi
 
 _COLLECTIONS = (ManagedCollisionEmbeddingCollection, ManagedCollisionEmbeddingBagCollection)
 _OTHERS = (ITEPEmbeddingBagCollection, ITEPEmbeddingCollection, PECEmbeddingCollection)
-_READERS = {
-    MCHManagedCollisionModule: learned_by_mch,
-    HashZchManagedCollisionModule: learned_by_hash_zch,
-}
+_EMPTY = torch.iinfo(torch.int64).max  # of MCH, in the place of an id
 
 
 @dataclass
@@ -192,7 +196,7 @@ def _refuse_what_is_lost(module: Any, name: str, path: str) -> None:
     if module._output_global_offset if is_mch else module._output_global_offset_tensor:
         what = f"{name} is a part of a sharded one"
         raise _refused("managed_collision_part", what, "convert the model before it is sharded", path)
-    if is_mch and not known_policy(module):
+    if is_mch and not _known_policy(module):
         what = f"{name} evicts by {type(module._eviction_policy).__name__}"
         raise _refused("managed_collision_code", what, _KEEP, path)
     if is_mch and module._input_hash_func is not None:
@@ -224,3 +228,64 @@ def _refused(reason: str, message: str, what_to_do: str, path: str) -> Conversio
 
 def _is_inside(path: str, places: dict[str, int]) -> bool:
     return any(path == (f"{place}.{_INNER}" if place else _INNER) for place in places)
+
+
+def _learned_by_mch(module: MCHManagedCollisionModule) -> LearnedMap:
+    """The map of a sorted list of ids."""
+    map_module: Any = module
+    ids, rows = map_module._mch_sorted_raw_ids[:-1].cpu(), map_module._mch_remapped_ids_mapping[:-1].cpu()
+    is_first = torch.ones_like(ids, dtype=torch.bool)
+    is_first[1:] = ids[1:] != ids[:-1]  # only the first of equal ids is ever found
+    known = torch.nonzero((ids != _EMPTY) & is_first).squeeze(1)
+    policy = module._eviction_policy
+    counts, last = (
+        torch.zeros_like(known) if (noted := map_module._buffers.get(name)) is None else noted.cpu()[known]
+        for name in ("_mch_counts", "_mch_last_access_iter")
+    )
+    batches = max(int(map_module._current_iter_tensor), int(last.max()) if last.numel() else 0)
+    rule: Literal["lru", "lfu"] = "lru" if isinstance(policy, LRU_EvictionPolicy) else "lfu"
+    return LearnedMap(
+        rows=module._zch_size,
+        ids=ids[known],
+        rows_of_ids=rows[known],
+        config=HashConfig.raw_ids(buckets=1, on_full="evict", evict=rule, unseen="row"),
+        last_batches=last,
+        counts_batches=isinstance(policy, LRU_EvictionPolicy | DistanceLFU_EvictionPolicy),
+        sightings=counts,
+        batches=batches,
+        misses=True,
+    )
+
+
+def _learned_by_hash_zch(module: HashZchManagedCollisionModule) -> LearnedMap:
+    """The map of a table of slots, of which each is a row."""
+    identities = module._hash_zch_identities.detach().cpu().view(-1)
+    rows = torch.nonzero(identities != -1).squeeze(1)
+    policy, metadata = module._eviction_policy_name, module._hash_zch_metadata
+    batches, last = 0, torch.zeros_like(rows)
+    if policy is not None and metadata is not None and rows.numel():  # hours: only their order counts
+        _, last = torch.unique(metadata.cpu().view(-1)[rows], return_inverse=True)
+        batches = int(last.max())
+    full: Any = "evict" if policy is not None else "error" if module._disable_fallback else "share"
+    return LearnedMap(
+        rows=module._zch_size,
+        ids=identities[rows],
+        rows_of_ids=rows,
+        config=HashConfig.raw_ids(buckets=1, on_full=full),
+        last_batches=last,
+        counts_batches=False,
+        sightings=torch.zeros_like(rows),
+        batches=batches,
+        misses=False,
+    )
+
+
+def _known_policy(module: MCHManagedCollisionModule) -> bool:
+    """Whether the module evicts by a policy of TorchRec's own."""
+    return type(module._eviction_policy) in (LFU_EvictionPolicy, LRU_EvictionPolicy, DistanceLFU_EvictionPolicy)
+
+
+_READERS = {
+    MCHManagedCollisionModule: _learned_by_mch,
+    HashZchManagedCollisionModule: _learned_by_hash_zch,
+}

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 from recfx.errors import ConversionError
-from recfx.ir.context import OptimizerFacts
 from recfx.kernels.build.huge_pages import full_on_huge_pages
 from recfx.kernels.step.fused_step import step_touched_rows
 from recfx.kernels.step.row_initialization import StateOfRows
@@ -86,11 +85,11 @@ class FusedOptimizer:
         return self.rule.name, *(float(value) if isinstance(value, torch.Tensor) else value for value in values)
 
     @property
-    def facts(self) -> OptimizerFacts:
+    def facts(self) -> tuple[str, tuple[tuple[str, Hashable], ...]]:
         """The facts by which kernels are chosen: the rule and the settings of a step, without the learning rate."""
         rule, group = self.rule, self.group
         read = [(setting.name, group.get(setting.name, setting.default)) for setting in rule.settings_of_facts]
-        return OptimizerFacts(rule.name, tuple([(name, _as_data(value)) for name, value in read]))
+        return rule.name, tuple([(name, _as_data(value)) for name, value in read])
 
     def start(self, name: str) -> float:
         """The value of a row's state ``name`` before the row's first step."""

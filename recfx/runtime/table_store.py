@@ -22,8 +22,8 @@ from recfx.lowering.registry import WeightFacts, facts_of_table, facts_of_weight
 from recfx.optim.attached import attached_optimizers
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.in_backward import hooks_on_step, positions_with_hooks
+from recfx.optim.ordinary_optimizers import OrdinaryOptimizers
 from recfx.runtime.in_flight import BatchesInFlight
-from recfx.runtime.ordinary_optimizers import OrdinaryOptimizers
 
 _OF_PARAMETERS = ("_lock", "_owners", "_ordinary", "aside")  # what copies do not have
 

@@ -302,8 +302,12 @@ class ShardedCollection(
     def _run_awaited(self, *arguments: Any, **keywords: Any) -> Any:
         return self._run(*arguments, **keywords).wait()
 
+    @property
+    def in_torchrecs_pipeline(self) -> bool:
+        return isinstance(self.forward, BaseForward)
+
     def create_context(self) -> BatchContext:
-        in_pipeline = isinstance(self.forward, BaseForward)
+        in_pipeline = self.in_torchrecs_pipeline
         return BatchContext(says=marks.AHEAD if in_pipeline else 0, in_torchrecs_pipeline=in_pipeline)
 
     def input_dist(self, ctx: BatchContext, features: KeyedJaggedTensor | None) -> Awaitable[Awaitable[KJTList]]:

@@ -17,7 +17,7 @@ from recfx.collections.compile_graph import FIND_ON_DEVICE, rewritten
 from recfx.collections.sharding.collection import ShardedCollection
 from recfx.collections.sharding.plan import read_plan
 from recfx.collections.sharding.settings import OptimizerSettings, optimizer_settings
-from recfx.ir.context import CollectionContext, TableFacts
+from recfx.ir.context import CollectionContext, OptimizerFacts, TableFacts
 from recfx.ir.meta import Collective
 from recfx.ir.node_kinds import NODE_KINDS, Stage
 from recfx.ir.operator_graph import OperatorGraph
@@ -133,7 +133,7 @@ def planned_with(
         dtype = collection.dtypes[name] if collection.is_sharded else now.dtype
         group = (dtype, None if optimizer is None else optimizer.settings())
         kernel_groups[name] = groups.setdefault(group, len(groups))
-        of_optimizer = None if optimizer is None else optimizer.facts
+        of_optimizer = None if optimizer is None else OptimizerFacts(*optimizer.facts)
         facts[name] = replace(now, dtype=dtype, device=device, is_contiguous=True, optimizer=of_optimizer)
     context = replace(
         context,
