@@ -35,6 +35,7 @@ from recfx.versions.differences import HashZchManagedCollisionModule, PECEmbeddi
 
 _COLLECTIONS = (ManagedCollisionEmbeddingCollection, ManagedCollisionEmbeddingBagCollection)
 _OTHERS = (ITEPEmbeddingBagCollection, ITEPEmbeddingCollection, PECEmbeddingCollection)
+_POLICIES = (LFU_EvictionPolicy, LRU_EvictionPolicy, DistanceLFU_EvictionPolicy)
 _EMPTY = torch.iinfo(torch.int64).max  # of MCH, in the place of an id
 
 
@@ -196,7 +197,7 @@ def _refuse_what_is_lost(module: Any, name: str, path: str) -> None:
     if module._output_global_offset if is_mch else module._output_global_offset_tensor:
         what = f"{name} is a part of a sharded one"
         raise _refused("managed_collision_part", what, "convert the model before it is sharded", path)
-    if is_mch and not _known_policy(module):
+    if is_mch and type(module._eviction_policy) not in _POLICIES:
         what = f"{name} evicts by {type(module._eviction_policy).__name__}"
         raise _refused("managed_collision_code", what, _KEEP, path)
     if is_mch and module._input_hash_func is not None:
@@ -280,12 +281,4 @@ def _learned_by_hash_zch(module: HashZchManagedCollisionModule) -> LearnedMap:
     )
 
 
-def _known_policy(module: MCHManagedCollisionModule) -> bool:
-    """Whether the module evicts by a policy of TorchRec's own."""
-    return type(module._eviction_policy) in (LFU_EvictionPolicy, LRU_EvictionPolicy, DistanceLFU_EvictionPolicy)
-
-
-_READERS = {
-    MCHManagedCollisionModule: _learned_by_mch,
-    HashZchManagedCollisionModule: _learned_by_hash_zch,
-}
+_READERS = {MCHManagedCollisionModule: _learned_by_mch, HashZchManagedCollisionModule: _learned_by_hash_zch}
