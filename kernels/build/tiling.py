@@ -68,7 +68,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
 
 @dataclass(frozen=True)
 class OnGPU:
-    """How a kernel is launched on a GPU, if nothing else was measured there. An H200 gave the numbers of those below.
+    """How a kernel is launched on a GPU, if nothing else was measured there. ``kernels/README.md`` has what was.
 
     Args:
         programs: for each multiprocessor.
@@ -85,14 +85,19 @@ class OnGPU:
 
 # A row of one vector: a warp loads it with as few instructions as four, and sums over columns stay inside the warp.
 _STEP_ON_GPU = OnGPU(128, 256)
+_ONE_WARP = OnGPU(columns_per_warp=1 << 20)  # a lane has one bag or id
 ON_GPU: Mapping[str, OnGPU] = MappingProxyType(
     {
-        **dict.fromkeys(("recfx_quantized_lookup", "recfx_per_sample_weight_gradients"), OnGPU(64, 256)),
+        "recfx_quantized_lookup": OnGPU(64, 256),  # whose rows are not whole words
         **dict.fromkeys(("recfx_pooled_lookup_on_gpu", "recfx_gather_rows_on_gpu"), OnGPU(columns_per_warp=128)),
+        "recfx_per_sample_weight_gradients_on_gpu": OnGPU(columns_per_warp=128),
         "recfx_quantized_lookup_on_gpu": OnGPU(columns_per_warp=256),
         **dict.fromkeys(("recfx_fused_step", "recfx_fused_step_of_borders"), _STEP_ON_GPU),
-        **dict.fromkeys(("recfx_find_rows_on_gpu", "recfx_step_digits_on_gpu"), OnGPU(columns_per_warp=1 << 20)),
-        "recfx_bucket_scatter": OnGPU(columns_per_warp=1 << 20),  # ids are scalars
+        **dict.fromkeys(("recfx_find_rows_on_gpu", "recfx_step_digits_on_gpu"), _ONE_WARP),
+        **dict.fromkeys(("recfx_bucket_counts_on_gpu", "recfx_bucket_scatter_on_gpu"), _ONE_WARP),
+        # These have no form for GPUs: they read vectors of bags and ids as well there. One program, or each, reads
+        # something of every key in turn: there are no more programs than run at once.
+        **{"recfx_bag_offsets": OnGPU(4), "recfx_select_keys": OnGPU(16)},
     }
 )
 """By kernel; others are launched as ``OnGPU()`` says."""

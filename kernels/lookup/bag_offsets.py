@@ -112,7 +112,7 @@ def bag_offsets_triton(
 
 
 def _programs(device: torch.device, most: int) -> int:
-    return launch.programs(device, -(-most // _LANES))
+    return launch.programs(device, -(-most // _LANES), "recfx_bag_offsets")
 
 
 @bag_offsets_triton.register_fake

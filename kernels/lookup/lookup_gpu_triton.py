@@ -1,4 +1,5 @@
-"""The lookups in Triton, in the form that suits a GPU: a program fills a tile of bags (or ids) and columns.
+"""The lookups in Triton, and the gradient of the weights of ids, in the form that suits a GPU: a program has a tile of
+bags (or ids) and columns.
 
 Bags of a tile take turns together: in each, every bag adds its next row, so rows are added in the order of the ids. A
 GPU hides the way to memory behind other warps, and so needs no rows in flight by name as an NPU does.
@@ -63,6 +64,38 @@ def recfx_pooled_lookup_on_gpu(
     if MEAN:
         total = total / tl.maximum(end - begin, 1).to(tl.float32)[:, None]
     tl.store(pooled_ptr + place[:, None] + columns[None, :], total, mask=inside_row)
+
+
+@triton.jit
+def recfx_per_sample_weight_gradients_on_gpu(
+    rows_ptr,  # int64 [n]
+    offsets_ptr,  # int64 [F * B + 1]
+    gradients_ptr,  # [B, D], of the pooled output
+    first_columns_ptr,  # int32 [F + 1]
+    weights_ptr,  # the first table; the others are reached from it
+    table_starts_ptr,  # int64 [F], elements from the first table to the feature's
+    scale_gradients_ptr,  # float32 [n]
+    num_bags,  # F * B
+    batch_size,  # B
+    num_columns,  # D
+    BLOCK_D: tl.constexpr,  # a power of two, at least the largest dim
+    BAGS: tl.constexpr,  # of a program
+):
+    """``per_sample_weight_gradients``: for each position, the gradient of its bag times its row; 0 for a row of -1."""
+    is_bag, feature, begin, end, dim, place = _bags_of(
+        offsets_ptr, first_columns_ptr, num_bags, batch_size, num_columns, BAGS
+    )
+    columns = tl.arange(0, BLOCK_D)
+    inside_row = columns[None, :] < dim[:, None]
+    table_ptr = weights_ptr + tl.load(table_starts_ptr + feature, mask=is_bag, other=0)
+    gradient = tl.load(gradients_ptr + place[:, None] + columns[None, :], mask=inside_row, other=0.0).to(tl.float32)
+    for turn in range(0, tl.max(end - begin, 0)):
+        position = begin + turn
+        row = tl.load(rows_ptr + position, mask=position < end, other=-1)
+        values_ptr = (table_ptr + row * dim)[:, None] + columns[None, :]
+        values = tl.load(values_ptr, mask=(row >= 0)[:, None] & inside_row, other=0.0).to(tl.float32)
+        product = tl.where(row >= 0, tl.sum(gradient * values, 1), 0.0)
+        tl.store(scale_gradients_ptr + position, product, mask=position < end)
 
 
 @triton.jit

@@ -43,6 +43,7 @@ def per_sample_weight_gradients_triton(
     rows: Tensor, offsets: Tensor, gradients: Tensor, weights: list[Tensor], table_of_feature: list[int]
 ) -> Tensor:
     """``per_sample_weight_gradients`` by the kernel, in one launch; all tensors are on one device."""
+    from recfx.kernels.lookup.lookup_gpu_triton import recfx_per_sample_weight_gradients_on_gpu
     from recfx.kernels.lookup.per_sample_weights_triton import recfx_per_sample_weight_gradients
 
     layout = layout_of(weights, table_of_feature)
@@ -50,11 +51,15 @@ def per_sample_weight_gradients_triton(
     of_positions = torch.zeros(rows.numel(), dtype=torch.float32, device=rows.device)
     if bags == 0 or rows.numel() == 0:
         return of_positions
+    kernel, programs = recfx_per_sample_weight_gradients, launch.programs(rows.device, bags)
+    form = {"BLOCK_D": tiling.block_of(layout.largest_dim)}
+    if launch.takes_gpu_forms(rows.device):
+        form["BAGS"] = tiling.bags_on_gpu(form["BLOCK_D"], weights[0].element_size())
+        kernel, programs = recfx_per_sample_weight_gradients_on_gpu, -(-bags // form["BAGS"])
     launch.launch(
-        recfx_per_sample_weight_gradients,
-        launch.programs(rows.device, bags, "recfx_per_sample_weight_gradients"), rows, offsets, gradients,
+        kernel, programs, rows, offsets, gradients,
         layout.first_columns, weights[0], starts(weights, table_of_feature), of_positions,
-        bags, bags // len(table_of_feature), layout.columns, BLOCK_D=tiling.block_of(layout.largest_dim),
+        bags, bags // len(table_of_feature), layout.columns, **form,
     )  # fmt: skip
     return of_positions
 

@@ -21,6 +21,7 @@ from recfx.kernels.route.from_zero import from_zero
 
 WHOLE = -1
 """Instead of a piece: all ids of the feature, unchanged."""
+_BAGS = 64  # of a program on a GPU
 
 
 class Routes(NamedTuple):
@@ -166,7 +167,7 @@ def bucketize_triton(ids: Tensor, lengths: Tensor, batch_size: int, *arguments: 
     if lengths.numel() == 0 or not routes.sources or not launch.is_possible(ids.device):
         return bucketize_reference(ids, lengths, batch_size, *arguments)
     _check_routes(lengths.numel(), ids.numel(), batch_size, routes, weights)
-    from recfx.kernels.route.bucketize_triton import recfx_bucket_counts, recfx_bucket_scatter
+    from recfx.kernels.route import bucketize_triton as kernels
 
     device, bags, features = ids.device, lengths.numel(), len(routes.rows)
     hashable: Any = (tuple(map(tuple, routes.row_borders)), *map(tuple, routes[1:]))
@@ -176,12 +177,14 @@ def bucketize_triton(ids: Tensor, lengths: Tensor, batch_size: int, *arguments: 
     # Nothing outside of the ids is read, whatever the lengths are.
     offsets = from_zero(lengths, ids.numel()).clamp(0, ids.numel())
     piece_of_id = torch.empty(ids.numel(), dtype=torch.int32, device=device)
-    counts = torch.empty(bags, most, dtype=torch.int32, device=device)
-    programs = launch.programs(device, bags)
+    counts = torch.zeros(bags, most, dtype=torch.int32, device=device)
+    on_gpu = launch.takes_gpu_forms(device)
+    programs = -(-bags // _BAGS) if on_gpu else launch.programs(device, bags)
     outside = torch.empty(programs, dtype=torch.int64, device=device)
     launch.launch(
-        recfx_bucket_counts, programs, ids, offsets, on_device.fields, on_device.borders, piece_of_id, counts, outside,
-        bags, batch_size, ids.numel(), most, BLOCK_W=1 << (most - 1).bit_length(),
+        kernels.recfx_bucket_counts_on_gpu if on_gpu else kernels.recfx_bucket_counts, programs,
+        ids, offsets, on_device.fields, on_device.borders, piece_of_id, counts, outside, bags, batch_size, ids.numel(),
+        most, **({"BAGS": _BAGS} if on_gpu else {"BLOCK_W": 1 << (most - 1).bit_length()}),
     )  # fmt: skip
     choices = torch.cat([counts.to(lengths.dtype).view(features, batch_size, most), lengths.view(features, -1, 1)], 2)
     choices = choices.transpose(1, 2).reshape(-1, batch_size)
@@ -195,11 +198,13 @@ def bucketize_triton(ids: Tensor, lengths: Tensor, batch_size: int, *arguments: 
         _refuse_outside(int(ids[first_outside]), feature, routes.rows[feature])
     new_ids = ids.new_empty(total)
     new_weights = ids.new_empty(0, dtype=torch.float32) if weights is None else weights.new_empty(total)
+    bags = new_lengths.numel()
     launch.launch(
-        recfx_bucket_scatter, launch.programs(device, new_lengths.numel(), "recfx_bucket_scatter"), ids,
+        kernels.recfx_bucket_scatter_on_gpu if on_gpu else kernels.recfx_bucket_scatter,
+        -(-bags // _BAGS) if on_gpu else launch.programs(device, bags), ids,
         new_weights if weights is None else weights, offsets, piece_of_id, on_device.fields, on_device.borders,
         on_device.sources, on_device.pieces, new_offsets, new_ids, new_weights,
-        new_lengths.numel(), batch_size, WEIGHTED=weights is not None,
+        bags, batch_size, WEIGHTED=weights is not None, **({"BAGS": _BAGS} if on_gpu else {}),
     )  # fmt: skip
     return new_ids, new_lengths, new_weights
 

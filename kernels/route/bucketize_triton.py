@@ -6,7 +6,8 @@
 3.  ``recfx_bucket_scatter`` copies the ids, bag by bag of the output.
 
 Every value has one program that writes it, at a place that is known beforehand: there are no atomics, and the order of
-ids does not depend on how programs are timed. Ids are scalars throughout, see ``mix64_triton.py``.
+ids does not depend on how programs are timed. Ids are scalars throughout, see ``mix64_triton.py``. In the forms for
+GPUs, a lane has one bag, and lanes take turns together.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -122,3 +123,75 @@ def recfx_bucket_scatter(
                     tl.store(new_weights_ptr + place, tl.load(weights_ptr + position))
                 place += 1
             position += 1
+
+
+@triton.jit
+def recfx_bucket_counts_on_gpu(
+    ids_ptr, offsets_ptr, routes_ptr, borders_ptr, pieces_ptr,
+    counts_ptr,  # zeros
+    outside_ptr, num_bags, batch_size, num_ids, most_pieces,
+    BAGS: tl.constexpr,  # of a program
+):  # fmt: skip
+    """``recfx_bucket_counts``, with its parameters."""
+    bag = tl.program_id(0).to(tl.int64) * BAGS + tl.arange(0, BAGS)
+    is_bag = bag < num_bags
+    route_ptr = routes_ptr + bag // tl.maximum(batch_size, 1) * FIELDS
+    pieces = tl.load(route_ptr + PIECES, mask=is_bag, other=0)
+    rows = tl.load(route_ptr + ROWS, mask=is_bag, other=0)
+    buckets = tl.load(route_ptr + BUCKETS, mask=is_bag, other=0)
+    dense_rows = tl.load(route_ptr + DENSE_ROWS, mask=is_bag, other=0)
+    seed = tl.load(route_ptr + MIXED_SEED, mask=is_bag, other=0)
+    inner_borders_ptr = borders_ptr + tl.load(route_ptr + BORDERS_START, mask=is_bag, other=0) + 1
+    begin = tl.load(offsets_ptr + bag, mask=is_bag, other=0)
+    end = tl.load(offsets_ptr + bag + 1, mask=is_bag, other=0)
+    outside = tl.zeros_like(bag) + num_ids
+    for turn in range(0, tl.max(end - begin, 0)):
+        position = begin + turn
+        inside = position < end
+        key = tl.load(ids_ptr + position, mask=inside, other=0)
+        is_outside = inside & (pieces > 0) & (buckets == 0) & ((key < 0) | (key >= rows))
+        is_hashed = (buckets > 0) & ((key < 0) | (key >= dense_rows))
+        bucket = mix63(key, seed) % tl.maximum(buckets, 1)
+        home = tl.where(is_hashed, dense_rows + bucket * (rows - dense_rows) // tl.maximum(buckets, 1), key)
+        first = tl.zeros_like(bag)
+        last = tl.where(inside & (pieces > 1) & (is_outside == 0), pieces - 1, 0)
+        while tl.max(last - first, 0) > 0:  # the piece is the number of inner borders at or below the home row
+            middle = (first + last) // 2
+            going = first < last
+            is_below = going & (tl.load(inner_borders_ptr + middle, mask=going, other=0) <= home)
+            first = tl.where(is_below, middle + 1, first)
+            last = tl.where(is_below, last, middle)
+        tl.store(pieces_ptr + position, tl.where(is_outside, -1, first).to(tl.int32), mask=inside)
+        tl.atomic_add(counts_ptr + bag * most_pieces + first, 1, mask=inside & (is_outside == 0))
+        outside = tl.minimum(outside, tl.where(is_outside, position, num_ids))
+    tl.store(outside_ptr + tl.program_id(0), tl.min(outside, 0))
+
+
+@triton.jit
+def recfx_bucket_scatter_on_gpu(
+    ids_ptr, weights_ptr, offsets_ptr, pieces_ptr, routes_ptr, borders_ptr, sources_ptr, entry_pieces_ptr,
+    new_offsets_ptr, new_ids_ptr, new_weights_ptr, num_bags, batch_size, WEIGHTED: tl.constexpr,
+    BAGS: tl.constexpr,  # of a program
+):  # fmt: skip
+    """``recfx_bucket_scatter``, with its parameters."""
+    bag = tl.program_id(0).to(tl.int64) * BAGS + tl.arange(0, BAGS)
+    is_bag = bag < num_bags
+    entry = bag // tl.maximum(batch_size, 1)
+    feature = tl.load(sources_ptr + entry, mask=is_bag, other=0)
+    piece = tl.load(entry_pieces_ptr + entry, mask=is_bag, other=-1)
+    route_ptr = routes_ptr + feature * FIELDS
+    is_rows = (piece >= 0) & (tl.load(route_ptr + BUCKETS, mask=is_bag, other=0) == 0)
+    start = tl.load(route_ptr + BORDERS_START, mask=is_bag, other=0)
+    base = tl.load(borders_ptr + start + piece, mask=is_rows, other=0)
+    source = bag + (feature - entry) * batch_size
+    begin = tl.load(offsets_ptr + source, mask=is_bag, other=0)
+    end = tl.load(offsets_ptr + source + 1, mask=is_bag, other=0)
+    place = tl.load(new_offsets_ptr + bag, mask=is_bag, other=0)
+    for turn in range(0, tl.max(end - begin, 0)):
+        position = begin + turn
+        inside = position < end
+        taken = inside & ((piece < 0) | (tl.load(pieces_ptr + position, mask=inside, other=0) == piece))
+        tl.store(new_ids_ptr + place, tl.load(ids_ptr + position, mask=taken, other=0) - base, mask=taken)
+        if WEIGHTED:
+            tl.store(new_weights_ptr + place, tl.load(weights_ptr + position, mask=taken, other=0.0), mask=taken)
+        place += taken.to(tl.int64)

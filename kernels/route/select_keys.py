@@ -49,7 +49,7 @@ def select_keys_triton(
     made = _made(ids, offsets, positions, batch_size, count, weights)
     new_ids, new_offsets, new_weights = made
     bags = new_offsets.numel() - 1
-    programs = launch.programs(ids.device, -(-max(bags, count) // _LANES))
+    programs = launch.programs(ids.device, -(-max(bags, count) // _LANES), "recfx_select_keys")
     bags_each, ids_each = (-(-number // (programs * _LINE)) * _LINE for number in (bags, count))
     launch.launch(
         recfx_select_keys, programs, ids, ids if weights is None else weights, offsets,

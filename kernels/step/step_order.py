@@ -21,7 +21,6 @@ from torch import Tensor
 
 from recfx.kernels.build import launch
 
-_DIGIT = 1 << 24  # float32 holds all integers below
 _LINE = 16  # float32 values of one cache line, into which one program writes
 _LANES = 128  # positions of a program on a GPU
 _ROWS = 2**31  # rows are int32 in the kernel
@@ -82,23 +81,21 @@ def step_order(
 
 
 class _Digits(NamedTuple):
-    """How keys are cut: into ``bits``, and the others, if there are any."""
+    """How keys are cut."""
 
     bits: int
     low: torch.dtype
-    high: torch.dtype | None
+    high: torch.dtype | None = None  # of what is above these bits, if there is anything
 
 
 def _digits(on_gpu: bool, table_rows: Sequence[int]) -> _Digits | None:
     """The fewest bits to sort by; None: int64."""
     count = sum(table_rows)
     if not on_gpu:
-        high = torch.float32 if count > _DIGIT else None
+        high = torch.float32 if count > 1 << 24 else None  # float32 holds all integers up to this one
         return None if max(table_rows) >= _ROWS else _Digits(24, torch.float32, high)
-    # The kernels look for the key after the last one.
-    for bits, dtype in ((15, torch.int16), (31, torch.int32)):
-        if count < 1 << bits:
-            return _Digits(bits, dtype, None)
+    if count < 1 << 31:  # the kernels look for the key after the last one
+        return _Digits(15, torch.int16) if count < 1 << 15 else _Digits(31, torch.int32)
     return _Digits(31, torch.int32, torch.int8) if count <= 1 << 38 else None
 
 

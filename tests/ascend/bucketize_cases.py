@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate, chain
+from typing import Any
 
 import torch
 
@@ -13,6 +15,7 @@ from tests.ascend.kernel_case import Call, KernelCase, Place, offsets_of
 from tests.kernels.routes import by_reference
 
 _PROGRAMS = 7
+_BAGS = 16  # of a program on a GPU
 _COUNTS = {
     "ids_ptr": "*i64", "offsets_ptr": "*i64", "routes_ptr": "*i64", "borders_ptr": "*i64", "pieces_ptr": "*i32",
     "counts_ptr": "*i32", "outside_ptr": "*i64", "num_bags": "i32", "batch_size": "i32", "num_ids": "i32",
@@ -29,7 +32,20 @@ _EXTREMES = (0, 1, -1, 2**31 - 1, 2**31, -(2**31), 2**32, 2**33, 2**63 - 1, -(2*
 def cases() -> list[KernelCase]:
     """Counts in blocks of pieces up to 1,024; copies with and without weights."""
     blocks = [_counts(block) for block in (1, 4, 8, 64, 1024)]
-    return [*blocks, *(_scatter(weighted, dtype) for weighted, dtype in ((0, "fp32"), (1, "fp32"), (1, "fp16")))]
+    scattered = [_scatter(weighted, dtype) for weighted, dtype in ((0, "fp32"), (1, "fp32"), (1, "fp16"))]
+    return [*blocks, *scattered, *(_on_gpu(case) for case in (_counts(1), _counts(64), *scattered[:2]))]
+
+
+def _on_gpu(case: KernelCase) -> KernelCase:
+    """The form for GPUs, whose programs take bags that lie side by side."""
+    constants: dict[str, Any] = {name: value for name, value in case.constexprs.items() if name != "BLOCK_W"}
+    calls = case.calls
+    if "BLOCK_W" in case.constexprs:
+        calls = {label: partial(make, bags_each=_BAGS) for label, make in case.calls.items()}  # type: ignore[call-arg]
+    return replace(
+        case, name=f"{case.name}-on_gpu", kernel=f"{case.kernel}_on_gpu", calls=calls, on_gpu=True,
+        constexprs={**constants, "BAGS": _BAGS}, programs=_PROGRAMS if "BLOCK_W" in case.constexprs else 40,
+    )  # fmt: skip
 
 
 def _counts(block: int) -> KernelCase:
@@ -112,7 +128,7 @@ def _pieces(ids: torch.Tensor, lengths: torch.Tensor, batch_size: int, routes: R
 
 
 def _count_call(
-    place: Place, pieces: tuple[int, ...], batch_size: int, longest: int = 9, outside: bool = False
+    place: Place, pieces: tuple[int, ...], batch_size: int, longest: int = 9, outside: bool = False, bags_each: int = 0
 ) -> Call:
     draw = torch.Generator().manual_seed(sum(pieces) + batch_size)
     ids, lengths, routes = _batch(pieces, batch_size, longest, draw)
@@ -122,12 +138,13 @@ def _count_call(
     bags = torch.repeat_interleave(torch.arange(lengths.numel()), lengths)
     if outside:  # every third id of each feature whose ids are rows
         for bag in range(lengths.numel()):
+            program = bag // bags_each if bags_each else bag % _PROGRAMS
             is_rows = routes.buckets[bag // batch_size] == 0
             for position in range(int(offsets[bag]), int(offsets[bag + 1])):
                 if is_rows and position % 3 == 0:
                     ids[position] = (-1, 90, 2**63 - 1, -(2**63))[position % 4]
                     piece_of_ids[position] = -1
-                    first[bag % _PROGRAMS] = min(int(first[bag % _PROGRAMS]), position)
+                    first[program] = min(int(first[program]), position)
     counts = torch.zeros(lengths.numel(), most, dtype=torch.int32)
     counts.index_put_(
         (bags[piece_of_ids >= 0], piece_of_ids[piece_of_ids >= 0].long()),
@@ -137,7 +154,7 @@ def _count_call(
     fields, borders = _route_fields(routes)
     arguments = [
         place(ids), place(offsets), place(fields), place(borders), place(torch.full_like(piece_of_ids, 77)),
-        place(torch.full_like(counts, 77)), place(torch.full_like(first, 77)),
+        place(torch.full_like(counts, 0 if bags_each else 77)), place(torch.full_like(first, 77)),
         lengths.numel(), batch_size, ids.numel(), most,
     ]  # fmt: skip
     return Call(arguments, {"pieces_ptr": piece_of_ids, "counts_ptr": counts, "outside_ptr": first})

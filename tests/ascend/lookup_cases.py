@@ -62,6 +62,8 @@ def gpu_cases() -> list[KernelCase]:
             _on_gpu(_quantized(bits, block, weighted, mean, out), bags)
             for bits, block, bags, weighted, mean, out in quantized
         ),
+        *(_on_gpu(_gradients(dtype, block), bags) for dtype, block, bags in (("fp32", 64, 2), ("fp16", 1, 16))),
+        *(_on_gpu(_gradients(dtype, block), bags) for dtype, block, bags in (("bf16", 64, 4), ("fp32", 256, 1))),
     ]
 
 
@@ -86,7 +88,7 @@ def _on_gpu(case: KernelCase, bags: int) -> KernelCase:
         calls = {label: partial(call, partial(make, alignments=(4, 16, 8))) for label, make in case.calls.items()}
     return KernelCase(
         f"{case.name}-on_gpu-bags_{bags}", f"{_KERNELS}lookup_gpu_triton:{function}_on_gpu", signature, constexprs,
-        calls, programs=-(-(433 if "gathered_ptr" in signature else 60) // bags), on_gpu=True,
+        calls, programs=-(-(433 if "gathered_ptr" in signature else 90) // bags), on_gpu=True,
     )  # fmt: skip
 
 

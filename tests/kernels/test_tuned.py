@@ -102,13 +102,13 @@ def test_launches_on_a_gpu_use_it(monkeypatch: pytest.MonkeyPatch) -> None:
     properties = SimpleNamespace(name="H100", multi_processor_count=10)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     device: Any = SimpleNamespace(type="cuda")
-    weights, on_gpu = "recfx_per_sample_weight_gradients", f"{LOOKUP}_on_gpu"
+    weights, on_gpu = "recfx_quantized_lookup", f"{LOOKUP}_on_gpu"
     assert [launch.programs(device, 10**6, kernel) for kernel in (weights, "recfx_fused_step")] == [640, 1280]
     assert [launch.warps(device, on_gpu, block) for block in (16, 128, 256, 1024)] == [1, 1, 2, 4]
     keep("H100", {PROGRAMS_PER_CORE: {weights: 8}, WARPS: {on_gpu: 8}})
     kernels = on_gpu, "recfx_fused_step", "recfx_select_keys"
     assert [launch.warps(device, kernel, 16) for kernel in kernels] == [8, 1, 4]
-    assert [launch.programs(device, 10**6, kernel) for kernel in (weights, "recfx_select_keys")] == [80, 320]
+    assert [launch.programs(device, 10**6, kernel) for kernel in (weights, "recfx_select_keys")] == [80, 160]
 
 
 def test_a_launch_on_a_gpu_says_how_many_warps(monkeypatch: pytest.MonkeyPatch) -> None:

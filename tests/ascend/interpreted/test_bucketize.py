@@ -1,14 +1,28 @@
-"""The kernels that route ids on a device: what they refuse."""
+"""The kernels that route ids on a device, in both forms: what they refuse, and the form for GPUs on any batch."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
 
+from recfx.kernels.build import launch
 from recfx.kernels.route.bucketize import WHOLE, Routes
-from tests.kernels.routes import by_kernels
+from tests.kernels.routes import batches, by_kernels, by_reference
 
 ROUTES = Routes([[], [0, 4, 10]], [0, 0], [0, 10], [0, 0], [0, 0], [0, 1, 1, 1], [WHOLE, 0, 1, 0])
+
+
+@pytest.fixture(autouse=True, params=[True, False], ids=["on_gpu", "elsewhere"])
+def _form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "takes_gpu_forms", lambda device: request.param)
+
+
+@given(batches())
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_batch(batch: tuple[torch.Tensor, torch.Tensor, int, Routes, torch.Tensor | None]) -> None:
+    for one, other in zip(by_kernels(*batch), by_reference(*batch), strict=True):
+        assert one is other is None or torch.equal(one, other)
 
 
 @pytest.mark.parametrize("bad", [-1, 10, 2**63 - 1, -(2**63)])

@@ -87,6 +87,8 @@ def test_operators_launch_their_kernels(monkeypatch: pytest.MonkeyPatch) -> None
         ("quantized", ["quantized_lookup"]),  # rows of 9 and 12 bytes, of which not all are whole words
         ("words", ["quantized_lookup_on_gpu"]),
         ("find", ["find_rows_on_gpu"]),
+        ("scale", ["per_sample_weight_gradients_on_gpu"]),
+        ("bucketize", ["bucket_counts_on_gpu", "bucket_scatter_on_gpu"]),
         ("step", ["step_digits_on_gpu", "fused_step", "fused_step_of_borders"]),
     ],
 )
