@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -16,6 +15,7 @@ from recfx.kernels.step.fused_step import fused_step_
 from recfx.lowering.registry import LookupSpec
 from recfx.lowering.step.trainable_lookup import Backward, changed_before_backward
 from recfx.lowering.step.trained_batch import Gradients, TrainedBatch
+from recfx.optim.fused_optimizer import groups_of
 from recfx.optim.rules.rule import STEP, Rule, StepNumbers
 from recfx.optim.rules.sgd import SGD
 
@@ -33,10 +33,8 @@ class CpuBackward(Backward):
         self._nothing = torch.empty(0, dtype=torch.float32, device="cpu")
 
     def scale_gradient(self, batch: TrainedBatch, grad_output: torch.Tensor) -> torch.Tensor:
-        with self._reading(batch):
-            return per_sample_weight_gradients(
-                batch.values, batch.offsets, grad_output, batch.weights, self.table_of_feature
-            )
+        arguments = (batch.values, batch.offsets, grad_output, batch.weights, self.table_of_feature)
+        return self._read(batch, per_sample_weight_gradients, *arguments)
 
     def weight_gradients(
         self, batch: TrainedBatch, gradients: Gradients, is_needed: Sequence[bool]
@@ -87,7 +85,7 @@ class CpuBackward(Backward):
         states = [[state.get(named.name, self._nothing) for state in kept] for named in self.rule.states]
         # Only rules that save the number of steps read it.
         counted = (counts + 1).tolist() if counts is not None and self.rule.saves_step else None
-        numbers = self._numbers.of([optimizer.group for optimizer in self.optimizers], counted)
+        numbers = self._numbers.of(groups_of(self.optimizers), counted)
         self._run(batch, gradients, batch.weights, states, trained, self.rule.name, numbers, counts)
 
     def _prepare(self, weights: list[torch.Tensor], trained: list[bool]) -> bool:
@@ -113,30 +111,17 @@ class CpuBackward(Backward):
         counts: torch.Tensor | None,
     ) -> None:
         first, second = (*states, [], [])[:2]
-        with self._reading(batch):  # a step is not an edit that autograd should see
-            fused_step_(
-                batch.values,
-                batch.offsets,
-                [None if gradient is None else gradient.contiguous() for gradient in gradients],
-                weights,
-                first,
-                second,
-                self.table_of_feature,
-                is_stepped,
-                rule,
-                numbers,
-                self.mean,
-                batch.scale,
-                counts,
-                self.unpooled,
-            )
+        given = [None if gradient is None else gradient.contiguous() for gradient in gradients]
+        self._read(
+            batch, fused_step_, batch.values, batch.offsets, given, weights, first, second, self.table_of_feature,
+            is_stepped, rule, numbers, self.mean, batch.scale, counts, self.unpooled,
+        )  # fmt: skip
 
-    @contextlib.contextmanager
-    def _reading(self, batch: TrainedBatch) -> Iterator[None]:
-        """A context for operators that read the tables, which may have been replaced since the forward."""
+    def _read(self, batch: TrainedBatch, operator: Callable[..., Any], *arguments: Any) -> Any:
+        """Call an operator that reads the tables, which may have been replaced since the forward."""
         try:
-            with torch.no_grad():
-                yield
+            with torch.no_grad():  # a step is not an edit that autograd should see
+                return operator(*arguments)
         except IndexError as error:  # a row is beyond the end of its table, and nothing was stepped
             raise changed_before_backward(self.tables) from error
         except RuntimeError as error:
@@ -186,6 +171,7 @@ class NumbersOfTables:
     def __init__(self, rule: Rule) -> None:
         self._rule = rule
         self._names = tuple(setting.name for setting in rule.settings)
+        self._read = operator.itemgetter(*self._names)
         self._keys: list[Any] | None = None  # of settings that cannot change without being replaced
         self._numbers: list[float] = []
 
@@ -194,8 +180,10 @@ class NumbersOfTables:
 
         ``steps`` are the numbers of steps, including this one; None: the rule does not read them.
         """
-        names = self._names
-        keys: list[Any] = [tuple(map(group.get, names)) for group in groups]
+        try:
+            keys: list[Any] = list(map(self._read, groups))
+        except KeyError:  # the update has a default for what is not there
+            keys = [tuple(map(group.get, self._names)) for group in groups]
         if steps is None and keys == self._keys:
             return self._numbers
         settings: list[Any] | None = keys

@@ -284,6 +284,7 @@ def _with_gradients(
     return {
         id(weight): (weight, part.optimizers[table])
         for part, tables in parts
+        if not all(weight.grad is None for weight in part.weights)  # for speed
         for table in tables
         if (weight := part.weights[table]).grad is not None
         and (weight.requires_grad and not weight.is_meta and part.reached[table] and id(weight) not in awaited)
@@ -307,15 +308,16 @@ def _step_joined(parts: Sequence[_PartOfTables], weight: torch.Tensor, optimizer
 @torch.compiler.disable
 def _step(parts: list[_PartOfTables]) -> None:
     """Step all tables of ``parts``. Opaque to compiled autograd, because the kernels work on memory addresses."""
-    for part, tables in _reached(parts):
-        for weight in (part.weights[table] for table in tables):
-            if weight.requires_grad:
-                increment_version(weight)  # kernels write past autograd, and other backwards may have noted it
+    stepped = [part.weights[table] for part, tables in parts for table in tables if part.reached[table]]
+    # Kernels write past autograd, and other backwards may have noted the versions.
+    increment_version([weight for weight in stepped if weight.requires_grad])
     lookups: dict[StepOnce, list[GradientPart]] = {}
     for part, _ in parts:
         lookups.setdefault(part.lookup, []).append(part)
     read = [weight for (first, *_) in lookups.values() for weight in map(id, first.weights)]
-    alike = all(len({tuple(map(id, part.weights)) for part in same}) == 1 for same in lookups.values())
+    alike = len(parts) == len(lookups) or all(
+        len({tuple(map(id, part.weights)) for part in same}) == 1 for same in lookups.values()
+    )
     with later_range(parts[0][0].lookup.node, STEP):
         if alike and len(read) == len(set(read)) and all(len(tables) == len(part.weights) for part, tables in parts):
             for same in lookups.values():

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -219,12 +220,44 @@ def has_own_hook(optimizer: torch.optim.Optimizer) -> bool:
     return _in_dtype_of_table in optimizer._optimizer_step_pre_hooks.values()
 
 
-def changed_settings(tables: Sequence[str], optimizers: Mapping[str, FusedOptimizer]) -> list[tuple[str, str]]:
-    """Find the tables whose optimizer has a ``changed_setting``, and that setting. Every batch asks for all tables."""
+def groups_of(optimizers: Sequence[FusedOptimizer]) -> list[dict[str, Any]]:
+    """The ``group`` of each. Every step asks for all tables, in its forward and in its backward."""
     return [
-        (table, changed)
-        for table in tables
-        if (optimizer := optimizers.get(table)) is not None
-        and (optimizer.rule.neutral or any(map(optimizer.group.get, optimizer.rule.refused)))  # for speed
-        and (changed := optimizer.changed_setting())
+        optimizer._optimizer.param_groups[0] if type(optimizer) is AttachedOptimizer else optimizer.group
+        for optimizer in optimizers
     ]
+
+
+class CheckedSettings:
+    """Finds the settings that no fused update supports among those of the optimizers of a lookup. One comparison tells
+    whether anything is not as it was when all were right.
+    """
+
+    def __init__(self) -> None:
+        self._read: Callable[[dict[str, Any]], Any] = len
+        self._are_there: Callable[[dict[str, Any]], Any] = len
+        self._right: list[Any] | None = None
+
+    def changed(self, optimizers: Sequence[FusedOptimizer]) -> list[tuple[int, str]]:
+        """The positions of those that have a ``changed_setting``, and that setting. Every batch asks for all tables."""
+        groups = groups_of(optimizers)
+        try:
+            list(map(self._are_there, groups))  # if no setting has gone, and their number is the same, none is new
+            if self._right == [*map(len, groups), *map(self._read, groups)]:
+                return []
+        except (KeyError, RuntimeError):  # or a setting is a tensor of several numbers
+            pass
+        settings = map(FusedOptimizer.changed_setting, optimizers)
+        found = [(position, changed) for position, changed in enumerate(settings) if changed]
+        self._right = None
+        if groups and not found and all(groups[0].keys() == group.keys() for group in groups):
+            supported = {"params", *optimizers[0].rule.supported} & groups[0].keys()
+            names = groups[0].keys() - supported
+            if (
+                names
+                and supported
+                and not any(isinstance(group[name], torch.Tensor) for group in groups for name in names)
+            ):
+                self._read, self._are_there = itemgetter(*names), itemgetter(*supported)
+                self._right = [*map(len, groups), *map(self._read, groups)]
+        return found

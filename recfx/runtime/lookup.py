@@ -13,7 +13,7 @@ from recfx.ir.node_kinds import NOT_COMBINED
 from recfx.ir.tables import KeyOrder, TableSpec
 from recfx.lowering import reference
 from recfx.lowering.registry import Choice, IdsToRows, LookupBatch, LookupKernel, LookupSpec, Outputs, select_backend
-from recfx.optim.fused_optimizer import changed_settings
+from recfx.optim.fused_optimizer import CheckedSettings
 from recfx.runtime.bags import keep_ids, permute_features
 from recfx.runtime.base import NodeModule
 from recfx.runtime.in_flight import BatchInFlight, guard_backward
@@ -40,7 +40,7 @@ class Lookup(NodeModule):
         self._positions = None if tuple(keys) == features else [positions[name] for name in keys]
         self._indexed = [table.name for table in tables if table.has_index]
         self._may_read_untrained = any(_may_read_untrained(table) for table in tables)
-        self._decided = ""
+        self._decided, self._settings = "", CheckedSettings()
         self._choice: Choice | None = None
         if "kernel" in of.node.kwargs:
             self.choose_kernel(str(of.node.kwargs["kernel"]))
@@ -219,9 +219,12 @@ class Lookup(NodeModule):
         return weights, choice
 
     def _refuse_changed_settings(self) -> None:
-        for table, changed in changed_settings(self._names, self.store.optimizers):
+        optimizers = self.store.optimizers
+        tables = [table for table in self._names if table in optimizers]
+        for position, changed in self._settings.changed([optimizers[table] for table in tables]):
             raise ConversionError(
-                f"the optimizer of table {table!r} was given {changed} after the conversion, which has no fused form.",
+                f"the optimizer of table {tables[position]!r} was given {changed} after the conversion, which has no "
+                "fused form.",
                 reason="optimizer_setting_changed",
                 module_path=self.collection,
                 what_to_do="leave it at its default; or unconvert the model, which trains by the dense optimizer.",
