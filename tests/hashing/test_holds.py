@@ -1,4 +1,4 @@
-"""What an index says of ids and of its own changes, fact by fact: its part of the ids, removals, meta, devices."""
+"""Holds on rows, and many indexes at once."""
 
 from __future__ import annotations
 
@@ -13,9 +13,13 @@ from torchrec import EmbeddingBagCollection
 import recfx
 from recfx.errors import CheckpointError
 from recfx.hashing import HashConfig, HashIndex
+from recfx.hashing.index import views_of
 from recfx.hashing.row_move import RowMove, fit_rows
 from recfx.hashing.slices import join_states, row_cuts, slice_state
+from recfx.kernels.index import hash_index
+from recfx.kernels.index.index_buffers import IndexView
 from tests.builders.collections import two_tables
+from tests.support.refusals import refused
 
 IDS = torch.arange(-300, 300) * 1_000_003
 
@@ -97,3 +101,57 @@ def test_a_model_on_meta_goes_back() -> None:
     _, mapping = recfx.unconvert(on_meta(), with_mapping=True)
     assert {table: len(ids) for table, (ids, _) in mapping.items()} == {"t1": 0, "t2": 0}
     assert recfx.explain(on_meta()).ok
+
+
+RAW = HashConfig(dense_rows=0)
+
+
+def index_of(*ids: int) -> HashIndex:
+    index = HashIndex(64, config=RAW)
+    index.find_or_insert(torch.tensor(ids))
+    return index
+
+
+def in_place(target: HashIndex, source: HashIndex) -> None:
+    """As torch.distributed.checkpoint loads."""
+    state = target.state_dict()
+    for name, value in source.state_dict().items():
+        state[name].copy_(value)
+
+
+def found_in(view: IndexView, *ids: int) -> list[int]:
+    rows: list[int] = hash_index.find(torch.tensor(ids), view.slot_groups, view.side_row, 0).tolist()
+    return rows
+
+
+def test_views_are_kept_until_a_state_is_written() -> None:
+    indexes = [index_of(1, 2), index_of(3, 4)]
+    first = views_of(indexes, False)
+    assert all(again is view for again, view in zip(views_of(indexes, False), first, strict=True))
+    in_place(indexes[1], index_of(50, 60, 70))
+    views = views_of(indexes, False)
+    assert views[0] is first[0]
+    assert found_in(views[1], 50, 60, 70, 3) == [0, 1, 2, -1]
+
+
+def test_an_index_follows_what_is_written_to_its_leader() -> None:
+    leader, follower = index_of(1), HashIndex(64, config=RAW)
+    follower.follow(leader)
+    views_of([leader, follower], False)
+    in_place(leader, index_of(50, 60))
+    (view,) = views_of([follower], False)
+    assert found_in(view, 50, 60, 1) == [0, 1, -1]
+
+
+def test_a_load_that_was_interrupted_is_told() -> None:
+    indexes = [index_of(1), index_of(2)]
+    views_of(indexes, False)
+    indexes[1].__dict__["_expects_load"] = True
+    with refused("load_interrupted", error=CheckpointError):
+        views_of(indexes, False)
+
+
+def test_training_shares_no_rows() -> None:
+    sharing = HashIndex(64, config=HashConfig(dense_rows=0, on_full="share", unseen="share"))
+    for _ in range(2):  # made, and kept
+        assert [view.share_buckets > 0 for mode in (False, True) for view in views_of([sharing], mode)] == [True, False]

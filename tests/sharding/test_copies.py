@@ -1,4 +1,4 @@
-"""What becomes of a sharded collection that is copied, and what it takes over from the unsharded one."""
+"""Copies of sharded models, and models that are sharded no longer."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import copy
 import io
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torchrec import KeyedJaggedTensor
+from torchrec import EmbeddingBagCollection, EmbeddingCollection, KeyedJaggedTensor
 from torchrec.distributed.types import ShardingPlan
 
 import recfx
 from recfx.collections.sharding.collection import ShardedHashEmbeddingBagCollection
+from recfx.errors import CheckpointError, ConversionError, ExportError, RecfxError
 from tests.sharding.cases import (
     Case,
     Table,
@@ -27,6 +29,7 @@ from tests.sharding.cases import (
     with_optimizer,
 )
 from tests.sharding.ranks import ranks
+from tests.sharding.stateful import ADMIT, LRU, case_of, in_kinds, make, sharded_of, train
 from tests.support.fake_group import fake_group
 
 CASE = Case(
@@ -92,3 +95,91 @@ def test_a_sharded_model_that_is_pickled_names_what_saves_it(form: str) -> None:
         for reason, path, advice in told:
             assert (reason, path.rpartition(".")[2]) == ("sharded_not_pickled", "sparse")
             assert all(way in advice for way in ("save_checkpoint", "state_dict", "unconvert", "export", "deepcopy"))
+
+
+KEYS = {"adagrad": ("sum",), "rowwise_adagrad": ("sum",), "adam": ("exp_avg", "exp_avg_sq", "step")}
+
+
+def described(plain: Any, mapping: Any) -> dict[str, Any]:
+    sparse = plain.sparse
+    assert type(sparse) in (EmbeddingBagCollection, EmbeddingCollection)
+    state = {}
+    for name, parameter in sparse.named_parameters():
+        (optimizer,) = parameter._in_backward_optimizers
+        values = optimizer.state[parameter]
+        state[name] = {key: values[key].clone() for key in values if isinstance(values[key], torch.Tensor)}
+    return {"weights": plain.state_dict(), "optimizer": state, "mapping": mapping}
+
+
+def back(rank: int, world_size: int, case: Case) -> dict[str, Any]:
+    model = make(case, world_size)
+    train(model, case, rank, world_size, 0, 3)
+    before = model.state_dict().keys()
+    plain, mapping = recfx.unconvert(model, with_mapping=True)
+    assert model.state_dict().keys() == before
+    return described(plain, mapping)
+
+
+@pytest.mark.parametrize(
+    ("plan", "hashing", "optimizer"),
+    [("mixed", LRU, "adagrad"), ("columns", ADMIT, "adam"), ("rows", None, "rowwise_adagrad")],
+)
+@pytest.mark.parametrize("kind", ["pooled", "sequence"])
+def test_equals_the_unsharded_model_unconverted(plan: str, hashing: Any, optimizer: str, kind: str) -> None:
+    case = in_kinds(case_of(plan, hashing, optimizer))[kind]
+    whole = make(case, 0)
+    train(whole, case, 0, 0, 0, 3)
+    expected = described(*recfx.unconvert(whole, with_mapping=True))  # type: ignore[misc]
+    for answer in ranks(2).run(back, case):
+        assert answer["weights"].keys() == expected["weights"].keys()
+        for name, weight in expected["weights"].items():
+            torch.testing.assert_close(answer["weights"][name], weight, rtol=1e-4, atol=1e-5)
+        for name, state in expected["optimizer"].items():
+            for key in KEYS[optimizer]:
+                torch.testing.assert_close(answer["optimizer"][name][key], state[key], rtol=1e-4, atol=1e-5)
+        assert answer["mapping"].keys() == expected["mapping"].keys()
+        for table, (ids, rows) in expected["mapping"].items():
+            assert torch.equal(answer["mapping"][table][0], ids)
+            assert torch.equal(answer["mapping"][table][1], rows)
+
+
+def refused(rank: int, world_size: int, case: Case) -> str:
+    model = make(case, world_size)
+    train(model, case, rank, world_size, 0, 1)
+    with pytest.raises(ConversionError) as caught:
+        recfx.unconvert(model)
+    return caught.value.reason
+
+
+def test_ids_in_an_index_are_refused_on_all_ranks() -> None:
+    assert ranks(2).run(refused, case_of("tables")) == ["index_holds_ids"] * 2
+
+
+def torn(rank: int, world_size: int, case: Case) -> str:
+    model = make(case, world_size)
+    train(model, case, rank, world_size, 0, 1)
+    if rank == 1:
+        next(iter(sharded_of(model).hash_indexes.values())).row_state.fill_(7)  # type: ignore[operator, union-attr]
+    with pytest.raises(CheckpointError) as caught:
+        recfx.unconvert(model, with_mapping=True)
+    return caught.value.reason
+
+
+def test_a_torn_index_on_one_rank_is_an_error_on_all() -> None:
+    assert ranks(2).run(torn, case_of("rows")) == ["torn_state"] * 2
+
+
+def test_ranks_whose_process_group_was_destroyed(tmp_path: Path) -> None:
+    """Each of them would take itself for alone."""
+    with fake_group(0, 2):
+        model = make(case_of("rows"), 2)
+    calls: list[tuple[type[RecfxError], Callable[[], object]]] = [
+        (ConversionError, lambda: recfx.unconvert(model, with_mapping=True)),
+        (CheckpointError, lambda: recfx.save_checkpoint(model, tmp_path / "run")),
+        (CheckpointError, lambda: recfx.load_checkpoint(model, tmp_path / "run")),
+        (ExportError, lambda: recfx.export(model, tmp_path / "model.pt", None)),
+    ]
+    for error, call in calls:
+        with pytest.raises(error, match=r"^\[no_process_group\] .*before torch.distributed.destroy_process_group"):
+            call()
+    assert not any(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""Activation checkpointing of sharded collections: trained as others are, or refused by all ranks alike."""
+"""Backwards that come late, forwards that are computed again, and the steps of a batch."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import recfx
-from recfx.errors import InputError
+from recfx.errors import InputError, OutOfStepError
+from recfx.runtime.marks import has_failed
 from tests.sharding.cases import Case, Table, as_sequence, batches, build, shard, values_of
+from tests.sharding.cases import sharded_model as sharded_parts
 from tests.sharding.ranks import ranks
 from tests.sharding.stateful import make, sharded_of
 from tests.sharding.typical_cases import TYPES
 from tests.support.pairwise import pairwise
+from tests.support.refusals import refused
 
 
 def train(
@@ -97,3 +100,88 @@ def test_all_ranks_refuse_tables_that_evict_or_admit(
     case = Case((table,), hashing=recfx.HashConfig(dense_rows=0, **config), raw_ids=60, sizes=(2,))
     reasons = ranks(2).run(refusals, case if is_pooled else as_sequence(case), use_reentrant)
     assert reasons == [["activation_checkpointing"] * 2] * 2
+
+
+ALONE = (  # rank 1 has no part of the table whose rows are given away
+    Table("small", 24, 8, ("f0",), sharding=("table_wise", 0)),
+    Table("large", 512, 8, ("f1",), sharding=("row_wise",)),
+)
+EVICTING = Case(ALONE, hashing=recfx.HashConfig(dense_rows=0, on_full="evict"), raw_ids=200, sizes=(2,))
+
+
+def late(rank: int, world_size: int) -> tuple[str, str]:
+    """What a backward raises after its rows have gone to other ids, and what the next call raises then."""
+    sparse = sharded_of(make(EVICTING, world_size))
+    sparse.batches_in_flight = 0
+    first, *others = [step[rank] for step in batches(EVICTING, world_size, 12)]
+    loss = sparse(first).values().sum()
+    for features in others:
+        sparse(features).values()
+    raised = ["", ""]
+    try:
+        loss.backward()
+    except InputError as error:
+        raised[0] = error.reason
+        with pytest.raises(OutOfStepError) as after:
+            sparse(first)
+        raised[1] = after.value.reason
+    return raised[0], raised[1]
+
+
+def test_a_rank_refuses_a_backward_if_it_has_lost_the_rows_and_sends_nothing_more() -> None:
+    assert ranks(2).run(late) == [("backward_after_eviction", "out_of_step"), ("", "")]
+
+
+def different_depths(rank: int, world_size: int) -> str:
+    sparse = sharded_of(make(EVICTING, world_size))
+    sparse.batches_in_flight = 2 + rank
+    with pytest.raises(OutOfStepError) as caught:
+        sparse(batches(EVICTING, world_size, 1)[0][rank]).values()
+    sparse.batches_in_flight = 3
+    sparse(batches(EVICTING, world_size, 1)[0][rank]).values()
+    return caught.value.reason
+
+
+def test_ranks_that_differ_in_batches_in_flight_are_told() -> None:
+    assert ranks(2).run(different_depths) == ["ranks_at_different_calls"] * 2
+
+
+CASE = Case(
+    (Table("rows", 24, 8, ("f0",), "SUM", ("row_wise",)), Table("one", 24, 8, ("f1",), "SUM", ("table_wise", 0)))
+)
+
+
+def fails_between(rank: int, world_size: int, case: Case) -> list[str]:
+    """Two batches are sent; the first one's lookup fails."""
+    module: Any = sharded_parts(case, world_size).sparse
+    calls = []
+    for step in batches(case, world_size, 2):
+        context = module.create_context()
+        calls.append((context, module.input_dist(context, step[rank]).wait().wait()))
+        assert "features" not in context.values  # the batch itself is not kept
+
+    def fail(*_: Any) -> None:
+        raise ValueError("not this one")
+
+    handles = [lookup.register_forward_pre_hook(fail) for lookup in module._lookups]
+    with pytest.raises(ValueError, match="not this one"):
+        module.compute(*calls[0])
+    for handle in handles:
+        handle.remove()
+    assert has_failed(module.groups.pooled)
+    third, said = module.create_context(), []
+    for call in (
+        lambda: module.compute(*calls[1]),
+        lambda: module.input_dist(third, batches(case, world_size, 1)[0][rank]),
+        module.in_step.refuse_if_failed,
+    ):
+        with refused("out_of_step", "sparse", error=OutOfStepError) as caught:
+            call()
+        said.append(caught.value.message)
+    return said
+
+
+def test_after_a_step_that_failed_nothing_that_was_sent_before_is_run() -> None:
+    for said in ranks(2).run(fails_between, Case(CASE.tables[:1])):  # a table with a lookup on every rank
+        assert len(said) == 3
+        assert all(message.endswith("too (sparse: ValueError: not this one).") for message in said)
