@@ -22,7 +22,7 @@ EVICTING = HashConfig(dense_rows=0, on_full="evict")
 
 
 def test_the_printed_graph_differs_before_and_after() -> None:
-    """``test_batch_lookups`` has the text before."""
+    """``test_hashed_tables_share_one_lookup`` has the text before."""
     _, fused, modified, declined = after("fuse_hash_lookup", collection(INDEXED, INDEXED))
     assert (modified, declined) == (True, [])
     assert (

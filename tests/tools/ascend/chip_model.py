@@ -21,11 +21,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from types import MappingProxyType
 
 from recfx.kernels.build.tiling import Chip, block_of
-from tests.tools.ascend.per_row import Form, FormWork, RowWork, row_work
+from tests.tools.ascend.per_row import Form, FormWork, RowWork
 
 _PIECE_BYTES = 256
 """What a vector core works on at once."""
@@ -117,62 +116,20 @@ class Modelled:
     binds: str
 
 
-def modelled(
-    kernel: str, positions: float, more: float, dim: int, element_bytes: float, chip: Chip, assumed: Assumptions,
-    rule: str = "", weighted: bool = False, compiler: str = "",
-) -> Modelled:  # fmt: skip
-    """How long a launch takes by the model, in the slowest of the forms that may be compiled.
-
-    Args:
-        kernel: the name of the Triton function.
-        positions: ids that are looked up, or whose gradients are added.
-        more: bags, or for ``recfx_fused_step`` the rows that are stepped.
-        dim: columns of the tables' rows.
-        element_bytes: of the tables: 4, 2, or for codes 1 or 0.5.
-        chip: where the kernel would run.
-        assumed: what takes how long.
-        rule: of the optimizer, for a kernel that has one.
-        weighted: whether ids carry weights.
-        compiler: a version of ascendnpu-ir; ``""``: the slower of those that were compiled with.
-
-    Raises:
-        ValueError: nothing was counted for such a kernel, or such elements.
-    """
-    forms = [
-        modelled_form(form, work, positions, more, dim, chip, assumed)
-        for form in _nearest(kernel, rule, element_bytes, block_of(dim), weighted)
-        for work in row_work()[form]
-        if compiler in ("", work.compiler)
-    ]
-    return max(forms, key=lambda one: one.seconds)
-
-
-@cache
-def _nearest(kernel: str, rule: str, element_bytes: float, block: int, weighted: bool) -> list[Form]:
-    """The measured forms that are most like the one asked for, one per type of elements."""
-    sizes = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1, "int4": 0.5}
-    of_kernel = [form for form in row_work() if (form.kernel, form.rule) == (kernel, rule)]
-    nearest: dict[str, Form] = {}
-    for form in of_kernel:
-        if sizes[form.elements] == element_bytes:
-            known = nearest.setdefault(form.elements, form)
-            nearest[form.elements] = min(known, form, key=lambda one: _distance(one, block, weighted))
-    if not nearest:
-        served = ", ".join(sorted({f"{sizes[form.elements]:g}" for form in of_kernel})) or "no"
-        name = f"{kernel} {rule}".strip()
-        raise ValueError(f"work per row of {name} is known for elements of {served} bytes, not {element_bytes:g}")
-    return list(nearest.values())
-
-
-def _distance(form: Form, block: int, weighted: bool) -> tuple[object, ...]:
-    flags = form.flags.split("+") if form.flags else []
-    return ("weighted" in flags) != weighted, form.block < block, abs(form.block - block), len(flags), form
-
-
 def modelled_form(
     form: Form, work: FormWork, positions: float, more: float, dim: int, chip: Chip, assumed: Assumptions
 ) -> Modelled:
-    """How long a launch of one form takes, compiled with one version of the compiler; arguments as in ``modelled``."""
+    """How long a launch of one form takes, compiled with one version of the compiler.
+
+    Args:
+        form: of the kernel.
+        work: what it does per row.
+        positions: ids that are looked up, or whose gradients are added.
+        more: bags, or for ``recfx_fused_step`` the rows that are stepped.
+        dim: columns of the tables' rows.
+        chip: where the kernel would run.
+        assumed: what takes how long.
+    """
     total = RowWork().plus(work.row, positions).plus(work.more, more)
     moved = total.bytes * dim / form.block
     of_core = RowWork().plus(total, 1 / chip.vector_cores)
