@@ -65,7 +65,7 @@ def test_what_needs_a_device_says_so(
 ) -> None:
     """In one line; that is no failure if all benchmarks were asked for."""
     of_devices = {name: module for name, module in BENCHMARKS.items() if name.startswith("triton/")}
-    assert len(of_devices) == 5
+    assert len(of_devices) == 6
     monkeypatch.setattr("tests.bench.__main__.BENCHMARKS", of_devices)
     assert main([*names, "--quick", "--json"]) == status
     printed = capsys.readouterr()

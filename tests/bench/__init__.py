@@ -21,18 +21,17 @@ BENCHMARKS: dict[str, str] = {
         )
     },
     "fused_step": "tests.bench.train_step:fused_step",
-    "small_batch": "tests.bench.sharded:small_batch",
     # One per kernel, under its name.
     **{
         name: f"tests.bench.kernels:{name}"
-        for name in ("pooled_lookup", "bag_offsets", "bucketize")
+        for name in ("bag_offsets", "bucketize")
     },
     "triton/fused_optimizer": "tests.bench.triton.fused_optimizer:run",
-    "triton/per_sample_weights": "tests.bench.triton.per_sample_weights:run",
+    "triton/models": "tests.bench.triton.models:run",
     "triton/find_rows": "tests.bench.triton.find_rows:run",
     **{
         f"triton/{name}": f"tests.bench.triton.lookups:{name}"
-        for name in ("pooled_lookup", "quantized_lookup")
+        for name in ("pooled_lookup", "per_sample_weights", "quantized_lookup")
     },
 }  # fmt: skip
 

@@ -1,7 +1,8 @@
 """``python -m tests.bench [name ...] [--json] [--quick]``.
 
 Exit status: 0 if all benchmarks ran, or if all were asked for and those for devices that are not there were skipped;
-3 if one was asked for by its name and this machine lacks what it needs. What is missing is a line on standard error.
+3 if one was asked for by its name and this machine lacks what it needs; 1 if one failed, after the others ran. What is
+missing is a line on standard error.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import importlib
 import json
 import logging
 import sys
+import traceback
 from dataclasses import replace
 
 import torch
@@ -52,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     logging.getLogger("torch.fx").setLevel(logging.ERROR)
     threads = torch.get_num_threads()
-    missing: list[str] = []
+    missing, failed = list[str](), list[str]()
     try:
         for name in names or BENCHMARKS:
             for number in options.threads if name in BY_THREADS else options.threads[-1:]:
@@ -62,10 +64,16 @@ def main(arguments: list[str] | None = None) -> int:
                     _run(name, replace(size, threads=number), options.json)
                 except CannotRun as error:
                     missing.append(str(error))
+                except Exception:  # the others run all the same
+                    failed.append(name)
+                    traceback.print_exc()
     finally:
         torch.set_num_threads(threads)
     for why in dict.fromkeys(missing):
         print(f"not run: {why}", file=sys.stderr, flush=True)
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr, flush=True)
+        return 1
     return MISSING if missing and names else 0
 
 

@@ -1,8 +1,7 @@
 """``export``: exported hashed models against TorchRec's quantized, sharded, traced and scripted flow, both int8.
 
 TorchRec's file is static: it takes rows, and cannot hold ids. Both are loaded from their files, run by TorchScript, and
-answer alike. Files with recfx's own operators are also compared with portable ones, whose lookup is FBGEMM's operator,
-on bags of several lengths.
+answer alike. A file with recfx's own operators is also compared with the portable one, with FBGEMM's.
 """
 
 from __future__ import annotations
@@ -35,9 +34,7 @@ from tests.bench.workload import fill_with_ids, standard_collection
 
 NATIVE, HASHED = "recfx file, own operators, raw ids", "recfx file, raw ids"
 ADOPTED, SCRIPTED = "recfx file, dense ids", "TorchRec file, dense ids"
-NATIVE_ADOPTED = "recfx file, own operators, dense ids"
 TAKEN = 0.75
-LENGTHS = (1, 5, 20)
 
 
 class Pooled(nn.Module):
@@ -62,7 +59,6 @@ def run(setup: Setup) -> Iterator[Result]:
     with tempfile.TemporaryDirectory() as directory:
         for size in (setup, replace(setup, batch=min(setup.batch, 64), iterations=4 * setup.iterations)):
             yield from _compare(size, Path(directory))
-        yield from _compare_lengths(replace(setup, iterations=min(setup.iterations, 20)), Path(directory))
 
 
 def _compare(setup: Setup, directory: Path) -> Iterator[Result]:
@@ -86,34 +82,12 @@ def _compare(setup: Setup, directory: Path) -> Iterator[Result]:
         with torch.no_grad():
             must_agree(contestants, rtol=1e-3, atol=1e-3)  # each sum has an error of up to half a step per id
             facts = {**setup.facts(distribution), **sizes, "ids_in_index": universe}
-            pairs = [(ours, SCRIPTED) for ours in (NATIVE, HASHED, ADOPTED)]
+            pairs = [*((ours, SCRIPTED) for ours in (NATIVE, HASHED, ADOPTED)), (NATIVE, HASHED)]
             yield from compare_all(f"export/{setup.case(distribution)}", contestants, setup, facts, pairs)
 
 
 def _sample(setup: Setup, universe: int, raw: Callable[[torch.Tensor], torch.Tensor] | None) -> KeyedJaggedTensor:
     return Ids(replace(setup, iterations=0, warm_up=0), "uniform", universe, raw=raw).batches()[-1]
-
-
-def _compare_lengths(setup: Setup, directory: Path) -> Iterator[Result]:
-    universe = int(setup.rows * TAKEN)
-    adopted, indexed = _converted(Pooled(standard_collection(setup)), universe)
-    sizes = [replace(setup, bag_length=length) for length in LENGTHS]
-    for model, raw, ours, peer in ((indexed, mix64, NATIVE, HASHED), (adopted, None, NATIVE_ADOPTED, ADOPTED)):
-        files = {}
-        for name in (ours, peer):
-            path = directory / "of_lengths.pt"
-            recfx.export(model, path, _sample(setup, universe, raw), quantize="int8", portable=name == peer)
-            files[name] = _loaded(path)
-        for size in sizes:
-            ids = Ids(size, "uniform", universe, raw=raw)
-            batches = {name: ids.batches() for name in files}
-            contestants = [
-                Contestant(name, lambda i, file=file, own=batches[name]: file(own[i])) for name, file in files.items()
-            ]
-            with torch.no_grad():
-                must_agree(contestants, rtol=1e-4, atol=1e-5)
-                name = f"export/{size.case('uniform')}/{size.bag_length}_per_bag"
-                yield from compare_all(name, contestants, size, {**size.facts("uniform"), "ids_in_index": universe})
 
 
 def _converted(standard: Pooled, universe: int) -> tuple[nn.Module, nn.Module]:

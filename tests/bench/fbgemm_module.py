@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice, SplitTableBatchedEmbeddingBagsCodegen
 
@@ -26,6 +26,8 @@ def table_batched(
     place = (EmbeddingLocation.DEVICE, ComputeDevice.CUDA) if on_cuda else (EmbeddingLocation.HOST, ComputeDevice.CPU)
     module = SplitTableBatchedEmbeddingBagsCodegen(
         [(weight.shape[0], weight.shape[1], *place) for weight in weights],
+        weights_precision=SparseType.FP16 if weights[0].dtype == torch.float16 else SparseType.FP32,
+        output_dtype=SparseType.FP32,
         optimizer=RULES[rule],
         pooling_mode=PoolingMode[pooling],
         learning_rate=learning_rate,

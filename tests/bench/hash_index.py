@@ -9,7 +9,6 @@ never asked for: an index that evicts finds these first, and evicts about as man
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,13 +19,12 @@ from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from recfx.hashing import HashConfig, HashIndex
 from recfx.kernels.index.mix64 import mix64
-from tests.bench.harness import Contestant, Result, Times, compare, take_turns
+from tests.bench.harness import Contestant, Result, compare, take_turns
 from tests.bench.setup import DISTRIBUTIONS, POWER_LAW_EXPONENT, Setup
 
 FIND, PRUNED = "HashIndex.find", "fbgemm::pruned_hashmap_lookup"
 STEADY, EVICT_LRU, EVICT_LFU = "find_or_insert, 1% new", "1% new, evicting (lru)", "1% new, evicting (lfu)"
 MANAGED = "managed collisions, 1% new"
-LAST, FIRST = "last generations", "first generations"
 NEW_IN = 100
 TAKEN = 0.75
 """Share of the rows that have an id if nothing is evicted."""
@@ -35,13 +33,12 @@ OLD = 0.2
 
 
 def run(setup: Setup) -> Iterator[Result]:
-    """Find, steady state and eviction for every size, then a long life."""
+    """Find, steady state and eviction for every size."""
     for size in setup.index_sizes:
         for distribution in DISTRIBUTIONS:
             batches = Batches(setup, size, distribution)
             yield from _find(setup, batches)
             yield from _steady(setup, batches)
-    yield from _generations(setup)
 
 
 class Batches:
@@ -165,33 +162,6 @@ def _managed(batches: Batches) -> Callable[[int], object]:
         return module.remap(module.profile(features))
 
     return train
-
-
-def _generations(setup: Setup) -> Iterator[Result]:
-    """A table that is refilled over and over: the time that the last generations take, against the first ones."""
-    rows = setup.rows
-    for evict in ("lru", "lfu"):
-        index = HashIndex(rows, config=HashConfig(on_full="evict", evict=evict))  # type: ignore[arg-type]
-        seconds = []
-        for generation in range(setup.generations):
-            ids = mix64(torch.arange(generation * rows, (generation + 1) * rows))
-            pieces = ids.split(max(1, rows // 10))
-            begin = time.perf_counter()
-            for piece in pieces:
-                index.find_or_insert(piece)
-            seconds.append((time.perf_counter() - begin) * 1e3)
-        some = max(1, setup.generations // 20)
-        skipped = min(2, setup.generations - 2 * some)  # the first fill finds free rows and cold memory
-        times: Times = {
-            FIRST: dict(enumerate(seconds[skipped : skipped + some])),
-            LAST: dict(enumerate(seconds[-some:])),
-        }
-        facts = {
-            "tables": 1, "rows": rows, "dim": 0, "batch": rows // 10, "bag_length": 1, "ids": "all new",
-            "threads": setup.threads, "generations": setup.generations, "evict": evict,
-            "longest_probe": index.longest_probe(),
-        }  # fmt: skip
-        yield compare(f"hash_index/generations/{evict}", times, LAST, FIRST, facts)
 
 
 def _case(batches: Batches) -> str:

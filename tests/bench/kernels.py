@@ -10,12 +10,10 @@ import torch
 from recfx.kernels.build import library
 from recfx.kernels.lookup.bag_offsets import bag_offsets as check_bags
 from recfx.kernels.lookup.bag_offsets import bag_offsets_reference
-from recfx.kernels.lookup.pooled_lookup import pooled_lookup as pool
 from recfx.kernels.route.bucketize import Routes
 from recfx.kernels.route.bucketize import bucketize as route
 from tests.bench.harness import Contestant, Result, compare_all, must_agree
-from tests.bench.setup import DISTRIBUTIONS, Ids, Setup, embedding_bags
-from tests.bench.workload import OPTIMIZERS, standard_collection, table_batched, table_weights
+from tests.bench.setup import Ids, Setup
 from tests.kernels.routes import by_reference
 
 PIECES = 4
@@ -25,13 +23,13 @@ Calls = dict[str, Callable[[int], object]]
 """What each contestant calls with the number of an iteration; ours is the first."""
 
 
-def _race(name: str, setup: Setup, calls: Calls, ids: str = "uniform", **facts: Any) -> Iterator[Result]:
+def _race(name: str, setup: Setup, calls: Calls, **facts: Any) -> Iterator[Result]:
     """All agree on the last batch, and take turns."""
     assert library.load(), library.why_not()
     contestants = [Contestant(who, call) for who, call in calls.items()]
     with torch.no_grad():
         must_agree(contestants)
-        yield from compare_all(name, contestants, setup, {**setup.facts(ids), **facts})
+        yield from compare_all(name, contestants, setup, {**setup.facts("uniform"), **facts})
 
 
 def _lengths(setup: Setup) -> torch.Tensor:
@@ -78,27 +76,3 @@ def bucketize(setup: Setup) -> Iterator[Result]:
         "its reference": lambda i: by_reference(values[i], lengths, setup.batch, routes)[0],
     }
     yield from _race("bucketize/uniform", setup, calls, pieces=PIECES)
-
-
-def pooled_lookup(setup: Setup) -> Iterator[Result]:
-    """The forward of all tables in one call: SUM, float32; rows are in range."""
-    for distribution in DISTRIBUTIONS:
-        yield from _race(
-            f"pooled_lookup/{setup.case(distribution)}", setup, _lookups(setup, distribution), distribution
-        )
-
-
-def _lookups(setup: Setup, distribution: str) -> Calls:
-    ids, collection = Ids(setup, distribution), standard_collection(setup)
-    weights = [weight.detach() for weight in table_weights(collection)]
-    peer, tables = table_batched(setup, collection, OPTIMIZERS[0]), list(range(setup.tables))
-
-    def one_by_one(i: int) -> torch.Tensor:
-        rows = ids.values[i].split(setup.batch * setup.bag_length)
-        return torch.cat(embedding_bags(rows, weights, ids.offsets[: setup.batch + 1]), dim=1)
-
-    return {
-        "pooled_lookup": lambda i: pool(ids.values[i], ids.offsets, weights, tables)[0],
-        "FBGEMM table-batched": lambda i: peer(ids.values[i], ids.offsets),
-        "F.embedding_bag a table": one_by_one,
-    }

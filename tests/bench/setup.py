@@ -35,7 +35,6 @@ class Setup:
         one_table_rows: rows of the single large table of ``hashed``.
         huge_table_rows: rows of a table of which the caches hold next to nothing.
         index_sizes: numbers of ids in the indexes of ``hash_index``, ascending.
-        generations: how often ``hash_index`` fills a table anew.
         device: of the benchmarks ``triton/...``.
     """
 
@@ -53,7 +52,6 @@ class Setup:
     one_table_rows: int = 10_000_000
     huge_table_rows: int = 20_000_000
     index_sizes: tuple[int, ...] = (500_000, 10_000_000, 20_000_000)
-    generations: int = 1000
     device: str = "cuda"
 
     def facts(self, ids: str) -> dict[str, Any]:
@@ -92,7 +90,7 @@ class Setup:
 
 QUICK = Setup(
     tables=4, rows=500, dim=16, batch=32, bag_length=3, iterations=3, warm_up=1, model_sizes=(2, 4, 8, 16),
-    one_table_rows=2000, huge_table_rows=3000, index_sizes=(2000, 4000), generations=20,
+    one_table_rows=2000, huge_table_rows=3000, index_sizes=(2000, 4000),
 )  # fmt: skip
 DISTRIBUTIONS = ("uniform", "power law")
 
@@ -156,12 +154,15 @@ class Ids:
 
 
 def embedding_bags(
-    rows: Sequence[torch.Tensor], weights: Sequence[torch.Tensor], bags: torch.Tensor, **options: Any
-) -> list[torch.Tensor]:
+    rows: Sequence[torch.Tensor], weights: Sequence[torch.Tensor], bags: torch.Tensor,
+    scales: Sequence[torch.Tensor] = (), **options: Any,
+) -> list[torch.Tensor]:  # fmt: skip
     """``torch.nn.functional.embedding_bag`` of each table, whose bags begin at the same places."""
     return [
-        functional.embedding_bag(own, weight, bags, mode="sum", include_last_offset=True, **options)
-        for own, weight in zip(rows, weights, strict=True)
+        functional.embedding_bag(
+            own, weight, bags, mode="sum", include_last_offset=True, per_sample_weights=scale, **options
+        )
+        for own, weight, scale in zip(rows, weights, scales or [None] * len(rows), strict=True)
     ]
 
 

@@ -7,8 +7,6 @@ TorchRec's static ones. This is gloo on one host: ranks share the cores, so with
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,9 +20,9 @@ from torchrec.distributed.types import ShardingEnv, ShardingPlan
 import recfx
 from recfx.kernels.index.mix64 import mix64
 from tests.bench.harness import Contestant, Result, compare_all
-from tests.bench.own_process import cases_on_ranks, on_ranks
-from tests.bench.setup import SMALL_BATCH, Ids, Setup
-from tests.bench.workload import OPTIMIZERS, attach, check_close, standard_collection, with_optimizer
+from tests.bench.own_process import cases_on_ranks
+from tests.bench.setup import Ids, Setup
+from tests.bench.workload import OPTIMIZERS, attach, check_close, standard_collection
 
 STATIC, HASHED, TORCHREC = "recfx, static", "recfx, hashed", "TorchRec DMP, static"
 PAIRS = [(STATIC, TORCHREC), (HASHED, TORCHREC)]
@@ -119,40 +117,3 @@ def model_of(name: str, setup: Setup, plan: str, world_size: int, universe: int)
     if name == TORCHREC:  # sharding has made new weights
         model.load_state_dict(state)
     return model
-
-
-def small_batch(setup: Setup) -> Iterator[Result]:
-    """Steps on 64 samples, where fixed costs decide, for few tables and for many: not sharded, against TorchRec's DMP
-    on one process, whose tables are FBGEMM's.
-    """
-    for tables in (26, 200):
-        sizes = replace(
-            setup, tables=min(tables, setup.tables * tables // 26), rows=min(setup.rows, 10_000), bag_length=3,
-            batch=min(setup.batch, SMALL_BATCH), iterations=4 * setup.iterations,
-        )  # fmt: skip
-        yield from on_ranks(1, _measure_small, sizes)  # DistributedModelParallel needs a process group
-
-
-def _measure_small(setup: Setup) -> list[Result]:
-    dense, raw = Ids(setup, "uniform"), Ids(setup, "uniform", raw=mix64)
-    gradient = torch.rand(setup.batch, setup.tables * setup.dim)
-    torch.manual_seed(0)
-    static = recfx.convert(with_optimizer(standard_collection(setup), OPTIMIZER), verify=False)
-    hashing = recfx.HashConfig(dense_rows=0, rows=2 * setup.rows)
-    hashed: Any = recfx.convert(standard_collection(setup), hashing=hashing, verify=False)
-    attach(hashed, OPTIMIZER)
-    for index in hashed.hash_indexes.values():
-        index.insert(mix64(torch.arange(setup.rows)))
-    models = {TORCHREC: model_of(TORCHREC, setup, "table_wise", 1, setup.rows), STATIC: static, HASHED: hashed}
-    contestants = []
-    for name, model in models.items():
-        batches = (raw if name == HASHED else dense).batches()
-        contestants.append(
-            Contestant(name, lambda i, model=model, batches=batches: model(batches[i]).values().backward(gradient))
-        )
-    with torch.no_grad():
-        ours, theirs = (models[name](dense.batches()[-1]).to_dict() for name in (STATIC, TORCHREC))
-    for key, pooled in ours.items():
-        check_close(key, theirs[key], pooled)
-    facts = {**setup.facts("uniform"), "optimizer": OPTIMIZER.name}
-    return list(compare_all(f"small_batch/{setup.tables}", contestants, setup, facts, PAIRS))

@@ -1,4 +1,4 @@
-"""Ids routed to pieces of tables: C++ against the reference, against FBGEMM, and against who owns an id."""
+"""Ids routed to pieces of tables: C++ against the reference, and against who owns an id."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import itertools
 from contextlib import nullcontext
 from typing import Any
 
-import fbgemm_gpu  # noqa: F401  (loads the operators)
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from recfx.hashing import HashConfig, HashIndex
 from recfx.hashing.slices import row_cuts
@@ -64,35 +62,6 @@ def test_bags_whose_ids_all_go_to_one_piece(pieces: int, counted: int) -> None:
         ids = torch.full((3 * counted,), 10 * piece)
         expected.zero_()[piece] = lengths
         assert torch.equal(bucketize(ids, lengths, 3, routes)[1].view(pieces, 3), expected)
-
-
-@given(st.integers(1, 5), st.integers(0, 4), st.integers(1, 40), st.booleans(), st.integers(0, 2**31), st.booleans())
-def test_equal_blocks_as_fbgemm(
-    features: int, batch_size: int, pieces: int, weighted: bool, seed: int, is_int32: bool
-) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    rows = torch.randint(1, 100, (features,), generator=generator).tolist()
-    lengths = torch.randint(0, 6, (features * batch_size,), generator=generator)
-    counts = lengths.view(features, batch_size).sum(dim=1).tolist()
-    ids = torch.cat([torch.randint(0, r, (n,), generator=generator) for r, n in zip(rows, counts, strict=True)])
-    weights = torch.rand(ids.numel(), generator=generator) if weighted else None
-    if is_int32:
-        lengths = lengths.int()
-    blocks = torch.tensor([-(-r // pieces) for r in rows])
-    # FBGEMM takes lengths and indices of different types, but block sizes of the type of indices.
-    expected_lengths, expected_ids, expected_weights, *_ = torch.ops.fbgemm.block_bucketize_sparse_features(
-        lengths, ids, False, False, blocks, pieces, weights
-    )
-    nothing = [0] * features
-    entries = [piece for piece in range(pieces) for _ in range(features)]
-    cuts = [cut_equally(r, pieces) for r in rows]
-    routes = Routes(cuts, nothing, rows, nothing, nothing, list(range(features)) * pieces, entries)
-    got_ids, got_lengths, got_weights = bucketize(ids, lengths, batch_size, routes, weights)
-    assert torch.equal(got_lengths, expected_lengths)
-    assert torch.equal(got_ids, expected_ids)
-    if weights is not None:
-        assert got_weights is not None
-        assert torch.equal(got_weights, expected_weights)
 
 
 @pytest.mark.parametrize("dense_rows", [0, 50])

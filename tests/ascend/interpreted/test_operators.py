@@ -11,18 +11,17 @@ from torch import Tensor
 
 from recfx.commandline.doctor.cases import GROUP, LookupCase
 from recfx.kernels.build import launch
-from recfx.kernels.index.find_rows import IndexFacts, ReadIndexes, find_rows, find_rows_triton
+from recfx.kernels.index.find_rows import IndexFacts, find_rows_triton
 from recfx.kernels.lookup.bag_offsets import bag_offsets_triton
 from recfx.kernels.lookup.per_sample_weights import per_sample_weight_gradients_triton
 from recfx.kernels.lookup.pooled_lookup import pooled_lookup_triton
 from recfx.kernels.lookup.quantized_lookup import quantized_lookup_triton
 from recfx.kernels.lookup.quantized_rows import quantize_rows
-from recfx.kernels.route.bucketize import Routes, bucketize_triton
+from recfx.kernels.route.bucketize import bucketize_triton
 from recfx.kernels.route.select_keys import select_keys_triton
-from recfx.kernels.step.row_initialization import TableOfRows, init_rows_triton_, initialize_rows_of_tables
+from recfx.kernels.step.row_initialization import init_rows_triton_
 from recfx.optim.fused_step_op import fused_step_triton_, rules_in_triton, triton_module
 from recfx.optim.rules.rule import Rule
-from tests.kernels.routes import by_kernels
 
 
 def states_of(rule: Rule, weights: list[Tensor]) -> list[list[Tensor]]:
@@ -40,59 +39,26 @@ def arguments_of(case: LookupCase, rule: Rule, states: list[list[Tensor]], is_st
 _NO_INDEX = IndexFacts.without_index()
 
 
-def test_operators_launch_their_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+LAUNCHED = {
+    "pooled": "pooled_lookup*",
+    "unpooled": "gather_rows*",
+    "scale": "per_sample_weight_gradients*",
+    "step": "step_digits* fused_step fused_step_of_borders",
+    "quantized": "quantized_lookup",  # rows of 9 and 12 bytes, of which not all are whole words
+    "words": "quantized_lookup*",
+    "bucketize": "bucket_counts* bucket_scatter*",
+    "find": "find_rows*",
+    "initialize": "initialize_rows",
+    "bags": "bag_offsets",
+    "select": "select_keys",
+}
+"""The kernels of each operator; those with a star have a form for GPUs."""
+
+
+@pytest.mark.parametrize("suffix", ["", "_on_gpu"])
+@pytest.mark.parametrize("name", LAUNCHED)
+def test_operators_launch_their_kernels(name: str, suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a reference took their place, its answers would be as right."""
-    launched: list[str] = []
-    real = launch.launch
-
-    def counting(kernel: Any, *arguments: Any, **constants: Any) -> None:
-        launched.append(kernel.__name__)
-        real(kernel, *arguments, **constants)
-
-    monkeypatch.setattr(launch, "launch", counting)
-    case = LookupCase([5, 8], 3)
-    pooled_lookup_triton(case.rows, case.offsets, case.weights, case.table_of_feature, False, None)
-    pooled_lookup_triton(case.rows, case.borders, case.weights[:1], [0, 0, 0], False, None, True)
-    per_sample_weight_gradients_triton(case.rows, case.offsets, case.gradients, case.weights, case.table_of_feature)
-    rule = rules_in_triton()[0]
-    fused_step_triton_(*arguments_of(case, rule, states_of(rule, case.weights), [True, True], False))
-    tables = [quantize_rows(weight, 8) for weight in case.weights]
-    quantized_lookup_triton(case.rows, case.offsets, tables, case.dims, 8, case.table_of_feature, False, None)
-    routes = Routes([[0, 4, 10]], [0], [10], [0], [0], [0, 0], [0, 1])
-    by_kernels(torch.tensor([3, 9]), torch.tensor([2]), 1, routes)
-    no_index = ReadIndexes(torch.empty(0, 2, dtype=torch.int64), torch.tensor([-1]), torch.tensor([_NO_INDEX]))
-    find_rows(torch.tensor([9, 3]), torch.tensor([2]), no_index)
-    table = TableOfRows(case.weights[0], 5, 0.0, 1.0, 0, ())
-    initialize_rows_of_tables(torch.tensor([[0, 7, 0]]), [table])
-    assert launched == [
-        "recfx_pooled_lookup",
-        "recfx_gather_rows",
-        "recfx_per_sample_weight_gradients",
-        "recfx_step_digits",
-        "recfx_fused_step",
-        "recfx_fused_step_of_borders",
-        "recfx_quantized_lookup",
-        "recfx_bucket_counts",
-        "recfx_bucket_scatter",
-        "recfx_find_rows",
-        "recfx_initialize_rows",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("name", "kernels"),
-    [
-        ("pooled", ["pooled_lookup_on_gpu"]),
-        ("unpooled", ["gather_rows_on_gpu"]),
-        ("quantized", ["quantized_lookup"]),  # rows of 9 and 12 bytes, of which not all are whole words
-        ("words", ["quantized_lookup_on_gpu"]),
-        ("find", ["find_rows_on_gpu"]),
-        ("scale", ["per_sample_weight_gradients_on_gpu"]),
-        ("bucketize", ["bucket_counts_on_gpu", "bucket_scatter_on_gpu"]),
-        ("step", ["step_digits_on_gpu", "fused_step", "fused_step_of_borders"]),
-    ],
-)
-def test_operators_launch_the_forms_for_gpus(name: str, kernels: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     operator, arguments = calls()[name.replace("words", "quantized")]
     if name == "words":
@@ -107,10 +73,10 @@ def test_operators_launch_the_forms_for_gpus(name: str, kernels: list[str], monk
         real(kernel, *arguments, **constants)
 
     monkeypatch.setattr(launch, "launch", noting)
-    monkeypatch.setattr(launch, "takes_gpu_forms", lambda device: True)
+    monkeypatch.setattr(launch, "takes_gpu_forms", lambda device: bool(suffix))
     torch.testing.assert_close(operator(*in_place), expected)
     torch.testing.assert_close([in_place[3:6]], [arguments[3:6]], rtol=0, atol=0)
-    assert launched == kernels
+    assert launched == LAUNCHED[name].replace("*", suffix).split()
 
 
 def strided(value: Any) -> Any:

@@ -72,27 +72,6 @@ def test_lookup_without_pooling(case: LookupCase) -> None:
     assert_same(pooled_lookup_triton(*moved(arguments)), pooled_lookup(*arguments), in_one_order=True)
 
 
-@given(ALIKE, st.sampled_from(rules_in_triton()), st.integers(0, 15))
-@FEW
-def test_fused_step_without_pooling(case: LookupCase, rule: Rule, stepped: int) -> None:
-    """It is the step of sums of one id: ``n`` bags of each feature, of which only its own are not empty."""
-    is_stepped = [bool(stepped >> table & 1) for table in range(len(case.dims))]
-    states = [[torch.rand(state.shape(*weight.shape)) for weight in case.weights] for state in rule.states]
-    ids, features = case.rows.numel(), len(case.table_of_feature)
-    gradients = torch.randn(ids, case.dims[0], generator=torch.Generator().manual_seed(ids))
-    weights, on_device = moved(case.weights), moved(states)
-    first, second = (*on_device, [], [])[:2]
-    of_rule: Any = (triton_module(rule), rule.has_row_state, list(rule.step_numbers(STEPS, GROUP)), False, None)
-    tables = (weights, first, second, case.table_of_feature, is_stepped)
-    fused_step_triton_(*moved((case.rows, case.borders, gradients)), *tables, *of_rule, True)
-    begins = [torch.arange(ids).clamp(low, high) for low, high in pairwise(case.borders.tolist())]
-    offsets = torch.cat([*begins, torch.tensor([ids])])
-    batch = (case.rows, offsets, gradients.repeat(1, features), case.weights, *(*states, [], [])[:2])
-    step_(rule, GROUP, False, *batch, case.table_of_feature, is_stepped)
-    assert_same(weights, case.weights)
-    assert_same(on_device, states)
-
-
 @given(CASES)
 @FEW
 def test_per_sample_weight_gradients(case: LookupCase) -> None:
@@ -102,21 +81,31 @@ def test_per_sample_weight_gradients(case: LookupCase) -> None:
     )
 
 
-@given(CASES, st.sampled_from(rules_in_triton()), st.booleans(), st.integers(0, 15))
+@pytest.mark.parametrize("unpooled", [False, True])
+@given(ALIKE, CASES, st.sampled_from(rules_in_triton()), st.booleans(), st.integers(0, 15))
 @FEW
-def test_fused_step(case: LookupCase, rule: Rule, mean: bool, stepped: int) -> None:
-    """Weights and states; tables that are not stepped keep every bit."""
+def test_fused_step(unpooled: bool, alike: LookupCase, case: LookupCase, rule: Rule, mean: bool, stepped: int) -> None:
+    """Weights and states; tables that are not stepped keep every bit. The step of rows that are not pooled is that of
+    sums of one id: ``n`` bags of each feature, of which only its own are not empty.
+    """
+    case, mean = (alike, False) if unpooled else (case, mean)
+    bags, offsets, gradients, given_gradients = case.offsets, case.offsets, case.gradients, case.gradients
+    if unpooled:
+        ids, features = case.rows.numel(), len(case.table_of_feature)
+        given_gradients = torch.randn(ids, case.dims[0], generator=torch.Generator().manual_seed(ids))
+        begins = [torch.arange(ids).clamp(low, high) for low, high in pairwise(case.borders.tolist())]
+        bags, offsets, gradients = case.borders, torch.cat([*begins, torch.tensor([ids])]), given_gradients
+        gradients = gradients.repeat(1, features)
     is_stepped = [bool(stepped >> table & 1) for table in range(len(case.dims))]
     states = [[torch.rand(state.shape(*weight.shape)) for weight in case.weights] for state in rule.states]
     weights, on_device = moved(case.weights), moved(states)
     first, second = (*on_device, [], [])[:2]
-    numbers = list(rule.step_numbers(STEPS, GROUP))
-    of_rule: Any = (triton_module(rule), rule.has_row_state, numbers, mean, None)
-    batch = moved((case.rows, case.offsets, case.gradients))
-    fused_step_triton_(*batch, weights, first, second, case.table_of_feature, is_stepped, *of_rule)
+    of_rule: Any = (triton_module(rule), rule.has_row_state, list(rule.step_numbers(STEPS, GROUP)), mean, None)
+    tables = (weights, first, second, case.table_of_feature, is_stepped)
+    fused_step_triton_(*moved((case.rows, bags, given_gradients)), *tables, *of_rule, unpooled)
     before = [weight.clone() for weight in case.weights]
-    of_case = (case.rows, case.offsets, case.gradients, case.weights, *(*states, [], [])[:2])
-    step_(rule, GROUP, mean, *of_case, case.table_of_feature, is_stepped)
+    batch = (case.rows, offsets, gradients, case.weights, *(*states, [], [])[:2])
+    step_(rule, GROUP, mean, *batch, case.table_of_feature, is_stepped)
     assert_same(weights, case.weights)
     assert_same(on_device, states)
     for table, is_one in enumerate(is_stepped):

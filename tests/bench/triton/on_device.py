@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -20,6 +21,7 @@ OURS, TORCH, FBGEMM = "kernel in Triton", "F.embedding_bag a table", "FBGEMM on 
 _COPIED = 2**30  # bytes: many times the largest cache
 _AHEAD = 5_000_000  # cycles that the device waits: the host launches in the meantime
 _TOLERANCE = 1e-4  # for sums of tens of numbers in any order
+_WIDTHS = (16, 32, 64, 128, 256, 512)
 
 
 def sized(setup: Setup) -> Setup:
@@ -94,26 +96,37 @@ class Workload:
         self.offsets = ids.offsets.to(self.device)
         self.bags = self.offsets[: setup.batch + 1]
         self.features = list(range(setup.tables))
+        self.dims, self.columns = [setup.dim] * setup.tables, f"{setup.dim}_columns"
         self.count = setup.tables * setup.batch * setup.bag_length
+
+    def of_widths(self) -> Iterator[Workload]:
+        """The same ids, for rows of every width, and for tables of all widths in one launch."""
+        all_widths = _WIDTHS if self.device.type == "cuda" else _WIDTHS[:: len(_WIDTHS) - 1]
+        for widths in (*([width] for width in all_widths), all_widths):
+            other = copy.copy(self)
+            other.dims = [widths[table % len(widths)] for table in self.features]
+            other.columns = "mixed_columns" if len(widths) > 1 else f"{widths[0]}_columns"
+            yield other
 
     def tables(self) -> list[torch.Tensor]:
         """The same numbers every time, in memory of their own."""
-        draw = torch.Generator(self.device).manual_seed(3)
-        shape = self.setup.rows, self.setup.dim
-        return [torch.rand(shape, generator=draw, device=self.device) - 0.5 for _ in range(self.setup.tables)]
+        draw, rows = torch.Generator(self.device).manual_seed(3), self.setup.rows
+        return [torch.rand(rows, dim, generator=draw, device=self.device) - 0.5 for dim in self.dims]
 
     def by_table(self, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """A batch's ids, or what belongs to them, of each table."""
         return values.split(self.setup.batch * self.setup.bag_length)
 
-    def embedding_bags(self, i: int, weights: list[torch.Tensor], **options: Any) -> list[torch.Tensor]:
+    def embedding_bags(
+        self, i: int, weights: list[torch.Tensor], scales: Sequence[torch.Tensor] = (), **options: Any
+    ) -> list[torch.Tensor]:
         """The sums of each table, by torch."""
-        return embedding_bags(self.by_table(self.ids[i]), weights, self.bags, **options)
+        return embedding_bags(self.by_table(self.ids[i]), weights, self.bags, scales, **options)
 
     def gradients(self) -> torch.Tensor:
         """``[B, sum D]``, multiples of 1/16."""
         draw = torch.Generator(self.device).manual_seed(2)
-        shape = (self.setup.batch, self.setup.tables * self.setup.dim)
+        shape = (self.setup.batch, sum(self.dims))
         return torch.randint(-8, 9, shape, generator=draw, device=self.device) / 16
 
     def touched(self) -> int:
@@ -126,7 +139,7 @@ def race(
     workload: Workload,
     contestants: Sequence[Contestant],
     bytes_moved: int,
-    tolerance: float = _TOLERANCE,
+    tolerance: float | Mapping[str, float] = _TOLERANCE,
     **facts: Any,
 ) -> Iterator[Result]:
     """Check that all agree on the last batch, let them take turns, and compare the first with each other one.
@@ -137,7 +150,7 @@ def race(
         contestants: ours first; on the last batch, each gives back what is compared, if that is the same for all. A
             peer that cannot run is left out, with a line on standard error.
         bytes_moved: by one iteration.
-        tolerance: absolute and relative.
+        tolerance: absolute and relative; by peer, where they differ.
         facts: printed with the numbers.
     """
     setup, device = workload.setup, workload.device
@@ -152,25 +165,29 @@ def race(
             print(f"{name}: {peer.name} cannot run: {error}", file=sys.stderr, flush=True)
             continue
         if answer is not None:
-            _check(f"{name}, {peer.name}", answer, expected, tolerance)
+            close = tolerance if isinstance(tolerance, float) else tolerance.get(peer.name, _TOLERANCE)
+            _check(f"{name}, {peer.name}", answer, expected, close)
         able.append(peer)
     times = take_turns(able, setup.iterations, setup.warm_up, clock_of(device))
     copied = copy_bandwidth(device)
     for peer in able[1:]:
-        result = compare(name, times, ours.name, peer.name, {**setup.facts(workload.distribution), **facts})
+        widths = set(workload.dims)
+        of_case = {**setup.facts(workload.distribution), "dim": widths.pop() if len(widths) == 1 else "mixed", **facts}
+        result = compare(name, times, ours.name, peer.name, of_case)
         for who, milliseconds in (("ours", result.ours_ms), ("peer", result.peer_ms)):
             speed = bytes_moved / milliseconds
             result.setup[f"{who}_gb_s"] = round(speed / 1e6, 4)
             result.setup[f"{who}_share_of_copy"] = round(speed / copied, 4)
-        yield replace(result, setup={**result.setup, **_machine(device, copied)})
+        yield replace(result, setup={**result.setup, **machine(device), "copy_gb_s": round(copied / 1e6, 4)})
 
 
 def _check(what: str, actual: object, expected: object, tolerance: float) -> None:
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance, msg=lambda text: f"{what}: {text}")
 
 
-def _machine(device: torch.device, copied: float) -> dict[str, Any]:
+def machine(device: torch.device) -> dict[str, Any]:
+    """What it ran on."""
     import triton
 
     on = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu, interpreted: measures nothing"
-    return {"device": on, "copy_gb_s": round(copied / 1e6, 4), "torch": torch.__version__, "triton": triton.__version__}
+    return {"device": on, "torch": torch.__version__, "triton": triton.__version__}
