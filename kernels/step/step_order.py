@@ -61,12 +61,15 @@ def step_order(
     """
     starts = [0, *accumulate(table_rows)]
     bases = tuple(starts[table] if is_stepped[table] else -1 for table in table_of_feature)
-    bag_of = torch.repeat_interleave(_numbers(lengths.numel(), rows.device), lengths, output_size=rows.numel())
     digits = _digits(launch.takes_gpu_forms(rows.device), table_rows)
+    if launch.takes_gpu_forms(rows.device):
+        bag_of = torch.empty(rows.numel(), dtype=torch.int32, device=rows.device)  # the kernel writes it
+    else:
+        bag_of = torch.repeat_interleave(_numbers(lengths.numel(), rows.device), lengths, output_size=rows.numel())
     if digits is None:
         keys, order = step_keys(rows, offsets, bases).sort(stable=True)
     else:
-        keys, order = _sorted_by_digits(rows, offsets, bases, digits)
+        keys, order = _sorted_by_digits(rows, offsets, bases, digits, bag_of)
     scales = None if per_sample_weights is None else per_sample_weights.index_select(0, order)
     bags = bag_of.index_select(0, order)
     if unpooled:
@@ -96,11 +99,11 @@ def _digits(on_gpu: bool, table_rows: Sequence[int]) -> _Digits | None:
         return None if max(table_rows) >= _ROWS else _Digits(24, torch.float32, high)
     if count < 1 << 31:  # the kernels look for the key after the last one
         return _Digits(15, torch.int16) if count < 1 << 15 else _Digits(31, torch.int32)
-    return _Digits(31, torch.int32, torch.int8) if count <= 1 << 38 else None
+    return _Digits(31, torch.int32, torch.int8 if count <= 1 << 38 else torch.int16)
 
 
 def _sorted_by_digits(
-    rows: Tensor, offsets: Tensor, bases: tuple[int, ...], digits: _Digits
+    rows: Tensor, offsets: Tensor, bases: tuple[int, ...], digits: _Digits, bag_of: Tensor
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The sorted keys, and where they were."""
     from recfx.kernels.step.step_order_triton import recfx_step_digits, recfx_step_digits_on_gpu
@@ -112,7 +115,7 @@ def _sorted_by_digits(
     sizes = (count, len(bases), (offsets.numel() - 1) // len(bases))
     if on_gpu:
         launch.launch(
-            recfx_step_digits_on_gpu, -(-count // _LANES), *arguments, *sizes,
+            recfx_step_digits_on_gpu, -(-count // _LANES), *arguments, bag_of, *sizes,
             BITS=digits.bits, WIDE=digits.high is not None, BLOCK=_LANES,
         )  # fmt: skip
     else:

@@ -10,8 +10,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from recfx.kernels.build.segments_triton import segments_of
-
 POSITIONS: tl.constexpr = tl.constexpr(1024)
 """How many are computed at once."""
 
@@ -66,7 +64,8 @@ def recfx_step_digits_on_gpu(
     offsets_ptr,  # int64 [F * B + 1]
     bases_ptr,  # int64 [F], the key of row 0 of each feature's table; -1 if it is not stepped
     low_ptr,  # int16 or int32 [n], written: the low BITS bits of the keys
-    high_ptr,  # int8 [n], written if WIDE: the others
+    high_ptr,  # int8 or int16 [n], written if WIDE: the others
+    bags_ptr,  # int32 [n], written: the bag f * B + b
     num_positions,  # n
     num_features,  # F
     batch_size,  # B
@@ -74,16 +73,22 @@ def recfx_step_digits_on_gpu(
     WIDE: tl.constexpr,
     BLOCK: tl.constexpr,  # positions of a program
 ):
-    """The key of each position in the integers by which a GPU sorts; a lane has one position."""
-    first = tl.program_id(0).to(tl.int64) * BLOCK
-    place = first + tl.arange(0, BLOCK)
+    """The bag of each position, and its key in the integers by which a GPU sorts; a lane has one position."""
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = place < num_positions
-    feature = segments_of(first, place, inside, offsets_ptr + batch_size, num_features, batch_size)
+    bag = tl.zeros((BLOCK,), dtype=tl.int32)  # the number of bags that end at the position or before
+    last = bag + num_features * batch_size - 1
+    while tl.max(last - bag, 0) > 0:
+        middle = bag + (last - bag) // 2
+        is_behind = inside & (bag < last) & (tl.load(offsets_ptr + 1 + middle) <= place)
+        bag = tl.where(is_behind, middle + 1, bag)
+        last = tl.where(is_behind, last, middle)
     row = tl.load(rows_ptr + place, mask=inside, other=-1)
-    base = tl.load(bases_ptr + feature)
+    base = tl.load(bases_ptr + bag // batch_size)
     key = base + row
     is_stepped = (row >= 0) & (base >= 0)
     low = tl.where(is_stepped, key & ((1 << BITS) - 1), -1)
     tl.store(low_ptr + place, low.to(low_ptr.dtype.element_ty), mask=inside)
+    tl.store(bags_ptr + place, bag, mask=inside)
     if WIDE:
-        tl.store(high_ptr + place, tl.where(is_stepped, key >> BITS, 0).to(tl.int8), mask=inside)
+        tl.store(high_ptr + place, tl.where(is_stepped, key >> BITS, 0).to(high_ptr.dtype.element_ty), mask=inside)

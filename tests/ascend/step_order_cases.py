@@ -34,8 +34,8 @@ def cases() -> list[KernelCase]:
     made = [KernelCase("step_digits", kernel, _SIGNATURE, {}, calls, programs=_PROGRAMS)]
     for low, bits, is_wide in ((torch.int16, 15, False), (torch.int32, 31, False), (torch.int32, 31, True)):
         few = {} if is_wide else {"tables": ((7, 5), (9, 5), (3, -1), (4, 2**bits - 9))}
-        signature = _SIGNATURE | {"low_ptr": f"*i{bits + 1}", "high_ptr": "*i8"}
-        del signature["per_program"]
+        signature = {**dict(list(_SIGNATURE.items())[:3]), "low_ptr": f"*i{bits + 1}", "high_ptr": "*i8"}
+        signature |= {"bags_ptr": "*i32", **dict.fromkeys(("num_positions", "num_features", "batch_size"), "i32")}
         gpu_calls = {label: partial(make, digits=(low, bits, is_wide), **few) for label, make in calls.items()}
         constants = {"BITS": bits, "WIDE": is_wide, "BLOCK": 64}
         name = f"step_digits-on_gpu-{bits}{'-wide' * is_wide}"
@@ -61,8 +61,13 @@ def _call(
     low = torch.where(keys < 0, -1, keys & ((1 << bits) - 1)).to(dtype)
     high = torch.where(keys < 0, 0, keys >> bits).to(torch.int8 if digits else dtype)
     per_program = (-(-asked.numel() // _PROGRAMS) + 15) // 16 * 16
+    expected = {"low_ptr": low} | ({"high_ptr": high} if is_wide else {})
+    if digits:
+        bags = torch.repeat_interleave(torch.arange(lengths.numel(), dtype=torch.int32), lengths.view(-1))
+        expected["bags_ptr"] = bags
     arguments = [
         place(asked), place(offsets), place(torch.tensor(bases)), place(torch.full_like(low, -7.0)),
-        place(torch.full_like(high, -7.0)), asked.numel(), len(tables), batch_size, *[per_program] * (digits is None),
+        place(torch.full_like(high, -7.0)), *([place(torch.full_like(bags, -7))] if digits else []),
+        asked.numel(), len(tables), batch_size, *[per_program] * (digits is None),
     ]  # fmt: skip
-    return Call(arguments, {"low_ptr": low, "high_ptr": high} if is_wide else {"low_ptr": low})
+    return Call(arguments, expected)

@@ -35,7 +35,7 @@ def sorted_as(table_rows: list[int], on_gpu: bool) -> list[torch.dtype]:
         return [torch.int64] if max(table_rows) >= 2**31 else [torch.float32] * (1 + (total > 2**24))
     if total < 2**31:
         return [torch.int16 if total < 2**15 else torch.int32]
-    return [torch.int32, torch.int8] if total <= 2**38 else [torch.int64]
+    return [torch.int32, torch.int8 if total <= 2**38 else torch.int16]
 
 
 @settings(max_examples=120)
