@@ -74,6 +74,19 @@ def test_what_needs_a_device_says_so(
     assert line.startswith("not run: the kernels in Triton need a CUDA device, and torch ")
 
 
+def broken(setup: object) -> None:
+    raise AssertionError("results differ")
+
+
+def test_goes_on_where_one_fails(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    some = {"broken": "tests.test_bench:broken", "bag_offsets": BENCHMARKS["bag_offsets"]}
+    monkeypatch.setattr("tests.bench.__main__.BENCHMARKS", some)
+    assert main(["--quick", "--json"]) == 1
+    printed = capsys.readouterr()
+    assert '"bag_offsets/uniform"' in printed.out
+    assert printed.err.endswith("failed: broken\n")
+
+
 def test_leaves_the_number_of_threads_alone() -> None:
     before = torch.get_num_threads()
     main(["bucketize", "--quick", "--json", "--threads", "1"])

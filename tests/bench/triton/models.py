@@ -130,7 +130,7 @@ def _built(name: str, setup: Setup, device: torch.device) -> tuple[nn.Module, li
 def _race(
     able: dict[str, tuple[nn.Module, list[Any]]], setup: Setup, device: torch.device, is_training: bool
 ) -> Iterator[Result]:
-    case, contestants, expected = "train" if is_training else "eval", [], None
+    case, contestants, wrong, expected = "train" if is_training else "eval", list[Contestant](), list[str](), None
     for name, (model, batches) in able.items():
         model.train(is_training)
         contestant = Contestant(name, _running(model, batches))
@@ -140,6 +140,7 @@ def _race(
             torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-4)
         except Exception as error:
             _left_out(name, f"run, or does not give the same ({case})", error)
+            wrong += [name] * isinstance(error, AssertionError)
             continue
         contestants.append(contestant)
 
@@ -147,7 +148,7 @@ def _race(
         return wall_clock(lambda: (function(), torch.cuda.synchronize() if device.type == "cuda" else None))
 
     if len(contestants) < 2 or contestants[0].name != OURS:
-        raise AssertionError("our own model does not run, or no other gives the same")
+        raise AssertionError("our own model does not run, or no other does and gives the same")
     times = take_turns(contestants, setup.iterations, setup.warm_up, until_done)
     counts = {contestant.name: _counted(contestant, device) for contestant in contestants}
     for peer in contestants[1:]:
@@ -155,6 +156,8 @@ def _race(
         for who, name in (("ours", OURS), ("peer", peer.name)):
             facts |= {f"{who}_{what}": count for what, count in counts[name].items()}
         yield compare(f"triton/models/{case}", times, OURS, peer.name, facts)
+    if wrong:
+        raise AssertionError(f"other outputs than those of {OURS!r}: {', '.join(wrong)}")
 
 
 def _running(model: nn.Module, batches: list[Any]) -> Callable[[int], torch.Tensor]:
