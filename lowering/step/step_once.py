@@ -284,7 +284,7 @@ def _with_gradients(
     return {
         id(weight): (weight, part.optimizers[table])
         for part, tables in parts
-        if not all(weight.grad is None for weight in part.weights)  # for speed
+        if [weight for weight in part.weights if weight.grad is not None]  # there hardly ever is one
         for table in tables
         if (weight := part.weights[table]).grad is not None
         and (weight.requires_grad and not weight.is_meta and part.reached[table] and id(weight) not in awaited)
@@ -314,7 +314,7 @@ def _step(parts: list[_PartOfTables]) -> None:
     lookups: dict[StepOnce, list[GradientPart]] = {}
     for part, _ in parts:
         lookups.setdefault(part.lookup, []).append(part)
-    read = [weight for (first, *_) in lookups.values() for weight in map(id, first.weights)]
+    read = [id(weight) for same in lookups.values() for weight in same[0].weights]
     alike = len(parts) == len(lookups) or all(
         len({tuple(map(id, part.weights)) for part in same}) == 1 for same in lookups.values()
     )

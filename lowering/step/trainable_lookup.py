@@ -163,22 +163,29 @@ class _TableBatchedLookup(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *given: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        with later_range(ctx.step[0].node, BACKWARD):
+        node = ctx.step[0].node
+        if not node:
+            return _TableBatchedLookup._backward(ctx, given)
+        with later_range(node, BACKWARD):
             return _TableBatchedLookup._backward(ctx, given)
 
     @staticmethod
     def _backward(ctx: Any, given: Gradients) -> tuple[torch.Tensor | None, ...]:
         kernels: Backward = ctx.kernels
         once, triggers = ctx.step
-        if all(gradient is None for gradient in given):  # there is no gradient; zeros instead would cause a step
+        if not [
+            gradient for gradient in given if gradient is not None
+        ]:  # there is no gradient; zeros instead would cause a step
             weights = [None] * (len(ctx.needs_input_grad) - _SCALE - 1)
             return (*[None] * _SCALE, None, *(leaf_gradients(triggers) or weights))
-        if any(tensor._version != version for tensor, version in ctx.versions):
-            raise changed_before_backward(kernels.tables)
+        for tensor, version in ctx.versions:
+            if tensor._version != version:
+                raise changed_before_backward(kernels.tables)
         batch = ctx.batch
-        given = tuple(None if gradient is None else gradient.resolve_neg().float() for gradient in given)
-        if not kernels.unpooled:
-            given = tuple(None if gradient is None else gradient.contiguous() for gradient in given)
+        if kernels.unpooled:
+            given = tuple([None if gradient is None else gradient.resolve_neg().float() for gradient in given])
+        elif given[0] is not None:
+            given = (given[0].resolve_neg().float().contiguous(),)
         scale_gradient = None
         if ctx.needs_input_grad[_SCALE] and given[0] is not None:  # it reads the rows, before they are updated
             scale_gradient = kernels.scale_gradient(batch, given[0]).to(ctx.scale_dtype)

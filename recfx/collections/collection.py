@@ -28,6 +28,7 @@ from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.in_backward import attach_unfused, fused_optimizers, hooks_on_step
 from recfx.passes import Pass
 from recfx.passes.base import PASSES_KEY
+from recfx.runtime.base import is_observed
 from recfx.runtime.in_flight import BATCHES_IN_FLIGHT, refuse_fused_replicas
 from recfx.runtime.lowered import Runtime
 from recfx.runtime.table_store import TableStore
@@ -151,7 +152,8 @@ class UnshardedCollection(ConvertedCollection):
         self.begin_forward()
         self._store.graph_fits = not self.graph_is_inlined
         try:
-            return self.graph_module(features)
+            graph: Any = self.graph_module
+            return (graph if is_observed(graph) else graph.forward)(features)
         finally:
             self._store.graph_fits = False
 

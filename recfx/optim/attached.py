@@ -23,6 +23,11 @@ def attached_optimizers(weight: torch.Tensor) -> Sequence[Any]:
     return weight.__dict__.get(_OPTIMIZERS) or ()
 
 
+def all_attached(weights: Sequence[torch.Tensor]) -> list[Any]:
+    """The optimizers in backward of all ``weights``, in some models of thousands."""
+    return [optimizer for weight in weights for optimizer in weight.__dict__.get(_OPTIMIZERS) or ()]
+
+
 def attached_classes(weight: torch.Tensor) -> list[tuple[type, Mapping[str, Any]]]:
     """The classes and arguments from which the optimizers in backward of ``weight`` were created."""
     return list(zip(weight.__dict__.get(_CLASSES) or (), weight.__dict__.get(_ARGUMENTS) or (), strict=True))

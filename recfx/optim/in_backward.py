@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Sequence
-from itertools import chain
+from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -43,23 +42,21 @@ def hooks_on_step(weight: torch.Tensor) -> str:
     return ""
 
 
-def positions_with_hooks(weights: Sequence[torch.Tensor], attached: Iterable[Any] | None = None) -> list[int]:
+def positions_with_hooks(weights: Sequence[torch.Tensor], attached: Sequence[Any]) -> list[int]:
     """Which of ``weights`` have ``hooks_on_step``. Every forward calls this, in some models for thousands of tables.
-    ``attached`` are the optimizers of all of them, if they are known.
+    ``attached`` are the optimizers of all of them.
     """
-    if attached is None:
-        attached = chain.from_iterable(map(attached_optimizers, weights))
-    if not any(any(map(hooks_of, weights)) for hooks_of in _HOOKS_OF_WEIGHTS) and not any(
-        "step" in (own := optimizer.__dict__)
-        or own.get("_optimizer_step_pre_hooks")
-        or own.get("_optimizer_step_post_hooks")
-        for optimizer in attached
-    ):
-        return []
+    optimizers = [optimizer.__dict__ for optimizer in attached]
+    if not any(map(_BACKWARD_HOOKS, weights)) and not any(map(_ACCUMULATED_HOOKS, weights)):
+        for own in optimizers:
+            if "step" in own or own.get("_optimizer_step_pre_hooks") or own.get("_optimizer_step_post_hooks"):
+                break
+        else:
+            return []
     return [position for position, weight in enumerate(weights) if hooks_on_step(weight)]
 
 
-_HOOKS_OF_WEIGHTS = attrgetter("_backward_hooks"), attrgetter("_post_accumulate_grad_hooks")
+_BACKWARD_HOOKS, _ACCUMULATED_HOOKS = attrgetter("_backward_hooks"), attrgetter("_post_accumulate_grad_hooks")
 
 
 def fused_optimizer_of(weight: nn.Parameter, path: str) -> FusedOptimizer | Diagnostic | None:

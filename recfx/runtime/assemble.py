@@ -44,6 +44,7 @@ class ColumnOrder:
         self._widths = [[width for *_, width in of_part] for of_part in of_parts]
         # Part and number of its range; or _NOBODY and a width.
         self._pieces = [(own[0], own[2] if own[0] == _NOBODY else of_parts[own[0]].index(own)) for own in ranges]
+        self._is_part = self._pieces == [(0, 0)] and [len(widths) for widths in self._widths] == [1]
         self._dtype = functools.reduce(torch.promote_types, {columns.dtype for columns in order} or {torch.float32})
 
     @property
@@ -55,6 +56,8 @@ class ColumnOrder:
         """Join ``[B, sum dim]`` parts to ``[B, sum of the dims in order]``. ``batch_size`` and ``device`` are those of
         the result if there are no parts.
         """
+        if self._is_part:
+            return parts[0]
         # Split rather than narrow: in the backward, each narrow would create a tensor of the whole size.
         stretches = [
             (part,) if len(widths) == 1 else part.split(widths, dim=1)

@@ -90,6 +90,7 @@ class SelectFeatures(NodeModule):
         self._is_sent = self._converts = self._on_host = self._weights_are_sent = False
         self._expands = tables[0].is_pooled  # unsharded, TorchRec ignores inverse indices where it does not pool
         self._orders: dict[tuple[str, ...], _KeyOrder] = {}
+        self._last_order: tuple[list[str], Any] = [], None
         self.has_expanded = False  # whether any batch had different batch sizes per feature; for the report
 
     def prepare_to_send(self, world_size: int, on_host: bool) -> None:
@@ -157,9 +158,13 @@ class SelectFeatures(NodeModule):
         )
 
     def _order_of(self, keys: list[str]) -> _KeyOrder:
+        last_keys, order = self._last_order
+        if keys == last_keys:
+            return order
         cache_key = tuple(keys)
         order = self._orders.pop(cache_key, None) or self._new_order(keys)  # threads share them, so any may be gone
         self._orders[cache_key] = order
+        self._last_order = list(keys), order
         if len(self._orders) > _MOST_ORDERS:
             for least_recently_used in list(self._orders)[:-_MOST_ORDERS]:
                 self._orders.pop(least_recently_used, None)

@@ -9,7 +9,6 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from itertools import chain
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from recfx.errors import ConversionError, few
 from recfx.hashing import HashIndex
 from recfx.ir.context import TableFacts
 from recfx.lowering.registry import WeightFacts, facts_of_table, facts_of_weights
-from recfx.optim.attached import attached_optimizers
+from recfx.optim.attached import all_attached
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.in_backward import hooks_on_step, positions_with_hooks
 from recfx.optim.ordinary_optimizers import OrdinaryOptimizers
@@ -118,22 +117,22 @@ class TableStore:
         """
         try:
             weights: list[Any] = [bag._parameters["weight"] for bag in self.bags._modules.values() if bag is not None]
-            attached = list(map(attached_optimizers, weights))
+            # Not their ids: another one may get the id of one that is gone.
+            seen = all_attached(weights)
         except (KeyError, AttributeError):  # a weight is gone, by pruning or set to None: say which, and what to do
             weights = [self.weight(table) for table in self.bags]
-            attached = list(map(attached_optimizers, weights))
-        # Not their ids: another one may get the id of one that is gone.
-        seen: list[Any] = list(chain.from_iterable(attached))
+            seen = all_attached(weights)
         if seen or self.optimizers or self.aside:
-            positions = positions_with_hooks(weights, list(seen))
-            seen += [*map(id, weights), *(-1 - position for position in positions)]
+            positions = positions_with_hooks(weights, seen)
+            seen += map(id, weights)
+            seen += [-1 - position for position in positions]
         return seen, facts_of_weights(weights)
 
     def refuse_gradient_hooks(self, tables: Sequence[str], collection: str) -> None:
         """Raise a ``ConversionError``, ``gradient_hook``, for a weight with a hook and a fused optimizer."""
         fused = [table for table in tables if table in self.optimizers]
         weights = self.weights(fused)
-        for position in positions_with_hooks(weights):
+        for position in positions_with_hooks(weights, all_attached(weights)):
             raise ConversionError(
                 f"table {fused[position]!r}: {hooks_on_step(weights[position])}, but it has a fused optimizer, which "
                 "steps inside the backward, without a gradient of the weight and without step(): it would never run.",
