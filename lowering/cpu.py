@@ -67,7 +67,8 @@ class CpuLookup:
 
     def __call__(self, weights: list[torch.Tensor], batch: LookupBatch) -> Outputs:
         """Look up rows: ``batch.values`` are rows, or -1 for nothing."""
-        self._move(weights)
+        if not self._has_moved:
+            self._move(weights)
         rows, offsets = batch.values.to(torch.int64), batch.offsets.to(torch.int64)
 
         def forward(scale: torch.Tensor | None) -> LookedUp:
@@ -82,7 +83,8 @@ class CpuLookup:
         Ids without a row add nothing to sums; if rows are not combined, theirs are zeros. ``serves_finding`` has
         refused means, whose lengths would leave out the ids without a row.
         """
-        self._move(weights)
+        if not self._has_moved:
+            self._move(weights)
         ids, offsets = batch.values.to(torch.int64), batch.offsets.to(torch.int64)
 
         keep_rows = ids_to_rows.training or torch.is_grad_enabled()  # a backward may follow in eval mode, too
@@ -93,9 +95,8 @@ class CpuLookup:
         return self._trainable(weights, offsets, batch.per_sample_weights, forward)
 
     def _move(self, weights: list[torch.Tensor]) -> None:
-        if not self._has_moved:
-            self._has_moved = True
-            move_to_huge_pages(weights)
+        self._has_moved = True
+        move_to_huge_pages(weights)
 
     def _find_insert_pool(
         self,

@@ -22,7 +22,7 @@ import torch
 from torch.autograd.graph import increment_version
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from recfx.lowering.step.profiler_ranges import STEP, is_profiling, later_range, running_node
+from recfx.lowering.step.profiler_ranges import STEP, later_range
 from recfx.lowering.step.trained_batch import Gradients, TrainedBatch, gradients_by_table, joined, reached
 from recfx.optim.attached import attached_optimizers, take_over_step
 from recfx.optim.fused_optimizer import FusedOptimizer
@@ -204,11 +204,6 @@ class StepOnce:
         if identities != self._weights:
             self._weights, self._triggers = identities, self._find(weights)
         return self._triggers
-
-    def note_node(self) -> None:
-        """Called in the forward: learn the name under which profiles show the backward and the step."""
-        if is_profiling():
-            self.node = running_node()
 
     def _find(self, weights: list[torch.Tensor]) -> Triggers:
         """One trigger for all tables, except that a table which another lookup reads as well keeps its trigger."""

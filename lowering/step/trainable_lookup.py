@@ -18,7 +18,7 @@ from recfx.ir.node_kinds import NOT_COMBINED
 from recfx.ir.tables import TableSpec
 from recfx.kernels.lookup.embedding_bag import embedding
 from recfx.lowering.registry import LookupSpec, Outputs
-from recfx.lowering.step.profiler_ranges import BACKWARD, later_range
+from recfx.lowering.step.profiler_ranges import BACKWARD, is_profiling, later_range, running_node
 from recfx.lowering.step.step_once import GradientPart, StepOnce, Triggers, leaf_gradients, leave_for_step
 from recfx.lowering.step.trained_batch import Gradients, TrainedBatch, reached
 
@@ -59,7 +59,6 @@ class Backward(ABC):
 
 
 Forward = Callable[[torch.Tensor | None], LookedUp]
-Versions = list[tuple[torch.Tensor, int]]
 _SCALE = 5  # position of the per-sample weights in the arguments of the autograd function
 
 
@@ -83,7 +82,8 @@ class TrainableLookup:
         arguments: list[torch.Tensor] = []
         triggers: Triggers = []
         if torch.is_grad_enabled():
-            self._once.note_node()
+            if is_profiling():
+                self._once.node = running_node()  # under which profiles show the backward and the step
             if self.backward.optimizers[0] is None:
                 if self.backward.unpooled and any(weight._backward_hooks for weight in weights):
                     return self._by_key(weights, forward)
@@ -106,16 +106,6 @@ class TrainableLookup:
             outputs, rows = forward(None)
         of_keys = zip(self.backward.table_of_feature, rows.split(list(map(len, outputs))), strict=True)
         return tuple(embedding(weights[table], rows_of_key) for table, rows_of_key in of_keys)
-
-
-def _versions(*tensors: torch.Tensor | None) -> Versions:
-    """What torch's ``save_for_backward`` notes of tensors; its hooks would make checkpoints run the forward again."""
-    return [(tensor, tensor._version) for tensor in tensors if tensor is not None and not tensor.is_inference()]
-
-
-def _unchanged(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor; of an inference tensor a clone, because it has no version that would show a change."""
-    return tensor.clone() if tensor.is_inference() else tensor
 
 
 def changed_before_backward(tables: Sequence[TableSpec]) -> InputError:
@@ -153,10 +143,13 @@ class _TableBatchedLookup(torch.autograd.Function):
             lengths = tuple(map(len, looked_up.outputs))
             read = zip(looked_up.outputs, kernels.table_of_feature, strict=True)
             ctx.mark_non_differentiable(*(rows for rows, table in read if not weights[table].requires_grad))
-        rows, offsets = _unchanged(looked_up.rows), _unchanged(offsets)
-        scale = scale if scale is None else _unchanged(scale)
+        # Inference tensors have no versions that would show a change.
+        rows, offsets = (part.clone() if part.is_inference() else part for part in (looked_up.rows, offsets))
+        scale = scale.clone() if scale is not None and scale.is_inference() else scale
         ctx.batch = TrainedBatch(weights, rows, offsets, scale, lengths)
-        ctx.versions = _versions(rows, offsets, scale, *(weights if ctx.needs_input_grad[_SCALE] else ()))
+        # What torch's ``save_for_backward`` notes; its hooks would make checkpoints run the forward again.
+        noted = [rows, offsets, *([] if scale is None else [scale]), *(weights if ctx.needs_input_grad[_SCALE] else ())]
+        ctx.versions = [(tensor, tensor._version) for tensor in noted if not tensor.is_inference()]
         ctx.scale_dtype = None if per_sample_weights is None else per_sample_weights.dtype
         return looked_up.outputs
 

@@ -440,23 +440,23 @@ def views_of(indexes: Sequence[HashIndex], training: bool) -> list[IndexView]:
     if torch.compiler.is_compiling():
         return [index.view(training) for index in indexes]
     forks.use_one_thread_in_child()
-    kept: list[Any] = [index.__dict__["_views"] for index in indexes]
-    slot_groups = buffers_named("slot_groups", indexes)
-    return [
-        views[training] if as_noted and views is not None and views[0].slot_groups is groups else index.view(training)
-        for index, views, groups, as_noted in zip(indexes, kept, slot_groups, _are_as_noted(indexes), strict=True)
-    ]
-
-
-def _are_as_noted(indexes: Sequence[HashIndex]) -> list[bool]:
-    """``is_as_noted`` of each index, in half the time."""
-    try:
-        return [
-            attributes["_leader"] is None
-            and not attributes["_expects_load"]
-            and attributes["_versions"] == (ids._version, state._version, groups._version, side._version)
-            for attributes in map(vars, indexes)
-            for ids, state, groups, side in (watched(attributes["_buffers"]),)
-        ]
-    except RuntimeError:  # inference tensors have no versions
-        return [index.is_as_noted() for index in indexes]
+    found: list[IndexView] = []
+    for index in indexes:
+        own: Any = index.__dict__
+        ids, state, groups, side = watched(own["_buffers"])
+        views = own["_views"]
+        try:
+            is_noted = own["_versions"] == (ids._version, state._version, groups._version, side._version)
+        except RuntimeError:  # inference tensors have no versions
+            is_noted = False
+        if (
+            is_noted
+            and own["_leader"] is None
+            and not own["_expects_load"]
+            and views
+            and views[0].slot_groups is groups
+        ):
+            found.append(views[training])
+        else:
+            found.append(index.view(training))
+    return found

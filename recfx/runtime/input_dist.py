@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -110,7 +111,7 @@ class Exchange:
         """The first wait returns what waits for the ids; it starts sending those of all calls."""
         self._calls.append(call)
         position = len(self._calls) - 1
-        return _Later(lambda: self._sent(_Later(lambda: self._received()[position])))
+        return _Later(partial(self._sent, _Later(partial(self._received, position))))
 
     def start(self) -> None:
         """Start sending sizes. If a call could not be added, this rank is out of step, and sends nothing."""
@@ -168,15 +169,15 @@ class Exchange:
         ]
         return following
 
-    def _received(self) -> list[KeyedJaggedTensor]:
-        """Wait for the ids of all ranks; for each call, ordered by feature, rank and sample."""
+    def _received(self, position: int) -> KeyedJaggedTensor:
+        """Wait for the ids of all ranks of all calls; of one of them, ordered by feature, rank and sample."""
         if self._ids is None:
             assert self._arriving is not None
             for message in self._arriving:
                 message.work.wait()
             numbers, *weights = (message.numbers.split_with_sizes(message.sizes) for message in self._arriving)
             self._ids = self._taken_apart(numbers, weights)
-        return self._ids
+        return self._ids[position]
 
     def _taken_apart(
         self, numbers: tuple[torch.Tensor, ...], weights: list[tuple[torch.Tensor, ...]]

@@ -90,7 +90,7 @@ class SelectFeatures(NodeModule):
         self._is_sent = self._converts = self._on_host = self._weights_are_sent = False
         self._expands = tables[0].is_pooled  # unsharded, TorchRec ignores inverse indices where it does not pool
         self._orders: dict[tuple[str, ...], _KeyOrder] = {}
-        self._last_order: tuple[list[str], Any] = [], None
+        self._last_order: tuple[list[str] | None, Any] = None, None
         self.has_expanded = False  # whether any batch had different batch sizes per feature; for the report
 
     def prepare_to_send(self, world_size: int, on_host: bool) -> None:
@@ -119,7 +119,9 @@ class SelectFeatures(NodeModule):
             )
         if not isinstance(features, KeyedJaggedTensor):
             features = self.as_keyed_jagged(features)
-        order = self._order_of(features.keys())
+        keys, order = self._last_order
+        if keys != features.keys():
+            order = self._order_of(features.keys())
         named_inverse = features.inverse_indices_or_none()
         checked = self.checked(features, order)
         if self._is_sent and checked.values().is_meta:
@@ -158,9 +160,6 @@ class SelectFeatures(NodeModule):
         )
 
     def _order_of(self, keys: list[str]) -> _KeyOrder:
-        last_keys, order = self._last_order
-        if keys == last_keys:
-            return order
         cache_key = tuple(keys)
         order = self._orders.pop(cache_key, None) or self._new_order(keys)  # threads share them, so any may be gone
         self._orders[cache_key] = order

@@ -122,7 +122,7 @@ class TableIndexes:
         """
         absent, segments = torch.nonzero(rows < 0).squeeze(1), self.segments(features)
         if absent.numel() == 0:
-            self.count_resident(segments)
+            self.count_found([segment.end - segment.begin for segment in segments], batches=1)
             return
         edges = torch.tensor([edge for segment in segments for edge in segment[1:]], device="cpu")
         borders = torch.searchsorted(absent, edges).tolist()
@@ -132,16 +132,17 @@ class TableIndexes:
         ]
         rows[absent] = self.find_or_insert(ids[absent], fresh)
         resident = [old.end - old.begin - (new.end - new.begin) for old, new in zip(segments, fresh, strict=True)]
-        self._count_found(resident, batches=0)  # find_or_insert has already counted the batch
+        self.count_found(resident, batches=0)  # find_or_insert has already counted the batch
 
-    def count_resident(self, segments: list[Segment]) -> None:
-        self._count_found([segment.end - segment.begin for segment in segments], batches=1)
+    def sizes(self, features: KeyedJaggedTensor) -> list[int]:
+        """How many ids each hashed table has."""
+        borders = features.offset_per_key()
+        return [borders[last] - borders[first] for _, first, last in self._keys_of_hashed]
 
-    def _count_found(self, resident: list[int], batches: int) -> None:
+    def count_found(self, resident: list[int], batches: int) -> None:
         # The first two counts of an index are the batches and the ids seen.
         counts = buffers_named("counts", self.store.indexes_of(self.hashed_in_order))
-        amounts = [amount for count in resident for amount in (batches, count)]
-        hash_index.add_counts(counts, amounts)
+        hash_index.add_counts(counts, [amount for count in resident for amount in (batches, count)])
 
     def start(self) -> BatchInFlight | None:
         """Begin a forward in which ids may be evicted, or that a backward may follow; ``finish`` ends it. Returns the
@@ -198,7 +199,7 @@ class TableIndexes:
             index = self.store.index(segment.table.name)
             if count > 0 and index.config.unseen != "zeros":
                 self._share_rows(index, ids, rows, segment)
-        self.count_answers(segments, counts)
+        self.count_answers([segment.end - segment.begin for segment in segments], counts)
         return rows
 
     def _find(self, ids: torch.Tensor, segments: list[Segment]) -> tuple[torch.Tensor, list[int]]:
@@ -229,12 +230,10 @@ class TableIndexes:
             [policy.row_begin for policy in policies],
         )
 
-    def count_answers(self, segments: list[Segment], absent: list[int]) -> None:
-        indexes = self._indexes(segments)
-        amounts: list[int] = []
-        for segment, count in zip(segments, absent, strict=True):
-            amounts += [segment.end - segment.begin, count]
-        hash_index.add_counts([index.eval_counts for index in indexes], amounts)
+    def count_answers(self, sizes: list[int], absent: list[int]) -> None:
+        counts = buffers_named("eval_counts", self.store.indexes_of(self.hashed_in_order))
+        amounts = [amount for of_table in zip(sizes, absent, strict=True) for amount in of_table]
+        hash_index.add_counts(counts, amounts)
 
 
 class RowsOfBatch:
@@ -255,9 +254,10 @@ class RowsOfBatch:
         self._indexes.insert_absent(self._features, ids, rows)
 
     def answered(self, absent_per_table: list[int]) -> None:
-        segments = self._indexes.segments(self._features)
+        indexes = self._indexes
+        sizes = indexes.sizes(self._features)
         if self.training:
-            self._indexes.count_resident(segments)
+            indexes.count_found(sizes, batches=1)
         else:
-            absent = dict(zip([table.name for table in self._indexes.tables], absent_per_table, strict=True))
-            self._indexes.count_answers(segments, [absent[segment.table.name] for segment in segments])
+            absent = dict(zip([table.name for table in indexes.tables], absent_per_table, strict=True))
+            indexes.count_answers(sizes, [absent[table] for table in indexes.hashed_in_order])
