@@ -61,7 +61,7 @@ class CpuLookup:
         backward = CpuBackward(spec)
         self._mean, self._unpooled = backward.mean, backward.unpooled
         self._table_of_feature = backward.table_of_feature
-        self._trainable = TrainableLookup(backward)
+        self.trainable = TrainableLookup(backward)
         self._no_index = IndexView.none()
         self._has_moved = False
 
@@ -75,7 +75,7 @@ class CpuLookup:
             tables, how = self._table_of_feature, (self._mean, scale, self._unpooled)
             return LookedUp(tuple(pooled_lookup(rows, offsets, weights, tables, *how)), rows)
 
-        return self._trainable(weights, offsets, batch.per_sample_weights, forward)
+        return self.trainable(weights, offsets, batch.per_sample_weights, forward)
 
     def from_ids(self, weights: list[torch.Tensor], batch: LookupBatch, ids_to_rows: IdsToRows) -> Outputs:
         """Find rows and look them up: ``batch.values`` are raw ids, or rows if a table has no index.
@@ -92,7 +92,7 @@ class CpuLookup:
         def forward(scale: torch.Tensor | None) -> LookedUp:
             return self._find_insert_pool(weights, ids, offsets, scale, ids_to_rows, keep_rows)
 
-        return self._trainable(weights, offsets, batch.per_sample_weights, forward)
+        return self.trainable(weights, offsets, batch.per_sample_weights, forward)
 
     def _move(self, weights: list[torch.Tensor]) -> None:
         self._has_moved = True

@@ -67,7 +67,7 @@ class TrainableLookup:
 
     def __init__(self, backward: Backward) -> None:
         self.backward = backward
-        self._once = StepOnce(backward.optimizers)
+        self.once = StepOnce(backward.optimizers)
 
     def __call__(
         self,
@@ -83,16 +83,16 @@ class TrainableLookup:
         triggers: Triggers = []
         if torch.is_grad_enabled():
             if is_profiling():
-                self._once.node = running_node()  # under which profiles show the backward and the step
+                self.once.node = running_node()  # under which profiles show the backward and the step
             if self.backward.optimizers[0] is None:
                 if self.backward.unpooled and any(weight._backward_hooks for weight in weights):
                     return self._by_key(weights, forward)
                 arguments = list(weights)
             elif any(weight.requires_grad for weight in weights):
-                triggers = self._once.triggers(weights)
+                triggers = self.once.triggers(weights)
                 arguments = [triggered.trigger.leaf for triggered in triggers]
         outputs: Outputs = _TableBatchedLookup.apply(
-            self.backward, (self._once, triggers), weights, offsets, forward, per_sample_weights, *arguments
+            self.backward, (self.once, triggers), weights, offsets, forward, per_sample_weights, *arguments
         )
         return outputs
 
@@ -184,16 +184,17 @@ class _TableBatchedLookup(torch.autograd.Function):
             scale_gradient = kernels.scale_gradient(batch, given[0]).to(ctx.scale_dtype)
         gradients: list[torch.Tensor | None]
         if kernels.optimizers[0] is None:
-            gradients = _weight_gradients(kernels, batch, given, ctx.needs_input_grad[_SCALE + 1 :])
+            gradients = weight_gradients(kernels, batch, given, ctx.needs_input_grad[_SCALE + 1 :])
         else:
             leave_for_step(triggers, ctx.kept, GradientPart(once, kernels, batch, given))
             gradients = list(leaf_gradients(triggers))
         return (*[None] * _SCALE, scale_gradient, *gradients)
 
 
-def _weight_gradients(
-    kernels: Backward, batch: TrainedBatch, given: Gradients, needed: tuple[bool, ...]
+def weight_gradients(
+    kernels: Backward, batch: TrainedBatch, given: Gradients, needed: Sequence[bool]
 ) -> list[torch.Tensor | None]:
+    """The gradients of the tables that are ``needed`` and reached, in their dtypes; None for others."""
     is_reached = reached(kernels.table_of_feature, given, len(needed))
     is_needed = [asked and has_gradient for asked, has_gradient in zip(needed, is_reached, strict=True)]
     if not any(is_needed):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, ClassVar
+from weakref import WeakMethod
 
 import torch
 from torch import fx, nn
@@ -28,7 +29,7 @@ from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.in_backward import attach_unfused, fused_optimizers, hooks_on_step
 from recfx.passes import Pass
 from recfx.passes.base import PASSES_KEY
-from recfx.runtime.base import is_observed
+from recfx.runtime.base import NodeModule, is_observed, why_opaque
 from recfx.runtime.in_flight import BATCHES_IN_FLIGHT, refuse_fused_replicas
 from recfx.runtime.lowered import Runtime
 from recfx.runtime.table_store import TableStore
@@ -124,6 +125,7 @@ class UnshardedCollection(ConvertedCollection):
 
     def _compile(self) -> None:
         """Make the graph from the tables. It is derived, so copies and pickles make it again."""
+        self._store.begin, self._store.graphs = WeakMethod(self.begin_forward), self._store.graphs + 1
         self._runtime = Runtime(self._store)
         graph_module = compile_graph(self.unexpanded_graph(), self._runtime, self.backend, self.passes)
         eval_graph, records = make_eval_graph(graph_module, self._runtime)
@@ -156,6 +158,13 @@ class UnshardedCollection(ConvertedCollection):
             return (graph if is_observed(graph) else graph.forward)(features)
         finally:
             self._store.graph_fits = False
+
+    def not_in_graph(self, trains: bool) -> str:
+        if "_run" in self.__dict__:
+            return f"recfx: collection {self.collection!r} cannot be part of one graph: a file answers for it."
+        self.begin_forward()
+        nodes = [module for module in self.graph_of(self.training).children() if isinstance(module, NodeModule)]
+        return next(filter(None, (why_opaque(node, trains) for node in nodes)), "")
 
     def answer_with(self, lookup: nn.Module) -> None:
         """Let ``lookup`` answer from now on, in the place of the collection's own graph; hooks stay."""

@@ -26,9 +26,10 @@ from recfx.lowering.registry import TargetsHere
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.passes import Pass
 from recfx.passes.base import PassRecord
-from recfx.runtime.base import FxLeaf, load_hooks, opaque, without_load_hooks
+from recfx.runtime.base import FxLeaf, load_hooks, opaque, why_opaque, without_load_hooks
 from recfx.runtime.dist_groups import DistGroups
 from recfx.runtime.lowered import Runtime
+from recfx.runtime.select_features import why_not_plain
 from recfx.runtime.table_store import TableStore
 from recfx.versions.differences import is_fx_symbolic_tracing
 
@@ -189,12 +190,20 @@ class ConvertedCollection(FxLeaf):
         return self
 
     def _enter(self, run: Callable[..., Any], compiled: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call ``run``; a torch.fx tracer gets one leaf node, torch.compile ``compiled`` in one graph break."""
+        """Call ``run``. A torch.fx tracer gets one leaf node; torch.compile gets the nodes, or ``compiled`` in a graph
+        break if one of them cannot be part of its graph.
+        """
         if torch.compiler.is_dynamo_compiling():
-            return opaque(compiled, *args, **kwargs)
+            if why := why_opaque(self, torch.is_grad_enabled()) or why_not_plain(*args, **kwargs):
+                return opaque(why, compiled, *args, **kwargs)
+            return self.graph_of(self.training)(*args, **kwargs)
         if is_fx_symbolic_tracing() and (proxy := self.leaf_call(args, kwargs, in_forward=True)) is not None:
             return proxy
         return run(*args, **kwargs)
+
+    def not_in_graph(self, trains: bool) -> str:
+        """Why torch.compile cannot have the collection in its graph now; ``""`` if it can. Called while it traces."""
+        return f"recfx: collection {self.collection!r} cannot be part of one graph: its tables are sharded."
 
     # State
 

@@ -28,6 +28,11 @@ def all_attached(weights: Sequence[torch.Tensor]) -> list[Any]:
     return [optimizer for weight in weights for optimizer in weight.__dict__.get(_OPTIMIZERS) or ()]
 
 
+def number_attached(weight: torch.Tensor) -> int:
+    """The number of ``attached_optimizers``, read in a way that torch.compile can follow, and checks in each call."""
+    return len(getattr(weight, _OPTIMIZERS, ()))
+
+
 def attached_classes(weight: torch.Tensor) -> list[tuple[type, Mapping[str, Any]]]:
     """The classes and arguments from which the optimizers in backward of ``weight`` were created."""
     return list(zip(weight.__dict__.get(_CLASSES) or (), weight.__dict__.get(_ARGUMENTS) or (), strict=True))

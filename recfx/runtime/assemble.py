@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 from recfx.ir.tables import Columns, KeyOrder, TableSpec, embedding_dims
-from recfx.runtime.base import NodeModule
+from recfx.runtime.base import TracedNode
 from recfx.runtime.lowered import Lowered
 
 _NOBODY = -1
@@ -77,7 +77,7 @@ class ColumnOrder:
         return torch.zeros(batch_size, width, dtype=self._dtype, device=device)
 
 
-class AssembleKeyedTensor(NodeModule):
+class AssembleKeyedTensor(TracedNode):
     """Concatenate pooled parts and name their columns."""
 
     def __init__(self, of: Lowered) -> None:
@@ -101,7 +101,7 @@ def keyed_order(keys: Sequence[str], parts: list[list[Columns]]) -> ColumnOrder:
 _own_node = torch.ops.aten._unsafe_view.default
 
 
-class AssembleJaggedDict(NodeModule):
+class AssembleJaggedDict(TracedNode):
     """Give each key its rows, with the lengths of its feature. If the collection is sharded, all parts get gradients as
     soon as any key gets one, because ranks wait for each other in the backwards of all of them.
     """
@@ -154,7 +154,7 @@ class _Together(torch.autograd.Function):
         return gradients
 
 
-class MeanDivide(NodeModule):
+class MeanDivide(TracedNode):
     """Divide the columns of MEAN features by ``max(length, 1)``. Lengths are taken before hashing: an id without a row
     still counts. ``columns`` are those of the input, of ``tables``; ``divided`` names those that are MEAN, and
     ``features`` the output keys of the whole collection, in the order of the KJT's keys.
@@ -182,7 +182,8 @@ class MeanDivide(NodeModule):
         """``pooled``: ``[B, sum D]``; ``features``: the ids as selected, before hashing. Returns ``[B, sum D]``."""
         batch_size = features.stride()
         lengths = features.lengths().view(len(self.features), batch_size)
-        if pooled.device.type not in ("cpu", "meta") and type(pooled) is Tensor:  # fake ones must not be kept
+        is_plain = type(pooled) is Tensor and not torch.compiler.is_compiling()
+        if pooled.device.type not in ("cpu", "meta") and is_plain:  # fake ones must not be kept
             # However many features are averaged, the host starts as many operators.
             one = _one(batch_size, lengths.dtype, lengths.device)
             divisors = torch.cat([lengths.clamp(min=1), one]).to(pooled.device, pooled.dtype)

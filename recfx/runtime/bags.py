@@ -29,16 +29,34 @@ def select_bags(
     lengths = features.lengths().index_select(0, bags)
     if ids is None:
         ids = int(lengths.sum())
-    offsets = from_zero(lengths, ids)
     starts = _offsets_of(features).index_select(0, bags).to(torch.int64)
-    take = torch.repeat_interleave(starts - offsets[:-1], lengths.to(torch.int64), output_size=ids)
-    take = take + torch.arange(take.numel(), device=lengths.device)
-    return (
-        features.values().index_select(0, take),
-        lengths,
-        offsets,
-        None if weights is None else weights.index_select(0, take),
-    )
+    places_of = id_places if torch.compiler.is_compiling() else _id_places
+    offsets, take = places_of(lengths, starts, ids)
+    values = _taken(features.values(), take)
+    return values, lengths, offsets, None if weights is None else _taken(weights, take)
+
+
+def _taken(tensor: torch.Tensor, take: torch.Tensor) -> torch.Tensor:
+    if torch.compiler.is_compiling():  # Inductor does not index what may be empty
+        tensor = torch.cat([tensor, tensor.new_zeros(1)])
+    return tensor.index_select(0, take)
+
+
+def _id_places(lengths: torch.Tensor, starts: torch.Tensor, ids: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where bags of these lengths begin if they lie one after the other, int64 ``[N + 1]``; and the positions of their
+    ``ids`` ids, int64 ``[ids]``, if they begin at ``starts``.
+    """
+    offsets = from_zero(lengths, ids)
+    places = torch.repeat_interleave(starts - offsets[:-1], lengths.to(torch.int64), output_size=ids)
+    return offsets, places + torch.arange(ids, device=lengths.device)
+
+
+id_places = torch.library.custom_op("recfx::id_places", _id_places, mutates_args=())
+
+
+@id_places.register_fake
+def _(lengths: torch.Tensor, starts: torch.Tensor, ids: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return starts.new_empty(lengths.numel() + 1), starts.new_empty(ids)
 
 
 def _offsets_of(features: KeyedJaggedTensor) -> torch.Tensor:
@@ -67,13 +85,23 @@ def permute_features(features: KeyedJaggedTensor, positions: list[int], keys: li
         weights = permuted.weights_or_none()
     else:
         # The backward of KeyedJaggedTensor.permute is wrong for subsets and repeats (torchrec 1.8.0).
-        bags = torch.tensor(positions, device=device).unsqueeze(1) * stride
-        bags = (bags + torch.arange(stride, device=device)).view(-1)
-        every_key_once = sorted(positions) == list(range(len(features.keys())))
-        ids = features.values().numel() if every_key_once else None
-        values, lengths, offsets, weights = select_bags(features, bags, weights, ids)
+        return bags_of_keys(features, positions, keys)
     ids_per_key = None if known is None else [known[position] for position in positions]
-    if values.is_meta and ids_per_key is not None and sum(ids_per_key) != values.numel():  # all values were left
+    return KeyedJaggedTensor(
+        keys, values, weights, lengths=lengths, offsets=offsets, stride=stride, length_per_key=ids_per_key
+    )
+
+
+def bags_of_keys(features: KeyedJaggedTensor, positions: list[int], keys: list[str]) -> KeyedJaggedTensor:
+    """``permute_features`` by torch's operators, which torch.compile can trace."""
+    stride, known, device = features.stride(), features.length_per_key_or_none(), features.values().device
+    bags = torch.tensor(positions, device=device).unsqueeze(1) * stride
+    bags = (bags + torch.arange(stride, device=device)).view(-1)
+    ids_per_key = None if known is None else [known[position] for position in positions]
+    every_key_once, ids = sorted(positions) == list(range(len(features.keys()))), features.values().numel()
+    ids = ids if every_key_once else None if ids_per_key is None else sum(ids_per_key)
+    values, lengths, offsets, weights = select_bags(features, bags, features.weights_or_none(), ids)
+    if values.is_meta and ids_per_key is not None and ids != values.numel():  # all values were left
         ids_per_key = None
     return KeyedJaggedTensor(
         keys, values, weights, lengths=lengths, offsets=offsets, stride=stride, length_per_key=ids_per_key

@@ -16,7 +16,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recfx.errors import ConversionError, type_of
 from recfx.lowering.step.profiler_ranges import forward_range, is_profiling
-from recfx.versions.differences import disable_compilation, is_fx_symbolic_tracing
+from recfx.runtime.operators import constant
+from recfx.versions.differences import is_fx_symbolic_tracing
 
 FORWARD_HOOKS = (
     "_forward_hooks",
@@ -142,12 +143,25 @@ def _as_nodes(tracer: fx.Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return tuple(expressed(value) for value in args), {name: expressed(value) for name, value in kwargs.items()}
 
 
-@disable_compilation("recfx: a converted collection is one graph break; compile the model without fullgraph=True")
-def opaque(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call ``function`` outside the graph that torch.compile is building. Nodes pass memory addresses and Python state
-    to kernels; compilation cannot improve these, but would guard on both.
-    """
+@torch.compiler.disable
+def _opaque(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return function(*args, **kwargs)
+
+
+def opaque(why: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call ``function`` outside the graph that torch.compile is building, which ends there. Nodes pass memory addresses
+    and Python state to kernels; compilation cannot improve these, but would guard on both. With ``fullgraph=True``,
+    torch's error says ``why``.
+    """
+    torch._dynamo.graph_break(msg=why)
+    return _opaque(function, *args, **kwargs)
+
+
+@constant
+def why_opaque(node: Any, trains: bool) -> str:
+    """Why a node, or a collection, cannot be in the graph that torch.compile is building; ``""`` if it can."""
+    why: str = node.not_in_graph(trains)
+    return f"recfx: {node.label} cannot be part of one graph: {why}" if why and isinstance(node, NodeModule) else why
 
 
 class NodeModule(FxLeaf):
@@ -160,10 +174,27 @@ class NodeModule(FxLeaf):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module as usual; if a torch.fx tracer calls it, it becomes one node of the graph."""
         if torch.compiler.is_dynamo_compiling():
-            return opaque(self._call_impl, *args, **kwargs)
+            if why := why_opaque(self, torch.is_grad_enabled()):
+                return opaque(why, self._call_impl, *args, **kwargs)
+            return self.in_graph(*args, **kwargs)
         if is_fx_symbolic_tracing() and (proxy := self.leaf_call(args, kwargs)) is not None:
             return proxy
         if not is_profiling():
             return self._call_impl(*args, **kwargs)
         with forward_range(self.label):
             return self._call_impl(*args, **kwargs)
+
+    def not_in_graph(self, trains: bool) -> str:
+        """Why torch.compile cannot have the node in its graph now, as a sentence; ``trains``: with gradients."""
+        return "what it does in Python depends on the ids of the batch."
+
+    def in_graph(self, *args: Any, **kwargs: Any) -> Any:
+        """``forward``, as torch.compile traces it."""
+        return self.forward(*args, **kwargs)
+
+
+class TracedNode(NodeModule):
+    """A node that torch.compile traces as it is."""
+
+    def not_in_graph(self, trains: bool) -> str:
+        return ""

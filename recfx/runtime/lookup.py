@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
+from typing import Any, cast
 
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -13,11 +15,16 @@ from recfx.ir.node_kinds import NOT_COMBINED
 from recfx.ir.tables import KeyOrder, TableSpec
 from recfx.lowering import reference
 from recfx.lowering.registry import Choice, IdsToRows, LookupBatch, LookupKernel, LookupSpec, Outputs, select_backend
+from recfx.lowering.step.step_once import GradientPart, leaf_gradients, leave_for_step
+from recfx.lowering.step.trainable_lookup import TrainableLookup, weight_gradients
+from recfx.lowering.step.trained_batch import TrainedBatch
+from recfx.optim.attached import number_attached
 from recfx.optim.fused_optimizer import CheckedSettings
-from recfx.runtime.bags import keep_ids, permute_features
+from recfx.runtime.bags import bags_of_keys, keep_ids, permute_features
 from recfx.runtime.base import NodeModule
 from recfx.runtime.in_flight import BatchInFlight, guard_backward
 from recfx.runtime.lowered import Lowered
+from recfx.runtime.operators import look_up, new_call
 
 
 class Lookup(NodeModule):
@@ -33,7 +40,9 @@ class Lookup(NodeModule):
         self.collection, self.is_weighted, self.backend = of.collection.name, of.collection.is_weighted, of.backend
         self.tables, self.combine = of.graph.tables(of.node), str(of.node.kwargs["combine"])
         self.store, tables, features = of.runtime.store, self.tables, of.collection.local_keys
-        self.features = KeyOrder.of(features)
+        self.features, self.unpooled = KeyOrder.of(features), self.combine == NOT_COMBINED
+        self.table_of_feature = [number for number, table in enumerate(tables) for _ in table.embedding_names]
+        self.leaves: list[torch.Tensor] = []  # in graphs of torch.compile; see ``Trigger``
         keys = [name for table in tables for name in table.embedding_names]
         self._keys, self._names = keys, [table.name for table in tables]
         positions = self.features.positions
@@ -124,21 +133,110 @@ class Lookup(NodeModule):
         self._guard(outputs)
         if in_flight is not None:
             in_flight.watch(outputs)
-        return outputs if self.combine == NOT_COMBINED else outputs[0]
+        return outputs if self.unpooled else outputs[0]
 
     def _guard(self, outputs: Outputs) -> None:
         if self._indexed and torch.is_grad_enabled():
             guard_backward(outputs, self.store.indexes_of(self._indexed), self.collection)
 
+    def not_in_graph(self, trains: bool) -> str:
+        if self._indexed:
+            return "a node before it hashes ids."
+        weights, choice = self._kernel()
+        is_stepped, kernel = self._names[0] in self.store.optimizers, cast(Any, choice.kernel)
+        self.leaves = [one.trigger.leaf for one in kernel.trainable.once.triggers(weights)] if is_stepped else []
+        return ""
+
+    def in_graph(self, features: KeyedJaggedTensor) -> torch.Tensor | Outputs:
+        lengths: list[int] = []
+        weights, scale = self.weights_now(), None
+        if self.unpooled:
+            values, lengths = self._rows_of_keys(features)
+        else:
+            if self._positions is not None:
+                features = bags_of_keys(features, self._positions, self._keys)
+            values, scale = features.values(), features.weights_or_none()
+        list(map(number_attached, weights))  # so that a change makes another graph
+        trains = torch.is_grad_enabled() and any(weight.requires_grad for weight in weights)
+        leaves = self.leaves if trains else []
+        if self.leaves:  # whose gradients stand for those of the weights
+            weights = [weight.detach() for weight in weights]
+        batch = values, features.offsets(), scale, lengths, features.stride()
+        outputs: list[torch.Tensor] = look_up(*batch, weights, leaves, new_call(self))
+        return tuple(outputs) if self.unpooled else outputs[0]
+
+    def weights_now(self) -> list[torch.Tensor]:
+        return self.store.weights(self._names)
+
+    def look_up(
+        self, ids: torch.Tensor, offsets: torch.Tensor, scale: torch.Tensor | None, lengths: list[int], size: int,
+        weights: list[torch.Tensor], leaves: list[torch.Tensor],
+    ) -> list[torch.Tensor]:  # fmt: skip
+        with torch.set_grad_enabled(bool(leaves)):  # for what it checks
+            own, choice = self._kernel()
+        if leaves and [one.data_ptr() for one in own] != [one.data_ptr() for one in weights]:
+            raise self._replaced(self._names[0])
+        self._must_move(ids)
+        batch = self._trained(ids, offsets, scale, lengths, weights)
+        outputs = choice.kernel(weights, LookupBatch(batch.values, batch.offsets, batch.scale, size, batch.lengths))
+        return [rows.clone() for rows in outputs] if len(outputs) > 1 and not ids.is_cpu else list(outputs)  # not views
+
+    def look_up_backward(
+        self, ids: torch.Tensor, offsets: torch.Tensor, scale: torch.Tensor | None, lengths: list[int],
+        gradients: Sequence[torch.Tensor | None], needed: list[bool], steps: bool, read: list[torch.Tensor],
+    ) -> list[torch.Tensor]:  # fmt: skip
+        trainable: TrainableLookup = cast(Any, self._kernel()[1].kernel).trainable
+        weights, found = self.weights_now(), list[torch.Tensor]()
+        if steps:  # a compiled graph uses the memory of its tensors again
+            ids, scale = ids.clone(), None if scale is None else scale.clone()
+            offsets, gradients = offsets.clone(), [None if one is None else one.clone() for one in gradients]
+        batch = self._trained(ids, offsets, scale, lengths, weights)
+        given = tuple(None if one is None else one.resolve_neg().float().contiguous() for one in gradients)
+        if read and given[0] is not None:
+            found = [trainable.backward.scale_gradient(replace(batch, weights=read), given[0]).to(ids.device)]
+        if not steps:
+            computed = weight_gradients(trainable.backward, batch, given, needed)
+            return found + [gradient for gradient in computed if gradient is not None]
+        triggers = trainable.once.triggers(weights)
+        part = GradientPart(trainable.once, trainable.backward, batch, given)
+        kept: list[object] = []
+        torch.autograd.Variable._execution_engine.queue_callback(kept.clear)  # it lives until the pass ends or fails
+        leave_for_step(triggers, kept, part)
+        return found + leaf_gradients(triggers)
+
+    def _trained(
+        self, ids: torch.Tensor, offsets: torch.Tensor, scale: torch.Tensor | None, lengths: list[int],
+        weights: list[torch.Tensor],
+    ) -> TrainedBatch:  # fmt: skip
+        """A batch where the tables are."""
+        device = weights[0].device
+        if self.unpooled:
+            offsets = _one_bag_per_key(ids, lengths).offsets
+        scale = None if scale is None else scale.to(device, torch.float32)
+        return TrainedBatch(
+            weights, ids.to(device, torch.int64), offsets.to(device, torch.int64), scale, tuple(lengths)
+        )
+
     def _look_up(self, features: KeyedJaggedTensor) -> Outputs:
-        device = self.store.weight(self.tables[0].name).device
-        batch_device = features.values().device
-        if batch_device.type == "cpu" and device.type != "cpu":  # hashed on the host, looked up elsewhere
+        if self._must_move(features.values()):
             features.offsets()  # computed on the host, and copied along
-            features = features.to(device)
-        elif batch_device != device:
+            features = features.to(self.store.weight(self.tables[0].name).device)
+        if self.unpooled:
+            return self._read_rows(features)
+        if self._positions is not None:
+            features = permute_features(features, self._positions, self._keys)
+        if self._may_read_untrained and not features.values().is_meta and bool((features.values() < -1).any()):
+            return (self._pool_partly_trained(features),)
+        return (self._pool(features),)
+
+    def _must_move(self, values: torch.Tensor) -> bool:
+        """Whether the batch was hashed on the host and is looked up elsewhere."""
+        device, batch_device = self.store.weight(self.tables[0].name).device, values.device
+        if batch_device.type == "cpu" and device.type != "cpu":
+            return True
+        if batch_device != device:
             what_to_do = "pass a batch with data; for shapes alone, put the model on meta as well."
-            if not features.values().is_meta:
+            if not values.is_meta:
                 what_to_do = f"move the batch to {device}, or leave it on the CPU; or move the model to {batch_device}."
             raise InputError(
                 f"the batch is on {batch_device}, but table {self.tables[0].name!r} is on {device}.",
@@ -146,13 +244,7 @@ class Lookup(NodeModule):
                 module_path=self.collection,
                 what_to_do=what_to_do,
             )
-        if self.combine == NOT_COMBINED:
-            return self._read_rows(features)
-        if self._positions is not None:
-            features = permute_features(features, self._positions, self._keys)
-        if self._may_read_untrained and not features.values().is_meta and bool((features.values() < -1).any()):
-            return (self._pool_partly_trained(features),)
-        return (self._pool(features),)
+        return False
 
     def _pool(self, features: KeyedJaggedTensor) -> torch.Tensor:
         return self._call(self._batch(features))[0]
@@ -164,11 +256,7 @@ class Lookup(NodeModule):
 
     def _read_rows(self, features: KeyedJaggedTensor) -> Outputs:
         """The rows as they are, by key. The ids of a feature are one bag, whatever its number of samples is."""
-        values, lengths = features.values(), features.length_per_key()
-        if self._positions is not None:
-            by_key = values.split(lengths)
-            values = torch.cat([by_key[position] for position in self._positions])
-            lengths = [lengths[position] for position in self._positions]
+        values, lengths = self._rows_of_keys(features)
         batch = _one_bag_per_key(values, lengths)
         if not self._may_read_untrained or values.is_meta or not bool((values < -1).any()):
             return self._call(batch)
@@ -176,6 +264,15 @@ class Lookup(NodeModule):
         with torch.no_grad():
             read = self._call(replace(batch, values=torch.where(untrained, -values - 2, -1)))
         return tuple(map(torch.add, self._call(replace(batch, values=torch.where(untrained, -1, values))), read))
+
+    def _rows_of_keys(self, features: KeyedJaggedTensor) -> tuple[torch.Tensor, list[int]]:
+        """The rows of the lookup's own keys, one after the other, and how many each has."""
+        values, lengths = features.values(), features.length_per_key()
+        if self._positions is not None:
+            by_key = values.split(lengths)
+            values = torch.cat([by_key[position] for position in self._positions])
+            lengths = [lengths[position] for position in self._positions]
+        return values, lengths
 
     def _plain_kernel(self) -> LookupKernel:
         """A kernel of torch's own operators, without a fused step, for torch.func, which returns gradients."""
@@ -189,7 +286,7 @@ class Lookup(NodeModule):
     @property
     def takes_absent(self) -> bool:
         """Whether rows may be -1, which add nothing to their bags."""
-        return self.combine == NOT_COMBINED or (self._kernel()[1].takes_absent and not _inside_torch_func())
+        return self.unpooled or (self._kernel()[1].takes_absent and not _inside_torch_func())
 
     def pool_ids(self, features: KeyedJaggedTensor, ids_to_rows: IdsToRows) -> torch.Tensor | Outputs | None:
         """Do what ``forward`` does, from raw ids, with a kernel that finds their rows itself; for lookups that do not
@@ -200,7 +297,7 @@ class Lookup(NodeModule):
             return None
         outputs = choice.finding(weights, self._batch(features), ids_to_rows)
         self._guard(outputs)
-        return outputs if self.combine == NOT_COMBINED else outputs[0]
+        return outputs if self.unpooled else outputs[0]
 
     def _kernel(self) -> tuple[list[torch.Tensor], Choice]:
         choice = self._choice
@@ -233,16 +330,19 @@ class Lookup(NodeModule):
     def _refuse_other_tensors(self, weights: list[torch.Tensor]) -> None:
         """Raise if a tensor replaces a parameter; as with hooks, a collection switches to the dense lookup before."""
         for table in self.store.replaced(self._names, weights):
-            raise ConversionError(
-                f"another tensor has replaced the weight of table {table!r} (through torch.func's "
-                "functional_call, say), but the optimizer in backward belongs to the parameter.",
-                reason="fused_weight_replaced",
-                module_path=self.collection,
-                what_to_do="convert without whole_graph=True, where such a tensor gets its gradient as usual.",
-            )
+            raise self._replaced(table)
+
+    def _replaced(self, table: str) -> ConversionError:
+        return ConversionError(
+            f"another tensor has replaced the weight of table {table!r} (through torch.func's "
+            "functional_call, say), but the optimizer in backward belongs to the parameter.",
+            reason="fused_weight_replaced",
+            module_path=self.collection,
+            what_to_do="convert without whole_graph=True, where such a tensor gets its gradient as usual.",
+        )
 
     def _batch(self, features: KeyedJaggedTensor) -> LookupBatch:
-        if self.combine == NOT_COMBINED:
+        if self.unpooled:
             return _one_bag_per_key(features.values(), features.length_per_key())
         return LookupBatch(
             values=features.values(),

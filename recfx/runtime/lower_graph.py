@@ -15,7 +15,7 @@ from recfx.errors import ConversionError, type_of
 from recfx.ir.meta import NodeMeta, annotate
 from recfx.ir.operator_graph import OPERATOR_KEY, Operator, OperatorGraph, names_in
 from recfx.runtime.assemble import AssembleJaggedDict, AssembleKeyedTensor, MeanDivide
-from recfx.runtime.base import NodeModule
+from recfx.runtime.base import NodeModule, TracedNode
 from recfx.runtime.dedup_ids import DedupIds, ExpandRows
 from recfx.runtime.find_rows import FindRows
 from recfx.runtime.hash_ids import HashIds, HashLookup
@@ -28,7 +28,7 @@ from recfx.runtime.select_features import SelectFeatures
 from recfx.runtime.transfers import ToDevice, ToHost
 
 
-class OwnNode(NodeModule):
+class OwnNode(TracedNode):
     """Runs the user's module as a node. Graphs are made again at any time, so it must hold no parameters or buffers."""
 
     def __init__(self, of: Lowered) -> None:
@@ -109,6 +109,8 @@ def module_of(of: Lowered) -> NodeModule:
 def _select_features(of: Lowered) -> SelectFeatures:
     collection = of.collection
     module = SelectFeatures(collection.name, collection.tables, collection.is_weighted)
+    if of.runtime_or_none is not None:
+        module.store, module.made_for = of.runtime.store, of.runtime.store.graphs
     if collection.sharding is not None:
         copies = any(of.graph.kind(user) == "to_host" and user.kwargs.get("with_bags") for user in of.node.users)
         module.prepare_to_send(of.sharding.world_size, collection.ids_on_host and not copies)

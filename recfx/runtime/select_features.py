@@ -22,9 +22,11 @@ from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 from recfx.errors import IdRangeError, IdTypeError, InputError, MissingFeatureError, did_you_mean, type_of
 from recfx.ir.tables import TableSpec
 from recfx.kernels.lookup.bag_offsets import OUT_OF_RANGE, Fault, bag_offsets
-from recfx.runtime.bags import as_sent, as_stored, expanded, permute_features, with_values
-from recfx.runtime.base import NodeModule
+from recfx.runtime.bags import as_sent, as_stored, bags_of_keys, expanded, permute_features, with_values
+from recfx.runtime.base import NodeModule, opaque
 from recfx.runtime.in_flight import is_replay
+from recfx.runtime.operators import check_batch, new_call
+from recfx.runtime.table_store import TableStore
 
 _IDS = (torch.int64, torch.int32)
 _SMALL_IDS = (torch.int16, torch.int8, torch.uint8, torch.bool)  # the standard collection accepts these as well
@@ -55,6 +57,15 @@ def _is_dense(tensor: Any) -> bool:
     return isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided
 
 
+def why_not_plain(features: Any) -> str:
+    """Why a batch cannot be read in a graph of torch.compile, which traces this; ``""`` if it can."""
+    if isinstance(features, KeyedJaggedTensor) and not features.variable_stride_per_key():
+        has_bags = features.lengths_or_none() is not None or features.offsets_or_none() is not None
+        if has_bags and features.inverse_indices_or_none() is None:
+            return ""
+    return "recfx: one graph reads KeyedJaggedTensors that have lengths and one batch size, and no others."
+
+
 def _form(tensor: Any) -> str:
     """Describes in a message what should be a dense tensor."""
     if not isinstance(tensor, torch.Tensor):
@@ -79,6 +90,9 @@ class _KeyOrder(NamedTuple):
 class SelectFeatures(NodeModule):
     """Select, order and check the features of one collection."""
 
+    store: TableStore | None = None  # of the collection's tables, and how many graphs had been made of them before
+    made_for = 0
+
     def __init__(self, collection: str, tables: tuple[TableSpec, ...], is_weighted: bool) -> None:
         super().__init__()
         self.collection = collection
@@ -88,7 +102,9 @@ class SelectFeatures(NodeModule):
         self.keys = [name for table in tables for name in table.embedding_names]
         self._may_lose_rows = any(table.evicts or table.admits for table in tables)
         self._is_sent = self._converts = self._on_host = self._weights_are_sent = False
-        self._expands = tables[0].is_pooled  # unsharded, TorchRec ignores inverse indices where it does not pool
+        self._expands = self._pools = tables[
+            0
+        ].is_pooled  # unsharded, TorchRec ignores inverse indices where it does not pool
         self._orders: dict[tuple[str, ...], _KeyOrder] = {}
         self._last_order: tuple[list[str] | None, Any] = None, None
         self.has_expanded = False  # whether any batch had different batch sizes per feature; for the report
@@ -146,6 +162,44 @@ class SelectFeatures(NodeModule):
         else:
             selected = with_values(checked, checked.values(), checked.weights_or_none(), self.keys)
         return as_sent(selected, self._on_host) if self._converts else selected
+
+    def not_in_graph(self, trains: bool) -> str:
+        return "" if self.store is not None and not self._is_sent else "its ids are sent to other ranks."
+
+    def in_graph(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        """``forward`` of a plain batch, whose checks are an operator."""
+        if why := why_not_plain(features):
+            return opaque(why, self._call_impl, features)
+        keys, values, weights = list(features.keys()), features.values(), features.weights_or_none()
+        bags, stride = features.lengths_or_none(), features.stride()
+        are_offsets = bags is None
+        given = features.offsets() if bags is None else bags
+        how = are_offsets, keys, stride, torch.is_grad_enabled(), new_call(self)
+        offsets = check_batch(values, weights, given, *how)
+        lengths = offsets.diff() if bags is None else bags.reshape(-1)
+        if values.dtype not in _IDS:
+            values = values.to(torch.int64)
+        positions = [keys.index(name) if name in keys else 0 for name in self.feature_names]
+        is_same = positions == list(range(len(keys)))
+        # How many ids each key has is read only if it matters.
+        counts = None if is_same and self._pools else lengths.view(len(keys), stride).sum(dim=1).tolist()
+        weights = weights.contiguous() if self.is_weighted and weights is not None else None
+        parts: dict[str, Any] = {"lengths": lengths, "offsets": offsets, "stride": stride, "length_per_key": counts}
+        batch = KeyedJaggedTensor(self.keys if is_same else keys, values.contiguous(), weights, **parts)
+        return batch if is_same else bags_of_keys(batch, positions, self.keys)
+
+    def check_batch(
+        self, values: torch.Tensor, weights: torch.Tensor | None, bags: torch.Tensor, are_offsets: bool,
+        keys: list[str], batch_size: int, trains: bool,
+    ) -> torch.Tensor:  # fmt: skip
+        """What the operator of this name does."""
+        assert self.store is not None
+        with torch.set_grad_enabled(trains):
+            self.store.begin_forward(self.made_for, self.collection)
+        parts = {"offsets" if are_offsets else "lengths": bags, "stride": batch_size}
+        features = KeyedJaggedTensor(keys, values, weights, **parts)
+        offsets = self.checked(features, self._order_of(keys)).offsets()
+        return offsets.clone() if offsets is bags else offsets
 
     def _of_keys(self, features: KeyedJaggedTensor, positions: list[int]) -> KeyedJaggedTensor:
         """The features at ``positions``, each with its own number of samples; without weights."""

@@ -24,7 +24,7 @@ from recfx.optim.in_backward import hooks_on_step, positions_with_hooks
 from recfx.optim.ordinary_optimizers import OrdinaryOptimizers
 from recfx.runtime.in_flight import BatchesInFlight
 
-_OF_PARAMETERS = ("_lock", "_owners", "_ordinary", "aside")  # what copies do not have
+_OF_PARAMETERS = ("_lock", "_owners", "_ordinary", "aside", "begin")  # what copies do not have
 
 
 class TableStore:
@@ -58,6 +58,9 @@ class TableStore:
         # Whether the forward under way has compared the tables with what its graph was made for: no weight with a fused
         # optimizer has a hook or was replaced, and the kernels of all lookups still serve their tables.
         self.graph_fits = False
+        # What the collection does at the beginning of a forward, and how many graphs have been made of it.
+        self.begin: Callable[[], Callable[[], None] | None] = lambda: None
+        self.graphs = 0
         self._without_tables = device or torch.device("cpu")
 
     @property
@@ -75,6 +78,18 @@ class TableStore:
         self.__dict__.update({"_given": {}, **state})
         self._owners, self._ordinary, self.aside, self.graph_fits = {}, {}, {}, False  # a copy has its own parameters
         self._lock, self._process = threading.RLock(), os.getpid()
+
+    def begin_forward(self, made_for: int, collection: str) -> None:
+        """Do what the collection does before its graph runs, for a graph that is compiled, which must be the newest."""
+        if (begin := self.begin()) is not None:
+            begin()
+        if made_for != self.graphs:
+            raise ConversionError(
+                "its tables, their hooks or optimizers in backward are no longer what its compiled graph was made for.",
+                reason="outdated_graph",
+                module_path=collection,
+                what_to_do="call torch.compiler.reset(), so that the model is compiled again.",
+            )
 
     @property
     def device(self) -> torch.device:

@@ -28,9 +28,8 @@ def _takes(function: Callable[..., Any], name: str) -> bool:
     return name in inspect.signature(function).parameters
 
 
-def disable_compilation(reason: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """``torch.compiler.disable`` as a decorator; torch 2.7 does not show ``reason``."""
-    return torch.compiler.disable(**{"reason": reason} if _takes(torch.compiler.disable, "reason") else {})
+# Tells torch.compile that an operator reads or changes what a replayed CUDA graph would not; torch 2.7 has no such tag.
+CUDAGRAPH_UNSAFE: tuple[torch.Tag, ...] = tuple(filter(None, (getattr(torch.Tag, "cudagraph_unsafe", None),)))
 
 
 def _is_fx_tracing_alone() -> bool:
@@ -115,7 +114,6 @@ __all__ = [
     "ModelDeltaTrackerTrec",
     "PECEmbeddingCollection",
     "RawIdTracker",
-    "disable_compilation",
     "is_fx_symbolic_tracing",
     "let_files_take_batches",
     "make_topology",

@@ -1,4 +1,4 @@
-"""Models that are compiled, lazy or tied."""
+"""Models that were compiled before, lazy or tied."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.utils.checkpoint
 from torch import nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torchrec import EmbeddingBagCollection, EmbeddingCollection, KeyedJaggedTensor
@@ -21,31 +20,6 @@ from tests.builders.collections import collection, sequence_table, table
 from tests.builders.optimizers import attach
 from tests.models.handwritten import Tower
 from tests.support.refusals import refused
-
-
-@pytest.mark.parametrize(
-    ("backend", "hashing"),
-    [("eager", HashConfig()), ("eager", HashConfig(dense_rows=0)), ("inductor", HashConfig())],
-    ids=["eager-dense", "eager-hashed", "inductor-dense"],
-)
-def test_compiling_the_converted_model(backend: str, hashing: HashConfig) -> None:
-    torch._dynamo.reset()
-    model = Tower()
-    converted = convert(model, hashing=hashing)
-    converted(batch(4))
-    # With dynamic shapes from the beginning, the slow compiler compiles once.
-    compiled = torch.compile(converted, backend=backend, dynamic=True if backend == "inductor" else None)
-    for batch_size in (4, 6):
-        features = batch(batch_size)
-        outputs, gradients = [], []
-        for one in (converted, compiled):
-            one.zero_grad()
-            output = one(features)
-            output.square().sum().backward()
-            outputs.append(output.detach())
-            gradients.append([parameter.grad.clone() for parameter in one.parameters()])
-        torch.testing.assert_close(outputs[1], outputs[0], rtol=1e-5, atol=1e-6)
-        torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("how", ["torch.compile", "module.compile"])
