@@ -13,6 +13,8 @@ from recfx.kernels.build import launch, library, tiling
 from recfx.kernels.build.plain_arguments import triton_operator
 from recfx.kernels.lookup.table_layout import layout_of, starts
 
+_KERNEL = "recfx_per_sample_weight_gradients"
+
 
 def per_sample_weight_gradients(
     rows: Tensor, offsets: Tensor, gradients: Tensor, weights: list[Tensor], table_of_feature: list[int]
@@ -51,7 +53,7 @@ def per_sample_weight_gradients_triton(
     of_positions = torch.zeros(rows.numel(), dtype=torch.float32, device=rows.device)
     if bags == 0 or rows.numel() == 0:
         return of_positions
-    kernel, programs = recfx_per_sample_weight_gradients, launch.programs(rows.device, bags)
+    kernel, programs = recfx_per_sample_weight_gradients, launch.programs(rows.device, bags, _KERNEL)
     form = {"BLOCK_D": tiling.block_of(layout.largest_dim)}
     if launch.takes_gpu_forms(rows.device):
         form["BAGS"] = tiling.bags_on_gpu(form["BLOCK_D"], weights[0].element_size())

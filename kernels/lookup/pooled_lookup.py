@@ -170,17 +170,15 @@ def pooled_lookup_triton(
     scales = pooled if per_sample_weights is None else per_sample_weights  # not read
     tables = weights[0], starts(weights, table_of_feature), layout.first_columns
     form = {"BLOCK_D": block, "WEIGHTED": per_sample_weights is not None, "MEAN": mean}
+    sizes = bags, batch_size, layout.columns
     if launch.takes_gpu_forms(rows.device):
-        form["BAGS"] = tiling.bags_on_gpu(block, weights[0].element_size())
-        programs = -(-bags // form["BAGS"])
-        sizes = bags, batch_size, layout.columns
-        launch.launch(recfx_pooled_lookup_on_gpu, programs, rows, offsets, scales, *tables, pooled, *sizes, **form)
-        return pooled
-    launch.launch(
-        recfx_pooled_lookup, launch.programs(rows.device, bags, "recfx_pooled_lookup"), rows, offsets, scales,
-        *tables, *[pooled] * 3, bags, batch_size, layout.columns,
-        ROWS=launch.lookup_rows(rows.device, block, "recfx_pooled_lookup"), **form,
-    )  # fmt: skip
+        form["BAGS"] = at_once = tiling.bags_on_gpu(block, weights[0].element_size())
+        kernel, programs, outputs = recfx_pooled_lookup_on_gpu, -(-bags // at_once), [pooled]
+    else:
+        form["ROWS"] = launch.lookup_rows(rows.device, block, "recfx_pooled_lookup")
+        kernel, programs = recfx_pooled_lookup, launch.programs(rows.device, bags, "recfx_pooled_lookup")
+        outputs = [pooled] * 3
+    launch.launch(kernel, programs, rows, offsets, scales, *tables, *outputs, *sizes, **form)
     return pooled
 
 
@@ -192,19 +190,12 @@ def _gather_rows(rows: Tensor, borders: Tensor, weights: list[Tensor], table_of_
     gathered = torch.empty(ids, dim, dtype=torch.float32, device=rows.device)
     if ids == 0:
         return gathered
-    block, tables = tiling.block_of(dim), (weights[0], starts(weights, table_of_feature))
-    sizes = ids, len(table_of_feature), dim
+    form, tables = {"BLOCK_D": tiling.block_of(dim)}, (weights[0], starts(weights, table_of_feature))
+    kernel, programs, outputs = recfx_gather_rows, launch.programs(rows.device, ids), [gathered] * 8
     if launch.takes_gpu_forms(rows.device):
-        at_once = tiling.bags_on_gpu(block, weights[0].element_size())
-        launch.launch(
-            recfx_gather_rows_on_gpu, -(-ids // at_once), rows, borders, *tables, gathered, *sizes,
-            BLOCK_D=block, BAGS=at_once,
-        )  # fmt: skip
-        return gathered
-    launch.launch(
-        recfx_gather_rows, launch.programs(rows.device, ids, "recfx_gather_rows"), rows, borders,
-        *tables, *[gathered] * 8, *sizes, BLOCK_D=block,
-    )  # fmt: skip
+        form["BAGS"] = at_once = tiling.bags_on_gpu(form["BLOCK_D"], weights[0].element_size())
+        kernel, programs, outputs = recfx_gather_rows_on_gpu, -(-ids // at_once), [gathered]
+    launch.launch(kernel, programs, rows, borders, *tables, *outputs, ids, len(table_of_feature), dim, **form)
     return gathered
 
 

@@ -212,7 +212,7 @@ def bucketize_triton(ids: Tensor, lengths: Tensor, batch_size: int, *arguments: 
 class _RoutesOnDevice(NamedTuple):
     """``Routes`` as the kernels read them."""
 
-    fields: Tensor  # int64 [F, FIELDS]
+    fields: Tensor  # int64 [F * FIELDS]
     borders: Tensor  # int64, of all features
     sources: Tensor  # int32 [entries]
     pieces: Tensor  # int32 [entries]
@@ -233,15 +233,11 @@ def _routes_on(device: torch.device, routes: Routes) -> _RoutesOnDevice:
     choices = [
         source * (most + 1) + (piece if piece >= 0 else most) for source, piece in zip(sources, pieces, strict=True)
     ]
-
-    def on_device(numbers: object, dtype: torch.dtype) -> Tensor:
-        return torch.tensor(numbers, dtype=dtype, device=device)
-
     return _RoutesOnDevice(
-        fields=on_device(fields, torch.int64),
-        borders=on_device(tuple(chain.from_iterable(row_borders)), torch.int64),
-        sources=on_device(sources, torch.int32),
-        pieces=on_device(pieces, torch.int32),
-        choices=on_device(choices, torch.int64),
+        fields=launch.numbers_on(device, tuple(chain.from_iterable(fields))),
+        borders=launch.numbers_on(device, tuple(chain.from_iterable(row_borders))),
+        sources=launch.numbers_on(device, tuple(sources), torch.int32),
+        pieces=launch.numbers_on(device, tuple(pieces), torch.int32),
+        choices=launch.numbers_on(device, tuple(choices)),
         most_pieces=most,
     )

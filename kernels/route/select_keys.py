@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 from torch import Tensor
 
@@ -53,7 +51,7 @@ def select_keys_triton(
     bags_each, ids_each = (-(-number // (programs * _LINE)) * _LINE for number in (bags, count))
     launch.launch(
         recfx_select_keys, programs, ids, ids if weights is None else weights, offsets,
-        _positions_on(ids.device, tuple(positions)), new_ids, new_weights, new_offsets,
+        launch.numbers_on(ids.device, tuple(positions)), new_ids, new_weights, new_offsets,
         len(positions), batch_size, count, bags_each, ids_each, WEIGHTED=weights is not None,
     )  # fmt: skip
     return made
@@ -82,8 +80,3 @@ def select_keys_reference(
         begin += last - first
     weights = torch.cat(new_weights) if new_weights else ids.new_empty(0, dtype=torch.float32)
     return torch.cat(new_ids), torch.cat(new_offsets), weights
-
-
-@lru_cache(maxsize=256)
-def _positions_on(device: torch.device, positions: tuple[int, ...]) -> Tensor:
-    return torch.tensor(positions, dtype=torch.int64, device=device)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from recfx.commandline.doctor.cases import GROUP, LookupCase
 from recfx.kernels.build import launch
+from recfx.kernels.build.tuned import ALLOWED, PROGRAMS_PER_CORE
 from recfx.kernels.index.find_rows import IndexFacts, find_rows_triton
 from recfx.kernels.lookup.bag_offsets import bag_offsets_triton
 from recfx.kernels.lookup.per_sample_weights import per_sample_weight_gradients_triton
@@ -58,7 +59,7 @@ LAUNCHED = {
 @pytest.mark.parametrize("suffix", ["", "_on_gpu"])
 @pytest.mark.parametrize("name", LAUNCHED)
 def test_operators_launch_their_kernels(name: str, suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a reference took their place, its answers would be as right."""
+    """Where a reference took their place, its answers would be as right; programs are as many as were measured."""
     torch.manual_seed(0)
     operator, arguments = calls()[name.replace("words", "quantized")]
     if name == "words":
@@ -66,17 +67,23 @@ def test_operators_launch_their_kernels(name: str, suffix: str, monkeypatch: pyt
         tables = [quantize_rows(torch.rand(table.shape[0], dim), 8, 4) for table, dim in zip(tables, dims, strict=True)]
         arguments = (rows, offsets, tables, dims, *rest)
     in_place = copy.deepcopy(arguments)
-    expected, launched, real = operator(*arguments), [], launch.launch
+    expected, launched, asked, real, number = operator(*arguments), [], [], launch.launch, launch.programs
+
+    def noting_name(device: torch.device, work: int, kernel: str = "") -> int:
+        asked.append(kernel)
+        return number(device, work, kernel)
 
     def noting(kernel: Any, *arguments: Any, **constants: Any) -> None:
         launched.append(kernel.__name__.removeprefix("recfx_"))
         real(kernel, *arguments, **constants)
 
     monkeypatch.setattr(launch, "launch", noting)
+    monkeypatch.setattr(launch, "programs", noting_name)
     monkeypatch.setattr(launch, "takes_gpu_forms", lambda device: bool(suffix))
     torch.testing.assert_close(operator(*in_place), expected)
     torch.testing.assert_close([in_place[3:6]], [arguments[3:6]], rtol=0, atol=0)
     assert launched == LAUNCHED[name].replace("*", suffix).split()
+    assert {f"recfx_{kernel}" for kernel in launched} & set(ALLOWED[PROGRAMS_PER_CORE]) <= set(asked)
 
 
 def strided(value: Any) -> Any:
