@@ -99,14 +99,9 @@ class CpuLookup:
         move_to_huge_pages(weights)
 
     def _find_insert_pool(
-        self,
-        weights: list[torch.Tensor],
-        ids: torch.Tensor,
-        offsets: torch.Tensor,
-        scale: torch.Tensor | None,
-        ids_to_rows: IdsToRows,
-        keep_rows: bool,
-    ) -> LookedUp:
+        self, weights: list[torch.Tensor], ids: torch.Tensor, offsets: torch.Tensor, scale: torch.Tensor | None,
+        ids_to_rows: IdsToRows, keep_rows: bool,
+    ) -> LookedUp:  # fmt: skip
         training, tables = ids_to_rows.training, self._table_of_feature
         views = [view or self._no_index for view in ids_to_rows.find_views()]
         outputs, rows, absent = find_and_pool(ids, offsets, weights, tables, views, scale, keep_rows, self._unpooled)

@@ -49,13 +49,9 @@ def build(spec: LookupSpec) -> LookupKernel:
 
 
 def _pool(
-    weight: torch.Tensor,
-    features: int,
-    values: torch.Tensor,
-    offsets: torch.Tensor,
-    pooling: int,
+    weight: torch.Tensor, features: int, values: torch.Tensor, offsets: torch.Tensor, pooling: int,
     scale: torch.Tensor | None,
-) -> torch.Tensor:
+) -> torch.Tensor:  # fmt: skip
     """The bags of one table's features, float32 ``[B, features * dim]``; this always runs on one thread."""
     rows, dim = weight.shape
     starts = torch.zeros(features, dtype=torch.int64, device="cpu")

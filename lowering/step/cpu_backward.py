@@ -100,16 +100,9 @@ class CpuBackward(Backward):
         return bool(waiting)
 
     def _run(
-        self,
-        batch: TrainedBatch,
-        gradients: Gradients,
-        weights: list[torch.Tensor],
-        states: list[list[torch.Tensor]],
-        is_stepped: list[bool],
-        rule: str,
-        numbers: list[float],
-        counts: torch.Tensor | None,
-    ) -> None:
+        self, batch: TrainedBatch, gradients: Gradients, weights: list[torch.Tensor], states: list[list[torch.Tensor]],
+        is_stepped: list[bool], rule: str, numbers: list[float], counts: torch.Tensor | None,
+    ) -> None:  # fmt: skip
         first, second = (*states, [], [])[:2]
         given = [None if gradient is None else gradient.contiguous() for gradient in gradients]
         self._read(

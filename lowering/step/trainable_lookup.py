@@ -124,15 +124,9 @@ class _TableBatchedLookup(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        kernels: Backward,
-        step: tuple[StepOnce, Triggers],
-        weights: list[torch.Tensor],
-        offsets: torch.Tensor,
-        forward: Forward,
-        per_sample_weights: torch.Tensor | None,
-        *arguments: torch.Tensor,
-    ) -> Outputs:
+        ctx: Any, kernels: Backward, step: tuple[StepOnce, Triggers], weights: list[torch.Tensor],
+        offsets: torch.Tensor, forward: Forward, per_sample_weights: torch.Tensor | None, *arguments: torch.Tensor,
+    ) -> Outputs:  # fmt: skip
         # FBGEMM's kernels take an undefined tensor (None in Python) for "no weights", but would read an empty one.
         ctx.set_materialize_grads(False)
         scale = None if per_sample_weights is None else per_sample_weights.detach().float()

@@ -72,20 +72,11 @@ class UnshardedCollection(ConvertedCollection):
 
     @classmethod
     def from_tables(
-        cls,
-        of: Any,
-        specs: tuple[TableSpec, ...],
-        bags: nn.ModuleDict,
-        device: torch.device | str,
-        collection: str,
-        *,
-        standard: type[nn.Module] | None = None,
-        backend: str = "auto",
-        source: SourceLocation | None = None,
-        requested: Mapping[str, HashConfig | None] = MappingProxyType({}),
-        calls: int = 1,
+        cls, of: Any, specs: tuple[TableSpec, ...], bags: nn.ModuleDict, device: torch.device | str, collection: str, *,
+        standard: type[nn.Module] | None = None, backend: str = "auto", source: SourceLocation | None = None,
+        requested: Mapping[str, HashConfig | None] = MappingProxyType({}), calls: int = 1,
         passes: tuple[Pass, ...] | None = None,
-    ) -> UnshardedCollection:
+    ) -> UnshardedCollection:  # fmt: skip
         """A collection in the place of another one, around the ``bags`` of tables, whose parameters stay the same
         objects. A subclass ``standard`` keeps its methods.
         """

@@ -122,13 +122,9 @@ class HashEmbeddingBagCollection(PooledCollection, UnshardedCollection, Embeddin
 
     @typed(ConversionError)
     def __init__(
-        self,
-        tables: list[EmbeddingBagConfig],
-        is_weighted: bool = False,
-        device: torch.device | str | None = None,
-        *,
+        self, tables: list[EmbeddingBagConfig], is_weighted: bool = False, device: torch.device | str | None = None, *,
         backend: str = "auto",
-    ) -> None:
+    ) -> None:  # fmt: skip
         nn.Module.__init__(self)
         self._build(list(tables), is_weighted, device, backend)
 
@@ -168,13 +164,9 @@ class HashEmbeddingCollection(SequenceCollection, UnshardedCollection, Embedding
 
     @typed(ConversionError)
     def __init__(
-        self,
-        tables: list[EmbeddingConfig],
-        device: torch.device | str | None = None,
-        need_indices: bool = False,
-        *,
+        self, tables: list[EmbeddingConfig], device: torch.device | str | None = None, need_indices: bool = False, *,
         backend: str = "auto",
-    ) -> None:
+    ) -> None:  # fmt: skip
         nn.Module.__init__(self)
         self._need_indices = need_indices
         for config in tables:

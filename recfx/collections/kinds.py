@@ -294,15 +294,9 @@ def check_config(config: Any, kind: CollectionKind) -> None:
 
 
 def describe_tables(
-    kind: CollectionKind,
-    configs: list[Any],
-    tables: nn.ModuleDict,
-    hashing: Mapping[str, HashConfig | None],
-    is_weighted: bool,
-    *,
-    adopt: bool,
-    collection: str = "",
-) -> tuple[TableSpec, ...]:
+    kind: CollectionKind, configs: list[Any], tables: nn.ModuleDict, hashing: Mapping[str, HashConfig | None],
+    is_weighted: bool, *, adopt: bool, collection: str = "",
+) -> tuple[TableSpec, ...]:  # fmt: skip
     """Describe the tables of one collection. ``adopt``: they exist already, so that their rows are dense by default."""
     names = get_embedding_names_by_table(configs)
     specs = []

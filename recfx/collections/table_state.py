@@ -105,14 +105,9 @@ def fit_whole_index(
 
 
 def fit_cut_index(
-    store: TableStore,
-    table: ShardedTable,
-    rank: int,
-    whole: Mapping[str, Tensor],
-    cut: Iterable[str],
-    part_of: Callable[[str, Piece], Tensor],
-    read: Callable[[], object] = bool,
-) -> dict[Shard, dict[str, Any]]:
+    store: TableStore, table: ShardedTable, rank: int, whole: Mapping[str, Tensor], cut: Iterable[str],
+    part_of: Callable[[str, Piece], Tensor], read: Callable[[], object] = bool,
+) -> dict[Shard, dict[str, Any]]:  # fmt: skip
     """What each shard of a rank loads of an index that was saved with as many rows; the rank checks its own slices.
     ``whole`` has its whole tensors; ``part_of`` returns pieces of those in ``cut``, which ``read`` fills at the end.
     """
@@ -134,14 +129,9 @@ class LocalState:
     """What this rank takes of a state of whole tensors, or of ``ShardedTensor``s that were cut in the same way."""
 
     def __init__(
-        self,
-        kind: CollectionKind,
-        store: TableStore,
-        sharding: CollectionSharding,
-        group: dist.ProcessGroup | None,
-        saved: Mapping[str, Any],
-        prefix: str,
-    ) -> None:
+        self, kind: CollectionKind, store: TableStore, sharding: CollectionSharding, group: dist.ProcessGroup | None,
+        saved: Mapping[str, Any], prefix: str,
+    ) -> None:  # fmt: skip
         self._kind, self._store, self._sharding, self._group = kind, store, sharding, group
         self._saved, self._prefix = saved, prefix
         self.taken: list[str] = []  # the keys of ``saved`` that belong to this collection, and that ``local`` replaces

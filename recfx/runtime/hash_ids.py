@@ -27,6 +27,7 @@ from recfx.runtime.base import NodeModule
 from recfx.runtime.in_flight import BatchInFlight, is_replay
 from recfx.runtime.lookup import Lookup
 from recfx.runtime.lowered import Lowered
+from recfx.runtime.operators import find_ids, new_call
 from recfx.runtime.table_indexes import RowsOfBatch, TableIndexes
 from recfx.runtime.transfers import record_stream
 
@@ -66,7 +67,7 @@ class HashIds(NodeModule):
 
     def __init__(self, of: Lowered) -> None:
         super().__init__()
-        self.indexes, self.collection = TableIndexes(of), of.collection.name
+        self.indexes, self.collection, self.keys = TableIndexes(of), of.collection.name, list(of.collection.local_keys)
 
     def forward(self, features: KeyedJaggedTensor | FoundRows) -> KeyedJaggedTensor | HashedBatch:
         """The rows, in the same bags, of raw ids, with keys in the collection's order, or of what ``finder`` has found.
@@ -90,6 +91,29 @@ class HashIds(NodeModule):
             return with_values(features, found.rows.to(features.values().device), features.weights_or_none())
         hashed = hash_batch(indexes, features, self.training) if begun else (features, None)
         return hashed if indexes.evicts else hashed[0]
+
+    def not_in_graph(self, trains: bool) -> str:
+        return ""  # its lookups say what is to be said
+
+    def in_graph(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor | HashedBatch:
+        rows = find_ids(features.values(), features.offsets(), features.stride(), new_call(self))
+        hashed = with_values(features, rows, features.weights_or_none())
+        return (hashed, None) if self.indexes.evicts else hashed
+
+    def find_ids(self, ids: torch.Tensor, offsets: torch.Tensor, batch_size: int) -> torch.Tensor:
+        """What the operator of this name does: rows, -1 for ids that read nothing."""
+        features, indexes = self.batch(ids, offsets, None, [], batch_size), self.indexes
+        if not indexes.begin(features, False):
+            return ids.to(torch.int64, copy=True)
+        return indexes.find(ids.to(indexes.device, torch.int64), indexes.segments(features)).to(ids.device)
+
+    def batch(
+        self, ids: torch.Tensor, offsets: torch.Tensor, scale: torch.Tensor | None, lengths: list[int], batch_size: int
+    ) -> KeyedJaggedTensor:
+        """The arguments of an operator as a batch."""
+        known = lengths or (None if batch_size else [0] * len(self.keys))  # TorchRec cannot add up no lengths
+        parts: dict[str, Any] = {"offsets": offsets, "stride": batch_size, "length_per_key": known}
+        return KeyedJaggedTensor(self.keys, ids, scale, **parts)
 
     def finder(self) -> Callable[[KeyedJaggedTensor], KeyedJaggedTensor | FoundRows] | None:
         """What finds the rows of a batch ahead of its step, on any thread; called on the thread that owns the indexes.
@@ -154,6 +178,7 @@ class HashLookup(NodeModule):
         self.hash_ids, self.lookup = HashIds(of), Lookup(of)
         for module, kind in ((self.hash_ids, "hash_ids"), (self.lookup, "lookup")):
             module.label = node_name(of.collection.name, kind)
+        self.unpooled, self.table_of_feature = self.lookup.unpooled, self.lookup.table_of_feature
 
     @property
     def two_steps(self) -> str:
@@ -165,6 +190,20 @@ class HashLookup(NodeModule):
     @property
     def now(self) -> dict[str, str]:
         return self.lookup.now | ({"two_steps": self.two_steps} if self.two_steps else {})
+
+    def not_in_graph(self, trains: bool) -> str:
+        return self.lookup.not_in_graph(trains)
+
+    def in_graph(self, features: KeyedJaggedTensor) -> torch.Tensor | Outputs:
+        return self.lookup.in_graph(features, node=self)
+
+    def look_up(
+        self, ids: torch.Tensor, offsets: torch.Tensor, scale: torch.Tensor | None, lengths: list[int], size: int,
+        *rest: object,
+    ) -> list[torch.Tensor]:  # fmt: skip
+        """What the operator of this name does."""
+        outputs = self.forward(self.hash_ids.batch(ids, offsets, scale, lengths, size))
+        return list(outputs) if isinstance(outputs, tuple) else [outputs]
 
     def forward(self, features: KeyedJaggedTensor | FoundRows) -> torch.Tensor | Outputs:
         """``features``: as in ``HashIds.forward``. Returns what ``Lookup.forward`` does."""

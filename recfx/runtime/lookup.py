@@ -140,14 +140,19 @@ class Lookup(NodeModule):
             guard_backward(outputs, self.store.indexes_of(self._indexed), self.collection)
 
     def not_in_graph(self, trains: bool) -> str:
-        if self._indexed:
-            return "a node before it hashes ids."
+        if self._indexed and (self.training or trains):
+            return "tables of raw ids are in one graph in eval mode only, without gradients (torch.no_grad)."
+        if self._indexed and not self.takes_absent:
+            return "its kernels do not take ids that have no row."
         weights, choice = self._kernel()
         is_stepped, kernel = self._names[0] in self.store.optimizers, cast(Any, choice.kernel)
         self.leaves = [one.trigger.leaf for one in kernel.trainable.once.triggers(weights)] if is_stepped else []
         return ""
 
-    def in_graph(self, features: KeyedJaggedTensor) -> torch.Tensor | Outputs:
+    def in_graph(
+        self, features: KeyedJaggedTensor, in_flight: None = None, node: NodeModule | None = None
+    ) -> torch.Tensor | Outputs:
+        """``forward``; ``node`` is the one that does it, from raw ids, if another one does."""
         lengths: list[int] = []
         weights, scale = self.weights_now(), None
         if self.unpooled:
@@ -162,7 +167,7 @@ class Lookup(NodeModule):
         if self.leaves:  # whose gradients stand for those of the weights
             weights = [weight.detach() for weight in weights]
         batch = values, features.offsets(), scale, lengths, features.stride()
-        outputs: list[torch.Tensor] = look_up(*batch, weights, leaves, new_call(self))
+        outputs: list[torch.Tensor] = look_up(*batch, weights, leaves, new_call(self if node is None else node))
         return tuple(outputs) if self.unpooled else outputs[0]
 
     def weights_now(self) -> list[torch.Tensor]:
@@ -178,8 +183,8 @@ class Lookup(NodeModule):
             raise self._replaced(self._names[0])
         self._must_move(ids)
         batch = self._trained(ids, offsets, scale, lengths, weights)
-        outputs = choice.kernel(weights, LookupBatch(batch.values, batch.offsets, batch.scale, size, batch.lengths))
-        return [rows.clone() for rows in outputs] if len(outputs) > 1 and not ids.is_cpu else list(outputs)  # not views
+        size = 1 if self.unpooled else size
+        return list(choice.kernel(weights, LookupBatch(batch.values, batch.offsets, batch.scale, size, batch.lengths)))
 
     def look_up_backward(
         self, ids: torch.Tensor, offsets: torch.Tensor, scale: torch.Tensor | None, lengths: list[int],

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from recfx.lowering.step.trained_batch import reached
-from recfx.versions.differences import CUDAGRAPH_UNSAFE
+from recfx.versions.differences import OUTSIDE_CUDA_GRAPHS
 
 _NODES: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _next = itertools.count()
@@ -41,19 +40,24 @@ def new_call(node: Any) -> int:
     return number
 
 
-def _operator(schema: str, tags: Sequence[torch.Tag] = ()) -> Any:
+def _operator(schema: str, **options: Any) -> Any:
     name, parenthesis, rest = schema.partition("(")
 
     def run(*arguments: Any) -> Any:
-        return getattr(_NODES[arguments[-1]], name)(*arguments[:-1])
+        found = getattr(_NODES[arguments[-1]], name)(*arguments[:-1])
+        several = [one.untyped_storage().data_ptr() for one in found if one.numel()] if isinstance(found, list) else []
+        return found if len(set(several)) == len(several) else [one.clone() for one in found]  # they may not be views
 
-    return torch.library.custom_op(f"recfx::{name}", run, mutates_args=(), schema=parenthesis + rest, tags=tags)
+    return torch.library.custom_op(f"recfx::{name}", run, mutates_args=(), schema=parenthesis + rest, **options)
 
 
 check_batch = _operator(
     "check_batch(Tensor ids, Tensor? scale, Tensor bags, bool are_offsets, str[] keys, SymInt batch_size, bool trains, "
     "int call) -> Tensor",
-    CUDAGRAPH_UNSAFE,
+    **OUTSIDE_CUDA_GRAPHS,
+)
+find_ids = _operator(
+    "find_ids(Tensor ids, Tensor offsets, SymInt batch_size, int call) -> Tensor", **OUTSIDE_CUDA_GRAPHS
 )
 look_up = _operator(
     "look_up(Tensor ids, Tensor offsets, Tensor? scale, SymInt[] lengths, SymInt batch_size, Tensor[] weights, "
@@ -62,13 +66,18 @@ look_up = _operator(
 look_up_backward = _operator(
     "look_up_backward(Tensor ids, Tensor offsets, Tensor? scale, SymInt[] lengths, Tensor?[] gradients, bool[] needed, "
     "bool steps, Tensor[] read, int call) -> Tensor[]",
-    CUDAGRAPH_UNSAFE,
+    **OUTSIDE_CUDA_GRAPHS,
 )
 
 
 @check_batch.register_fake
 def _(ids: Tensor, scale: Tensor | None, bags: Tensor, are_offsets: bool, *rest: object) -> Tensor:
     return bags.new_empty(bags.numel() + 1 - int(are_offsets), dtype=torch.int64)
+
+
+@find_ids.register_fake
+def _(ids: Tensor, *rest: object) -> Tensor:
+    return ids.new_empty(ids.shape, dtype=torch.int64)
 
 
 @look_up.register_fake

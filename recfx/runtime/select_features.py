@@ -383,15 +383,9 @@ class SelectFeatures(NodeModule):
         return per_key
 
     def _raise(
-        self,
-        fault: Fault,
-        values: torch.Tensor,
-        bags: torch.Tensor,
-        are_offsets: bool,
-        offsets: torch.Tensor,
-        per_key: list[int],
-        order: _KeyOrder,
-    ) -> NoReturn:
+        self, fault: Fault, values: torch.Tensor, bags: torch.Tensor, are_offsets: bool, offsets: torch.Tensor,
+        per_key: list[int], order: _KeyOrder,
+    ) -> NoReturn:  # fmt: skip
         if fault.kind == OUT_OF_RANGE:
             bag = int(torch.searchsorted(offsets, fault.position, right=True)) - 1
             if len(per_key) == 1:

@@ -35,13 +35,9 @@ class TableStore:
     """
 
     def __init__(
-        self,
-        bags: nn.ModuleDict,
-        indexes: nn.ModuleDict,
-        optimizers: dict[str, FusedOptimizer],
-        init_fns: dict[str, Callable[[torch.Tensor], object] | None],
-        device: torch.device | None = None,
-    ) -> None:
+        self, bags: nn.ModuleDict, indexes: nn.ModuleDict, optimizers: dict[str, FusedOptimizer],
+        init_fns: dict[str, Callable[[torch.Tensor], object] | None], device: torch.device | None = None,
+    ) -> None:  # fmt: skip
         self.bags = bags
         self.indexes = indexes
         self.optimizers = optimizers
@@ -88,7 +84,7 @@ class TableStore:
                 "its tables, their hooks or optimizers in backward are no longer what its compiled graph was made for.",
                 reason="outdated_graph",
                 module_path=collection,
-                what_to_do="call torch.compiler.reset(), so that the model is compiled again.",
+                what_to_do="call it again, and it is compiled for what they are now.",
             )
 
     @property

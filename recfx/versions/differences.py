@@ -28,8 +28,9 @@ def _takes(function: Callable[..., Any], name: str) -> bool:
     return name in inspect.signature(function).parameters
 
 
-# Tells torch.compile that an operator reads or changes what a replayed CUDA graph would not; torch 2.7 has no such tag.
-CUDAGRAPH_UNSAFE: tuple[torch.Tag, ...] = tuple(filter(None, (getattr(torch.Tag, "cudagraph_unsafe", None),)))
+# Tells torch.compile that an operator reads or changes what a replayed CUDA graph would not; torch 2.7 cannot be told.
+_CAN_BE_TOLD = hasattr(torch.Tag, "cudagraph_unsafe") and _takes(torch.library.custom_op, "tags")
+OUTSIDE_CUDA_GRAPHS = {"tags": (torch.Tag.cudagraph_unsafe,)} if _CAN_BE_TOLD else {}
 
 
 def _is_fx_tracing_alone() -> bool:

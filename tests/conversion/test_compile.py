@@ -14,6 +14,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 from torchrec import EmbeddingBagCollection, KeyedJaggedTensor, PoolingType
 
+from recfx.collections.collection import unsharded_collections
 from recfx.conversion.convert import convert
 from recfx.errors import InputError
 from recfx.hashing import HashConfig
@@ -82,7 +83,8 @@ def test_one_graph_trains_and_evaluates(backend: str, dynamic: Any, kind: str, o
     models = [plain, copy.deepcopy(plain), copy.deepcopy(plain)]
     for model in models if optimizer is not None else ():
         attach([weight for name, weight in model.named_parameters() if "embedding" in name], optimizer)
-    models[1:] = map(convert, models[1:])
+    target = "reference" if optimizer is None else "auto"
+    models[1:] = [convert(model, backend=target) for model in models[1:]]
     called = [*models[:2], torch.compile(models[2], backend=backend, dynamic=dynamic, fullgraph=True)]
     graphs = []
     for number, size in enumerate((4, 6, 1, 3, 5)):
@@ -113,6 +115,36 @@ def test_one_graph_trains_and_evaluates(backend: str, dynamic: Any, kind: str, o
 
 def _in_backward(model: nn.Module) -> list[Any]:
     return [own for weight in model.parameters() for own in attached_optimizers(weight)]
+
+
+RAW = HashConfig.raw_ids()
+
+
+@pytest.mark.parametrize(
+    ("kind", "hashing"),
+    [
+        ("pooled", {"t1": RAW, "t2": None, "t3": RAW}),  # two lookups after one node that hashes
+        ("pooled", HashConfig(dense_rows=0, on_full="share", unseen="share")),
+        ("weighted", RAW),
+        ("rows", RAW),
+    ],
+)
+def test_one_graph_reads_raw_ids(kind: str, hashing: Any) -> None:
+    """Outputs, and the counts that reports show, are those of the model that is not compiled."""
+    model = convert(MODELS[kind](), hashing=hashing)
+    model(batch(3))
+    for size in (5, 4):  # rows that were given out between compiled calls are found
+        twin = copy.deepcopy(model.eval())
+        compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+        for features in (batch(size), batch(0), batch(1)):
+            with torch.no_grad():
+                torch.testing.assert_close(compiled(features), twin(features), rtol=0, atol=0)
+        for one, other in zip(*(unsharded_collections(made).values() for made in (model, twin)), strict=True):
+            for name in one.tables_with_index():
+                assert torch.equal(one.index(name).eval_counts, other.index(name).eval_counts)
+                assert one.index(name).eval_counts[0] > 0
+        model.train()(batch(6))
+    assert counters["stats"]["unique_graphs"] <= 4
 
 
 KEYS = ["f1", "f2", "f3"]
@@ -176,8 +208,12 @@ def test_optimizers_hooks_and_copies_that_come_later(kind: type[Tower], optimize
     assert not torch.equal(other.ebc.weight("t1"), model.ebc.weight("t1"))
     if optimizer is not None:
         model.ebc.weight("t1").register_hook(lambda gradient: gradient * 2)
-        with refused("outdated_graph", "ebc", match="compiler.reset"):
+        with refused("outdated_graph", "ebc", match="call it again"):
             compiled(features)
+        twin.ebc.weight("t1").register_hook(lambda gradient: gradient * 2)
+        for one in (compiled, twin):
+            one(features).sum().backward()
+        torch.testing.assert_close(list(model.parameters()), list(twin.parameters()))
 
 
 def test_operators_and_nodes_that_are_freed() -> None:
@@ -187,16 +223,19 @@ def test_operators_and_nodes_that_are_freed() -> None:
     compiled(features).sum().backward()
     select, lookup = (model.ebc.graph_module.get_submodule(name) for name in ("select_features", "lookup"))
     ids, lengths, offsets, scale = features.values(), features.lengths(), features.offsets(), features.weights()
+    hashed = convert(Pooled(), hashing={"t1": RAW, "t2": None, "t3": RAW}).eval()
+    hash_ids = hashed.ebc.graph_module.get_submodule("hash_ids")
     weights, read = lookup.weights_now(), [weight.detach() for weight in lookup.weights_now()]
     of_gradients = [torch.rand(4, 28)], [True] * 3, False, read
     for operator, arguments in (
         ("check_batch", (ids, scale, lengths, False, features.keys(), 4, True, operators.new_call(select))),
         ("look_up", (ids, offsets, scale.clone().requires_grad_(), [], 4, weights, [], operators.new_call(lookup))),
         ("look_up_backward", (ids, offsets, scale, [], *of_gradients, operators.new_call(lookup))),
+        ("find_ids", (ids, offsets, 4, operators.new_call(hash_ids))),
         ("id_places", (lengths, offsets[:-1], ids.numel())),
     ):
         torch.library.opcheck(getattr(torch.ops.recfx, operator).default, arguments)
-    del select, lookup, weights, read, of_gradients, arguments
+    del select, lookup, hashed, hash_ids, weights, read, of_gradients, arguments
     weight = weakref.ref(model.ebc.weight("t1"))
     del model, compiled
     torch._dynamo.reset()
@@ -207,7 +246,7 @@ def test_operators_and_nodes_that_are_freed() -> None:
 
 def test_what_is_not_one_graph_says_which_node_and_why() -> None:
     model = convert(Tower(), hashing=HashConfig(dense_rows=0))
-    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"recfx: ebc_hash_lookup cannot be part of one graph: "):
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"recfx: ebc_hash_lookup .* eval mode only"):
         torch.compile(model, backend="eager", fullgraph=True)(batch(4))
     twin = copy.deepcopy(model)
     compiled = torch.compile(model, backend="eager")

@@ -210,13 +210,9 @@ class ShardedCollection(
     _computed: Any = None  # and when all lookups last ran
 
     def __init__(
-        self,
-        unsharded: UnshardedCollection,
-        sharding: CollectionSharding,
-        groups: DistGroups,
-        store: TableStore,
+        self, unsharded: UnshardedCollection, sharding: CollectionSharding, groups: DistGroups, store: TableStore,
         settings: OptimizerSettings,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         self.collection, self.backend, self.source = unsharded.collection, unsharded.backend, unsharded.source
         self.requested, self.calls, self.passes = dict(unsharded.requested), unsharded.calls, unsharded.passes

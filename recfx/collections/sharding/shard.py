@@ -51,18 +51,11 @@ def leave_to_collections(model: nn.Module) -> None:
 
 
 def shard_collection(
-    module: UnshardedCollection,
-    plan: Mapping[str, ParameterSharding],
-    env: ShardingEnv,
-    device: torch.device | None = None,
-    *,
-    fused_params: Mapping[str, Any] | None = None,
-    host_group: torch.distributed.ProcessGroup | None = None,
-    dense_as_torchrec: bool = False,
-    dedup: bool = False,
-    wires: Wires | None = None,
-    path: str = "",
-) -> ShardedCollection:
+    module: UnshardedCollection, plan: Mapping[str, ParameterSharding], env: ShardingEnv,
+    device: torch.device | None = None, *, fused_params: Mapping[str, Any] | None = None,
+    host_group: torch.distributed.ProcessGroup | None = None, dense_as_torchrec: bool = False, dedup: bool = False,
+    wires: Wires | None = None, path: str = "",
+) -> ShardedCollection:  # fmt: skip
     """Shard a converted collection; every rank calls it with the same plan.
 
     Weights, ids and the state of fused optimizers stay: each rank keeps its shards of what its own ``module`` holds,
