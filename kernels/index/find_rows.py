@@ -43,17 +43,10 @@ class IndexFacts(NamedTuple):
     def of(cls, view: IndexView, table: int, slots_before: int, slots: int, rows: int) -> IndexFacts:
         """The facts of an index, as eval mode reads it, of the table at a position, with its slots and rows."""
         return cls(
-            slots_start=2 * slots_before,
-            slot_mask=slots - 1,
-            side_start=table,
-            row_begin=view.row_begin,
-            rows=rows,
-            dense_rows=view.dense_rows,
-            share_buckets=view.share_buckets,
-            table_rows=view.table_rows or rows,
-            mixed_seed=mix64_integer(view.seed),
-            mixed_next_seed=mix64_integer(view.seed + 1),
-        )
+            slots_start=2 * slots_before, slot_mask=slots - 1, side_start=table, row_begin=view.row_begin, rows=rows,
+            dense_rows=view.dense_rows, share_buckets=view.share_buckets, table_rows=view.table_rows or rows,
+            mixed_seed=mix64_integer(view.seed), mixed_next_seed=mix64_integer(view.seed + 1),
+        )  # fmt: skip
 
 
 class ReadIndexes(NamedTuple):

@@ -168,27 +168,18 @@ def allocate_buffers(policy: IndexPolicy, device: str) -> IndexBuffers:
         return torch.empty(size if used else (0, *size[1:]), dtype=torch.int64, device=device)
 
     return IndexBuffers(
-        slot_groups=int64(group_count(index_rows), 2 * SLOTS),
-        side_row=int64(2),
-        row_ids=int64(rows),
-        row_state=torch.empty(rows, dtype=torch.uint8, device=device),
-        free_rows=int64(word_count(rows)),
-        bucket_taken=int64(buckets),
-        counts=int64(len(COUNTERS)),
-        lock=int64(1),
-        row_scores=int64(rows, used=policy.evicts),
-        victims=int64(entries, 3, used=policy.evicts),
+        slot_groups=int64(group_count(index_rows), 2 * SLOTS), side_row=int64(2), row_ids=int64(rows),
+        row_state=torch.empty(rows, dtype=torch.uint8, device=device), free_rows=int64(word_count(rows)),
+        bucket_taken=int64(buckets), counts=int64(len(COUNTERS)), lock=int64(1),
+        row_scores=int64(rows, used=policy.evicts), victims=int64(entries, 3, used=policy.evicts),
         victim_heads=int64(buckets, 3, used=policy.evicts),
         candidate_slot_groups=int64(group_count(index_rows), 2 * SLOTS, used=policy.admits),
-        candidate_side_row=int64(2, used=policy.admits),
-        candidate_ids=int64(rows, used=policy.admits),
+        candidate_side_row=int64(2, used=policy.admits), candidate_ids=int64(rows, used=policy.admits),
         candidate_counts=torch.empty(rows if policy.admits else 0, dtype=torch.int32, device=device),
-        candidate_order=int64(rows, used=policy.admits),
-        free_places=int64(word_count(rows), used=policy.admits),
-        oldest=int64(entries, 3, used=policy.admits),
-        oldest_heads=int64(buckets, 3, used=policy.admits),
+        candidate_order=int64(rows, used=policy.admits), free_places=int64(word_count(rows), used=policy.admits),
+        oldest=int64(entries, 3, used=policy.admits), oldest_heads=int64(buckets, 3, used=policy.admits),
         uninitialized=int64(1),
-    )
+    )  # fmt: skip
 
 
 def word_count(rows: int) -> int:

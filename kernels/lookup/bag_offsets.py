@@ -61,28 +61,48 @@ def bag_offsets(
     Raises:
         RuntimeError: an argument has a different shape or dtype.
     """
-    if values.device.type != "cpu" and launch.is_possible(values.device):
-        checked = _by_kernel(values, bags, are_offsets, bags_per_key, rows_per_key.tolist())
-        if checked is not None:
-            return checked
+    launched = _by_kernel(values, bags, are_offsets, bags_per_key, rows_per_key)
+    if launched is not None:  # what is found may be wrong, and the reference says what; or numbers are too large
+        said, keys = launched[1].tolist(), rows_per_key.numel()  # the host waits for the device
+        if not any(said[keys + 1 :]):
+            return BagOffsets(launched[0], None, said[: keys + 1])
     offsets, fault = library.operators().bag_offsets(values, bags, are_offsets, bags_per_key, rows_per_key)
     kind, position = fault.tolist()
     return BagOffsets(offsets, Fault(kind, position) if kind else None, None)
 
 
-def _by_kernel(
-    values: Tensor, bags: Tensor, are_offsets: bool, bags_per_key: list[int], rows_per_key: list[int]
-) -> BagOffsets | None:
-    """What the kernel finds; None if something may be wrong, or numbers are too large for it."""
-    counts = bags_per_key * len(rows_per_key) if len(bags_per_key) == 1 else bags_per_key
-    fit = len(counts) == len(rows_per_key) and min(counts) >= 0 and sum(counts) == bags.numel() - are_offsets
-    if not fit or sum(counts) == 0 or max(values.numel(), *rows_per_key) > LARGEST:
+def masked_bags(
+    values: Tensor, bags: Tensor, are_offsets: bool, bags_per_key: list[int], rows_per_key: Tensor, reads_all: bool
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """``bag_offsets`` where the host does not wait for the device: offsets, ids, and int64 ``[]``, 1 if something is
+    wrong and 0 if not. All offsets are 0 if it is, so that who looks up bags reads no id; or if ids are not read by bag
+    (``reads_all``), they are all 0, and in the last bag. None where the host has to wait.
+    """
+    # The kernel takes offsets that begin far from 0 for wrong.
+    launched = _by_kernel(values, bags - bags[0] if are_offsets else bags, are_offsets, bags_per_key, rows_per_key)
+    if launched is None:
         return None
-    arguments = (values.contiguous(), bags.contiguous(), are_offsets, counts, rows_per_key)
-    offsets, reports = bag_offsets_triton(*arguments)
-    said = reports.tolist()  # the host waits for the device
-    borders, wrong = said[: len(counts) + 1], said[len(counts) + 1 :]
-    return None if any(wrong) else BagOffsets(offsets, None, borders)
+    wrong = launched[1][rows_per_key.numel() + 1 :].amax()
+    kept = wrong - 1  # all bits, or none
+    offsets = launched[0].bitwise_and(kept)
+    if reads_all:
+        offsets[-1:].fill_(values.numel())
+        values = values.bitwise_and(kept)
+    return offsets, values, wrong
+
+
+def _by_kernel(
+    values: Tensor, bags: Tensor, are_offsets: bool, bags_per_key: list[int], rows_per_key: Tensor
+) -> tuple[Tensor, Tensor] | None:
+    """What the kernel returns; None if there is none, or numbers are too large for it."""
+    if values.device.type == "cpu" or not launch.is_possible(values.device):
+        return None
+    limits: list[int] = rows_per_key.tolist()
+    counts = bags_per_key * len(limits) if len(bags_per_key) == 1 else bags_per_key
+    fit = len(counts) == len(limits) and min(counts) >= 0 and sum(counts) == bags.numel() - are_offsets
+    if not fit or sum(counts) == 0 or max(values.numel(), *limits) > LARGEST:
+        return None
+    return bag_offsets_triton(values.contiguous(), bags.contiguous(), are_offsets, counts, limits)
 
 
 @triton_operator("recfx::bag_offsets_triton")

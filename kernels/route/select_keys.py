@@ -16,7 +16,7 @@ _LANES = 1024  # bags or ids that the kernel copies at once
 
 
 def select_keys(
-    ids: Tensor, offsets: Tensor, positions: list[int], keys: int, ids_per_key: list[int], weights: Tensor | None
+    ids: Tensor, offsets: Tensor, positions: list[int], batch_size: int, count: int, weights: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Copy the bags of the keys at ``positions``, in that order, by the kernel. The host does not wait for the device.
 
@@ -24,15 +24,13 @@ def select_keys(
         ids: int64 or int32 ``[n]``, ``n`` below 2**31.
         offsets: int64 ``[keys * B + 1]``, where bags begin; of at least one bag.
         positions: repeats are allowed.
-        keys: how many there are.
-        ids_per_key: how many ids each key has.
+        batch_size: ``B``.
+        count: how many ids these keys have together.
         weights: floats ``[n]``, copied along; no gradient flows back.
 
     Returns:
         ids, offsets, and weights if they were given.
     """
-    count = sum(ids_per_key[position] for position in positions)
-    batch_size = (offsets.numel() - 1) // keys
     new_ids, new_offsets, new_weights = select_keys_triton(ids, offsets, positions, batch_size, count, weights)
     return new_ids, new_offsets, None if weights is None else new_weights
 

@@ -146,17 +146,10 @@ def initialize_rows_of_tables(entries: Tensor, tables: Sequence[TableOfRows]) ->
     first, second = zip(*((*table.states, nothing, nothing)[:2] for table in tables), strict=True)
     _, keys, lows, highs, first_columns, _ = map(list, zip(*tables, strict=True))
     init_rows_triton_(
-        entries,
-        [table.weight.data for table in tables],
-        [state.tensor for state in first],
-        [state.tensor for state in second],
-        keys,
-        first_columns,
-        lows,
-        highs,
-        [state.value for state in first],
+        entries, [table.weight.data for table in tables], [state.tensor for state in first],
+        [state.tensor for state in second], keys, first_columns, lows, highs, [state.value for state in first],
         [state.value for state in second],
-    )
+    )  # fmt: skip
 
 
 @triton_operator(

@@ -14,15 +14,7 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
 from recfx.checkpoint import storage
 from recfx.checkpoint.contents import MODEL, SETTINGS, check_tensor
-from recfx.checkpoint.directory import (
-    MANIFEST,
-    Manifest,
-    disk_errors,
-    is_foreign,
-    locked,
-    new_name,
-    remove_leftovers,
-)
+from recfx.checkpoint.directory import MANIFEST, Manifest, disk_errors, is_foreign, locked, new_name, remove_leftovers
 from recfx.checkpoint.optimizers import (
     describe_in_backward,
     describe_optimizer,

@@ -11,12 +11,7 @@ from recfx.collections.collection import unsharded_collections
 from recfx.collections.copy_modules import copy_modules, refuse_fully_sharded, standard_collection
 from recfx.collections.kinds import kind_of
 from recfx.collections.sharding.collection import sharded_collections
-from recfx.collections.sharding.gather import (
-    gather_collections,
-    held_ids,
-    unsharded_collection,
-    without_model_parallel,
-)
+from recfx.collections.sharding.gather import gather_collections, held_ids, unsharded_collection, without_model_parallel
 from recfx.collections.whole_graph import WholeGraph, refuse_graph
 from recfx.conversion.rows_of_ids import RowsOfIds
 from recfx.errors import GROW, ConversionError

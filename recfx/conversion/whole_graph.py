@@ -165,7 +165,5 @@ def sample_failed(error: Exception) -> ConversionError:
     """The model cannot be called with the sample, so there is nothing to compare a graph of it with."""
     message, what_to_do = told_by(error, "pass one call of the model that works.")
     return ConversionError(
-        f"the model cannot be called with the sample: {message}",
-        reason="sample_failed",
-        what_to_do=what_to_do,
+        f"the model cannot be called with the sample: {message}", reason="sample_failed", what_to_do=what_to_do
     )

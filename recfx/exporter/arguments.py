@@ -348,7 +348,6 @@ def _without_caches(batch: KeyedJaggedTensor) -> KeyedJaggedTensor:
 
 
 def _wrong(
-    message: str,
-    what_to_do: str = f"pass arguments like those of the sample of the export; {SECOND_FILE}",
+    message: str, what_to_do: str = f"pass arguments like those of the sample of the export; {SECOND_FILE}"
 ) -> InputError:
     return InputError(message, reason="wrong_argument", what_to_do=what_to_do)

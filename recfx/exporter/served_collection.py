@@ -231,10 +231,7 @@ class ServedCollection:
 
 
 def serve_collection(
-    path: str,
-    collection: UnshardedCollection,
-    dtypes: Mapping[str, torch.dtype],
-    target: ServingTarget,
+    path: str, collection: UnshardedCollection, dtypes: Mapping[str, torch.dtype], target: ServingTarget
 ) -> ServedCollection:
     """Run the export passes on the graph of a collection, which does not change."""
     tables = tables_of(collection)

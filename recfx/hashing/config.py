@@ -228,18 +228,11 @@ class ResolvedHashConfig:
     def policy(self) -> IndexPolicy:
         """The policy for the operators, for an index of the whole table."""
         return IndexPolicy(
-            dense_rows=self.dense_rows,
-            seed=self.seed,
-            on_full=_ON_FULL.index(self.on_full),
-            evict=int(self.evict == "lfu"),
-            admit_after=self.admit_after,
-            unseen=_UNSEEN.index(self.unseen),
-            rows=self.rows,
-            buckets=self.buckets,
-            row_begin=0,
-            row_end=self.rows,
+            dense_rows=self.dense_rows, seed=self.seed, on_full=_ON_FULL.index(self.on_full),
+            evict=int(self.evict == "lfu"), admit_after=self.admit_after, unseen=_UNSEEN.index(self.unseen),
+            rows=self.rows, buckets=self.buckets, row_begin=0, row_end=self.rows,
             ttl_batches=(self.ttl_batches or 0) if self.evicts else 0,
-        )
+        )  # fmt: skip
 
     @property
     def has_index(self) -> bool:

@@ -137,18 +137,9 @@ def cost(
         )
     size, lengths = (None, {}) if sample is None else Sample.of(sample).sizes()
     return Cost(
-        nodes=tuple(nodes),
-        features=features_of(nodes),
-        world_size=world_size,
-        rank=rank,
-        trains=model.training,
-        device=device,
-        hardware=hardware,
-        planned=planned,
-        again=again,
-        batch=size or BATCH_SIZE,
-        lengths=lengths,
-    )
+        nodes=tuple(nodes), features=features_of(nodes), world_size=world_size, rank=rank, trains=model.training,
+        device=device, hardware=hardware, planned=planned, again=again, batch=size or BATCH_SIZE, lengths=lengths,
+    )  # fmt: skip
 
 
 def _on_ranks(model: nn.Module, topology: Topology | None, sample: Any, ranks: int) -> Cost:

@@ -62,18 +62,13 @@ class ShardingReport:
         here = [shard for shard in shards if shard.rank == sharding.rank and shard.bytes]
         wires = dict.fromkeys(str(wire) for wire in table.way_back.wires_of(sharding.wires) if wire is not None)
         return cls(
-            sharding_type=table.type.name,
-            compute_kernel=table.compute_kernel,
-            group=table.way_back.name,
-            travels=", ".join([table.way_back.wording, *wires]),
-            is_replicated=table.is_replicated,
-            rank=sharding.rank,
-            world_size=sharding.world_size,
-            shards=shards,
+            sharding_type=table.type.name, compute_kernel=table.compute_kernel, group=table.way_back.name,
+            travels=", ".join([table.way_back.wording, *wires]), is_replicated=table.is_replicated,
+            rank=sharding.rank, world_size=sharding.world_size, shards=shards,
             rows_here=max((shard.rows[1] - shard.rows[0] for shard in here), default=0),
             columns_here=sum(shard.columns[1] - shard.columns[0] for shard in here),
             bytes_here=sum(shard.bytes for shard in here),
-        )
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -127,21 +122,16 @@ class HashingReport:
         full = index.full_at
         is_full = full is not None and full[:2] == (index.adopted.times, trained["batches"])
         return replace(
-            self,
-            ids_held=occupancy.taken,
-            index_rows=occupancy.rows,
+            self, ids_held=occupancy.taken, index_rows=occupancy.rows,
             occupancy=occupancy.taken / max(occupancy.rows, 1),
             worst_bucket=occupancy.worst_bucket if policy.own_buckets else None,
             worst_bucket_occupancy=occupancy.worst_bucket_taken / max(occupancy.worst_bucket_rows, 1),
-            full_bucket=full[2] if full is not None and is_full else None,
-            counters=counters,
-            trained=trained,
+            full_bucket=full[2] if full is not None and is_full else None, counters=counters, trained=trained,
             evaluated=dict(zip(EVAL_COUNTERS, index.fold_eval_counts().tolist(), strict=True)),
             candidates=int(torch.count_nonzero(buffers.candidate_counts)) if config.admits else None,
             longest_probe=index.longest_probe(),
-            index_bytes=sum(tensor.numel() * tensor.element_size() for tensor in buffers),
-            rows_here=policy.own_rows,
-        )
+            index_bytes=sum(tensor.numel() * tensor.element_size() for tensor in buffers), rows_here=policy.own_rows,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, repr=False)

@@ -67,18 +67,10 @@ def parts_here(collection: ConvertedCollection) -> dict[str, str]:
 def declared_table(spec: TableSpec, dtype: torch.dtype | None = None) -> TableReport:
     """A table of a converted collection without what its weight, which may be of another dtype, and its index show."""
     return TableReport(
-        name=spec.name,
-        features=spec.feature_names,
-        embedding_names=spec.embedding_names,
-        rows=spec.num_embeddings,
-        dim=spec.embedding_dim,
-        pooling=spec.pooling,
-        dtype=type_name(dtype or spec.dtype),
-        device="",
-        bytes=0,
-        hashing=HashingReport.of(spec.hashing),
-        custom_init_fn=spec.custom_init_fn,
-    )
+        name=spec.name, features=spec.feature_names, embedding_names=spec.embedding_names, rows=spec.num_embeddings,
+        dim=spec.embedding_dim, pooling=spec.pooling, dtype=type_name(dtype or spec.dtype), device="", bytes=0,
+        hashing=HashingReport.of(spec.hashing), custom_init_fn=spec.custom_init_fn,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

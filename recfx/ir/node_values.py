@@ -132,16 +132,9 @@ def meta_of_value(graph: OperatorGraph, node: fx.Node) -> NodeMeta:
         shape = tuple(size.xreplace(lengths) for size in shape)
         collectives = tuple(replace(call, bytes=call.bytes.xreplace(lengths)) for call in collectives)
     return NodeMeta(
-        kind=graph.kind(node),
-        collection=collection.name,
-        shape=shape,
-        dtype=dtype,
-        bytes=sympy.Integer(dtype.itemsize) * sympy.prod(shape),
-        device=device_of(graph, node),
-        on_host=runs_on_host(graph, node),
-        source=collection.source,
-        tables=tuple(table.name for table in graph.tables(node)),
-        kernel=str(node.kwargs.get("kernel", "")),
-        combine=str(node.kwargs.get("combine", "")),
-        collectives=collectives,
-    )
+        kind=graph.kind(node), collection=collection.name, shape=shape, dtype=dtype,
+        bytes=sympy.Integer(dtype.itemsize) * sympy.prod(shape), device=device_of(graph, node),
+        on_host=runs_on_host(graph, node), source=collection.source,
+        tables=tuple(table.name for table in graph.tables(node)), kernel=str(node.kwargs.get("kernel", "")),
+        combine=str(node.kwargs.get("combine", "")), collectives=collectives,
+    )  # fmt: skip

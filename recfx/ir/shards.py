@@ -154,7 +154,7 @@ class CollectionSharding(Frozen):
     @cached_property
     def cuts_rows(self) -> bool:
         """Whether some shards have only some of the rows of their table, so that ids are sent by their rows."""
-        return any(shard.piece >= 0 for table in self.tables for shard in table.filled)
+        return self.world_size > 1 and any(shard.piece >= 0 for table in self.tables for shard in table.filled)
 
     def on_rank(self, rank: int) -> list[Shard]:
         """The shards of one rank that have rows, in the order in which the rank receives their features."""

@@ -247,18 +247,11 @@ class Shard:
     def spec(self) -> TableSpec:
         """The shard as a table of its rank. What is pooled are sums; ``mean_divide`` divides them at the end."""
         return replace(
-            self.table,
-            name=self.name,
-            embedding_names=self.keys,
-            num_embeddings=self.num_rows,
-            embedding_dim=self.num_columns,
-            pooling="SUM" if self.table.is_pooled else self.table.pooling,
-            shard_of=self.table.name,
-            shard_keys=self.table.embedding_names,
-            first_row=self.rows[0],
-            first_column=self.columns[0],
-            dedup=Dedup(self.table.sends_different),
-        )
+            self.table, name=self.name, embedding_names=self.keys, num_embeddings=self.num_rows,
+            embedding_dim=self.num_columns, pooling="SUM" if self.table.is_pooled else self.table.pooling,
+            shard_of=self.table.name, shard_keys=self.table.embedding_names, first_row=self.rows[0],
+            first_column=self.columns[0], dedup=Dedup(self.table.sends_different),
+        )  # fmt: skip
 
 
 def name_shards(shards: Iterable[Shard]) -> tuple[Shard, ...]:

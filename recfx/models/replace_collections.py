@@ -96,18 +96,9 @@ def _replace_collection(
             resizing.resize(holder.weight, spec.num_embeddings, finding.path, config, spec.custom_init_fn, learned)
         holder.num_embeddings = spec.num_embeddings
     converted = CONVERTED_CLASSES[kind].from_tables(
-        standard,
-        specs,
-        tables,
-        standard.device,
-        finding.path,
-        standard=type(standard),
-        backend=backend,
-        source=finding.source,
-        requested=by_table,
-        calls=finding.calls,
-        passes=passes,
-    )
+        standard, specs, tables, standard.device, finding.path, standard=type(standard), backend=backend,
+        source=finding.source, requested=by_table, calls=finding.calls, passes=passes,
+    )  # fmt: skip
     for name, learned in finding.learned.items():
         learned.fill(converted.index(name), converted.weight(name))
     converted.train(standard.training)  # before it gets the user's modules, which have their own modes

@@ -71,7 +71,7 @@ def permute_features(features: KeyedJaggedTensor, positions: list[int], keys: li
     ``features`` has one batch size.
     """
     weights, device = features.weights_or_none(), features.values().device
-    if _are_copied_by_kernel(features):
+    if are_copied_by_kernel(features, weights):
         return _copied_by_kernel(features, positions, keys)
     stride, known = features.stride(), features.length_per_key_or_none()
     of_fbgemm = weights is None or (weights.dtype == torch.float32 and not weights.requires_grad)  # all that it takes
@@ -108,8 +108,9 @@ def bags_of_keys(features: KeyedJaggedTensor, positions: list[int], keys: list[s
     )
 
 
-def _are_copied_by_kernel(features: KeyedJaggedTensor) -> bool:
-    values, weights = features.values(), features.weights_or_none()
+def are_copied_by_kernel(features: KeyedJaggedTensor, weights: torch.Tensor | None) -> bool:
+    """Whether ``permute_features`` copies a batch with these weights of ids by a kernel."""
+    values = features.values()
     if values.device.type in ("cpu", "meta") or not launch.is_possible(values.device):
         return False
     if weights is not None and (weights.requires_grad or weights.dtype == torch.float64):
@@ -118,17 +119,17 @@ def _are_copied_by_kernel(features: KeyedJaggedTensor) -> bool:
 
 
 def _copied_by_kernel(features: KeyedJaggedTensor, positions: list[int], keys: list[str]) -> KeyedJaggedTensor:
-    """The host waits for the device only if it does not know how many ids each key has."""
-    ids_per_key, stride, weights = features.length_per_key_or_none(), features.stride(), features.weights_or_none()
-    offsets = _offsets_of(features).to(torch.int64).contiguous()
-    if ids_per_key is None:
-        ids_per_key = offsets[::stride].diff().tolist()
+    """The host waits for the device if it does not know how many ids each key has, and how many are copied."""
+    known, stride, weights = features.length_per_key_or_none(), features.stride(), features.weights_or_none()
+    offsets, keys_before = _offsets_of(features).to(torch.int64).contiguous(), len(features.keys())
+    count = features.values().numel()
+    if known is not None or sorted(positions) != list(range(keys_before)):
+        known = offsets[::stride].diff().tolist() if known is None else known
+        known = [known[position] for position in positions]
+        count = sum(known)
     weights = None if weights is None else weights.contiguous()
-    values, offsets, weights = select_keys(
-        features.values().contiguous(), offsets, positions, len(features.keys()), ids_per_key, weights
-    )
-    ids_per_key = [ids_per_key[position] for position in positions]
-    return KeyedJaggedTensor(keys, values, weights, offsets=offsets, stride=stride, length_per_key=ids_per_key)
+    values, offsets, weights = select_keys(features.values().contiguous(), offsets, positions, stride, count, weights)
+    return KeyedJaggedTensor(keys, values, weights, offsets=offsets, stride=stride, length_per_key=known)
 
 
 def expanded(

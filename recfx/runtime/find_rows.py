@@ -157,7 +157,7 @@ class CopyOfIndexes:
         self.device, self.versions = device, versions
         with torch.inference_mode(False):
             self.indexes = ReadIndexes(*(tensor.to(device, non_blocking=True) for tensor in on_host))
-            self.last_features = torch.tensor(last_features).to(device)
+            self.last_features = launch.numbers_on(device, tuple(last_features))
         self._made: Any = None  # the stream that copies, and an event after it
         if pins(device.type):
             module = torch.get_device_module(device)

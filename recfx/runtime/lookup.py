@@ -23,6 +23,7 @@ from recfx.optim.fused_optimizer import CheckedSettings
 from recfx.runtime.bags import bags_of_keys, keep_ids, permute_features
 from recfx.runtime.base import NodeModule
 from recfx.runtime.in_flight import BatchInFlight, guard_backward
+from recfx.runtime.late_checks import settle_before_backward
 from recfx.runtime.lowered import Lowered
 from recfx.runtime.operators import look_up, new_call
 
@@ -51,6 +52,8 @@ class Lookup(NodeModule):
         self._may_read_untrained = any(_may_read_untrained(table) for table in tables)
         self._decided, self._settings = "", CheckedSettings()
         self._choice: Choice | None = None
+        for selecting in of.runtime.of("select_features"):
+            selecting.lookups.append(self)
         if "kernel" in of.node.kwargs:
             self.choose_kernel(str(of.node.kwargs["kernel"]))
 
@@ -136,6 +139,7 @@ class Lookup(NodeModule):
         return outputs if self.unpooled else outputs[0]
 
     def _guard(self, outputs: Outputs) -> None:
+        settle_before_backward(outputs)
         if self._indexed and torch.is_grad_enabled():
             guard_backward(outputs, self.store.indexes_of(self._indexed), self.collection)
 
@@ -292,6 +296,14 @@ class Lookup(NodeModule):
     def takes_absent(self) -> bool:
         """Whether rows may be -1, which add nothing to their bags."""
         return self.unpooled or (self._kernel()[1].takes_absent and not _inside_torch_func())
+
+    @property
+    def takes_masked(self) -> bool:
+        """Whether it reads no id that is in no bag, and need not know how many ids each key has."""
+        choice = self._choice
+        if choice is None or not choice.takes_absent or _inside_torch_func():  # kernels of others may read all ids
+            return False
+        return self.combine != NOT_COMBINED and self._positions is None
 
     def pool_ids(self, features: KeyedJaggedTensor, ids_to_rows: IdsToRows) -> torch.Tensor | Outputs | None:
         """Do what ``forward`` does, from raw ids, with a kernel that finds their rows itself; for lookups that do not

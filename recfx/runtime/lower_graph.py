@@ -106,14 +106,24 @@ def module_of(of: Lowered) -> NodeModule:
     return MAKERS.get(of.graph.kind(of.node), OwnNode)(of)
 
 
+# What may be given a batch whose check is not waited for. Only one rank sends none on that others would wait for.
+_TAKE_MASKED = {
+    *("select_features", "input_dist_start", "input_dist_wait", "to_host", "hash_ids", "find_rows", "to_device"),
+    *("lookup", "output_dist_start", "output_dist_wait", "mean_divide", "keyed_tensor"),
+}
+
+
 def _select_features(of: Lowered) -> SelectFeatures:
-    collection = of.collection
+    collection, sharding = of.collection, of.collection.sharding
     module = SelectFeatures(collection.name, collection.tables, collection.is_weighted)
     if of.runtime_or_none is not None:
         module.store, module.made_for = of.runtime.store, of.runtime.store.graphs
-    if collection.sharding is not None:
+    kinds = set(map(of.graph.kind, of.graph.operators))
+    if sharding is not None:
         copies = any(of.graph.kind(user) == "to_host" and user.kwargs.get("with_bags") for user in of.node.users)
-        module.prepare_to_send(of.sharding.world_size, collection.ids_on_host and not copies)
+        module.prepare_to_send(sharding.world_size, collection.ids_on_host and not copies, sharding.cuts_rows)
+    alone = sharding is None or sharding.world_size == 1
+    module.may_mask, module.gives_rows = alone and kinds <= _TAKE_MASKED, "hash_ids" in kinds
     return module
 
 

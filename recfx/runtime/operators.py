@@ -26,9 +26,7 @@ _next = itertools.count()
 
 def constant(function: Any) -> Any:
     """Decorator: torch.compile calls the function while it traces, and keeps what it returns."""
-    function._dynamo_marked_constant = (
-        True  # as ``torch._dynamo.assume_constant_result`` does, which takes long to import
-    )
+    function._dynamo_marked_constant = True  # as ``assume_constant_result``, which takes long to import
     return function
 
 

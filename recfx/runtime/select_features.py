@@ -1,7 +1,7 @@
 """``select_features``: puts the batch's keys into the collection's order, by name, and checks the batch.
 
 What the standard collection accepts is accepted, except for offsets that are a matrix, and whatever it fails on is one
-typed error, before anything is looked up, sent or inserted. Sizes, dtypes and devices are read from the tensors;
+typed error, before anything is trained, sent or inserted. Sizes, dtypes and devices are read from the tensors;
 lengths, offsets and ids are read once, by the operator ``bag_offsets``.
 
 Later nodes rely on what leaves this node: keys in output order (``feature@table`` if a feature reads several tables),
@@ -11,6 +11,7 @@ weighted, and ids in range for tables without an index.
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, NoReturn
 
@@ -21,12 +22,22 @@ from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from recfx.errors import IdRangeError, IdTypeError, InputError, MissingFeatureError, did_you_mean, type_of
 from recfx.ir.tables import TableSpec
-from recfx.kernels.lookup.bag_offsets import OUT_OF_RANGE, Fault, bag_offsets
-from recfx.runtime.bags import as_sent, as_stored, bags_of_keys, expanded, permute_features, with_values
+from recfx.kernels.lookup.bag_offsets import OUT_OF_RANGE, Fault, bag_offsets, masked_bags
+from recfx.runtime.bags import (
+    are_copied_by_kernel,
+    as_sent,
+    as_stored,
+    bags_of_keys,
+    expanded,
+    permute_features,
+    with_values,
+)
 from recfx.runtime.base import NodeModule, opaque
 from recfx.runtime.in_flight import is_replay
+from recfx.runtime.late_checks import check_later, settle
 from recfx.runtime.operators import check_batch, new_call
 from recfx.runtime.table_store import TableStore
+from recfx.runtime.transfers import pins
 
 _IDS = (torch.int64, torch.int32)
 _SMALL_IDS = (torch.int16, torch.int8, torch.uint8, torch.bool)  # the standard collection accepts these as well
@@ -79,11 +90,15 @@ def _form(tensor: Any) -> str:
 _MOST_ORDERS = 16
 
 
+_Given = tuple[torch.Tensor, torch.Tensor, bool, list[int], torch.Tensor]  # what ``bag_offsets`` is asked about
+
+
 class _KeyOrder(NamedTuple):
     """How a batch's keys relate to the features of the collection."""
 
     positions: list[int]  # of the collection's features in the keys
     is_same: bool  # the keys are those features, in that order
+    is_permutation: bool  # the keys are those features, each of them once
     rows_per_key: torch.Tensor  # int64 [keys]: ids must be below this; -1 if any id is valid
 
 
@@ -102,20 +117,31 @@ class SelectFeatures(NodeModule):
         self.keys = [name for table in tables for name in table.embedding_names]
         self._may_lose_rows = any(table.evicts or table.admits for table in tables)
         self._is_sent = self._converts = self._on_host = self._weights_are_sent = False
-        self._expands = self._pools = tables[
-            0
-        ].is_pooled  # unsharded, TorchRec ignores inverse indices where it does not pool
+        # Unsharded, TorchRec ignores inverse indices where it does not pool.
+        self._expands = self._pools = tables[0].is_pooled
         self._orders: dict[tuple[str, ...], _KeyOrder] = {}
         self._last_order: tuple[list[str] | None, Any] = None, None
+        # Whether what reads the batch may be given one whose check is not waited for: not in training if it gives rows
+        # to ids, and not if batches are selected ahead, before an earlier one has trained.
+        self.may_mask = self.gives_rows = self.is_ahead = False
+        self.lookups: list[Any] = []  # of this graph
         self.has_expanded = False  # whether any batch had different batch sizes per feature; for the report
 
-    def prepare_to_send(self, world_size: int, on_host: bool) -> None:
+    def prepare_to_send(self, world_size: int, on_host: bool, routes: bool = True) -> None:
         """Prepare for sending ids to other ranks: they are converted to one type, whatever type the batch has. Ranks
-        that sent different types would misread each other. ``on_host``: ids are sent and hashed on the host. If rows
-        are not pooled, the output has ids and lengths as they are, so they are converted when they are sent.
+        that sent different types would misread each other, and one rank alone only ``routes`` them. ``on_host``: ids
+        are sent and hashed on the host. If rows are not pooled, the output has ids and lengths as they are, so they are
+        converted when they are sent.
         """
-        self._is_sent, self._converts, self._on_host, self._expands = True, self.tables[0].is_pooled, on_host, True
-        self._weights_are_sent = self.is_weighted and world_size > 1
+        are_sent = world_size > 1
+        self._is_sent, self._expands = True, True
+        self._converts, self._on_host = self.tables[0].is_pooled and (are_sent or routes), on_host and are_sent
+        self._weights_are_sent = self.is_weighted and are_sent
+
+    def train(self, mode: bool = True) -> SelectFeatures:
+        """Set the mode; a batch that is wrong is refused before, at the latest."""
+        settle(self)
+        return super().train(mode)
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         """Select from any KJT (or TensorDict) that holds the keys; returns ``[F]`` keys in the collection's order.
@@ -126,7 +152,10 @@ class SelectFeatures(NodeModule):
             IdRangeError: an id of a table without an index is not one of its rows.
             InputError: its parts do not fit together, or the collection; weights require a gradient, which other ranks
                 do not send back; a batch on meta is to be sent; ``activation_checkpointing``.
+
+        On a device, lengths and ids may be refused later; see ``late_checks``.
         """
+        settle(self)
         if self._may_lose_rows and self.training and is_replay():  # their ids may have other rows by then
             self.refuse(
                 "activation_checkpointing",
@@ -139,7 +168,8 @@ class SelectFeatures(NodeModule):
         if keys != features.keys():
             order = self._order_of(features.keys())
         named_inverse = features.inverse_indices_or_none()
-        checked = self.checked(features, order)
+        may_mask = self.may_mask and not (self.is_ahead or (self.gives_rows and self.training))
+        checked = self.checked(features, order, may_mask and named_inverse is None)
         if self._is_sent and checked.values().is_meta:
             self.refuse("several_devices", "the batch is on meta, so it has no ids to send to other ranks.")
         if self._weights_are_sent and torch.is_grad_enabled() and checked.weights().requires_grad:
@@ -236,7 +266,8 @@ class SelectFeatures(NodeModule):
         for position, limit in zip(positions, self._row_limits(), strict=True):
             if limit >= 0:  # a feature may read several tables
                 rows[position] = limit if rows[position] < 0 else min(rows[position], limit)
-        return _KeyOrder(positions, positions == list(range(len(keys))), torch.tensor(rows, device="cpu"))
+        every, limits = list(range(len(keys))), torch.tensor(rows, device="cpu")
+        return _KeyOrder(positions, positions == every, sorted(positions) == every, limits)
 
     def _row_limits(self) -> list[int]:
         """Per feature, the number of rows of its table; -1 if an index takes any id."""
@@ -278,11 +309,12 @@ class SelectFeatures(NodeModule):
                 problem = f"the TensorDict is not a batch of jagged tensors ({type(error).__name__}: {error})."
         self.refuse("not_a_keyed_jagged_tensor", problem)
 
-    def checked(self, features: KeyedJaggedTensor, order: _KeyOrder) -> KeyedJaggedTensor:
+    def checked(self, features: KeyedJaggedTensor, order: _KeyOrder, may_mask: bool = False) -> KeyedJaggedTensor:
         """Check a batch and return it in the form that later nodes rely on. Returns A KJT of contiguous tensors, none a
         negated view: int32 or int64 ids; int32 or int64 lengths (``[bags]``) or none; int64 offsets from 0 to the
         number of ids; weights only if the collection is weighted; one batch size, or a batch size per key. On meta,
-        only sizes are checked, because nothing can be read.
+        only sizes are checked, because nothing can be read. If it ``may_mask``, a batch that is wrong may be refused
+        later, and its bags are empty.
         """
         keys, values = features.keys(), features.values()
         if not (isinstance(values, torch.Tensor) and values.layout == torch.strided and values.dim() == 1):
@@ -308,9 +340,16 @@ class SelectFeatures(NodeModule):
             if bags.dim() != 1 and (len(per_key) > 1 or not bags.is_contiguous()):  # whose lengths may be transposed
                 self.refuse("bad_lengths", f"lengths are {_form(bags)}, which are not lengths key by key.")
             bags = as_stored(bags.reshape(-1))  # collectives take nothing else
-            offsets, fault, borders = bag_offsets(values, bags, are_offsets, per_key, order.rows_per_key)
-            if fault is not None:
-                self._raise(fault, values, bags, are_offsets, offsets, per_key, order)
+            given = (values, bags, are_offsets, per_key, order.rows_per_key)
+            may_mask = may_mask and self._waits_for_nothing(features, weights, order)
+            masked = masked_bags(*given, self.gives_rows) if may_mask else None
+            if masked is not None:
+                (offsets, values, wrong), borders = masked, None
+                check_later(self, wrong, partial(self._refuse_masked, given, order))
+            else:
+                offsets, fault, borders = bag_offsets(*given)
+                if fault is not None:
+                    self._raise(fault, offsets, given, order)
             if count == 0:  # TorchRec cannot add up the lengths of no bags
                 borders = [0] * (len(keys) + 1)
             # What the batch says besides its lengths is not read.
@@ -325,6 +364,20 @@ class SelectFeatures(NodeModule):
             stride_per_key_per_rank=None if len(per_key) == 1 else [[bags_of_key] for bags_of_key in per_key],
             length_per_key=length_per_key,
         )
+
+    def _waits_for_nothing(self, features: KeyedJaggedTensor, weights: torch.Tensor | None, order: _KeyOrder) -> bool:
+        """Whether the check of the batch is all that the host would wait for before its rows are looked up."""
+        moves = not order.is_same and not (order.is_permutation and are_copied_by_kernel(features, weights))
+        if moves or features.variable_stride_per_key() or not pins(features.values().device.type):
+            return False
+        return all(lookup.takes_masked for lookup in self.lookups)
+
+    def _refuse_masked(self, given: _Given, order: _KeyOrder) -> None:
+        offsets, fault, _ = bag_offsets(*given)
+        if fault is None:
+            problem = "lengths or ids were wrong, but the batch has been changed in place since then"
+            self.refuse("bad_lengths", f"{problem}, and there are {given[0].numel()} ids.")
+        self._raise(fault, offsets, given, order)
 
     def _weights(self, weights: torch.Tensor | None, values: torch.Tensor) -> torch.Tensor | None:
         if weights is None:
@@ -382,10 +435,8 @@ class SelectFeatures(NodeModule):
             self.refuse("bad_batch_sizes", problem)
         return per_key
 
-    def _raise(
-        self, fault: Fault, values: torch.Tensor, bags: torch.Tensor, are_offsets: bool, offsets: torch.Tensor,
-        per_key: list[int], order: _KeyOrder,
-    ) -> NoReturn:  # fmt: skip
+    def _raise(self, fault: Fault, offsets: torch.Tensor, given: _Given, order: _KeyOrder) -> NoReturn:
+        values, bags, are_offsets, per_key, _ = given
         if fault.kind == OUT_OF_RANGE:
             bag = int(torch.searchsorted(offsets, fault.position, right=True)) - 1
             if len(per_key) == 1:

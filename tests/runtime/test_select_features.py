@@ -42,15 +42,6 @@ def test_batches_of_several_key_orders(hashing: recfx.HashConfig | None) -> None
     assert not torch.equal(expected["a"], expected["b"])
 
 
-def test_orders_of_the_same_length_are_told_apart() -> None:
-    node = SelectFeatures("", recfx.convert(_two()).tables, False)
-    for keys in (["a", "b"], ["b", "a"], ["a", "b"]):
-        selected = node(batch(keys))
-        assert selected.keys() == ["a", "b"]
-        assert selected.values().tolist() == IDS["a"] + IDS["b"]
-        assert selected.lengths().tolist() == [2, 1]
-
-
 def test_ever_new_orders_do_not_pile_up() -> None:
     """Neither here nor in what is kept per order; one that keeps coming is worked out once."""
     node = SelectFeatures("", recfx.convert(_two()).tables, False)

@@ -23,7 +23,7 @@ from tests.support.pairwise import pairwise
 from tests.toys.one_rank import OneRank
 
 
-@pairwise(kind=sorted(TYPES), world_size=[2, 4], form=FORMS)
+@pairwise(kind=sorted(TYPES), world_size=[1, 2, 4], form=FORMS)
 def test_a_type_alone_equals_the_unsharded_model(kind: str, world_size: int, form: str) -> None:
     case = one_type(kind, local_size=2 if world_size == 4 else 0)
     case = FORMS[form](case)

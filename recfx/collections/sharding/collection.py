@@ -235,6 +235,7 @@ class ShardedCollection(
         self._cut = Stages(self.graph_module)
         # Attributes that TorchRec's pipelines, and its introduction, use.
         modules = list(self.graph_module.modules())
+        self._selecting = self._runtime.of("select_features")
         self._input_dists = [module for module in modules if isinstance(module, InputDistStart)]
         self._lookups = [module for module in modules if isinstance(module, Lookup)]
         self._output_dists = [module for module in modules if isinstance(module, OutputDistStart)]
@@ -320,6 +321,8 @@ class ShardedCollection(
             try:
                 tables = self._check_tables()
                 ctx.looked = tables if ctx.at_once else None
+                for selecting in self._selecting:
+                    selecting.is_ahead = not ctx.at_once
                 stages.select.run(values)
             except Exception as error:
                 ctx.refused = error

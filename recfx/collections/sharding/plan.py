@@ -9,11 +9,7 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
-from torchrec.distributed.types import (
-    CacheParams,
-    ParameterSharding,
-    ShardingPlan,
-)
+from torchrec.distributed.types import CacheParams, ParameterSharding, ShardingPlan
 from torchrec.modules.embedding_configs import DataType
 
 from recfx.collections.sharding.ranks_agree import on_all_ranks
@@ -85,10 +81,7 @@ def on_all_ranks_with_plan(
 
 
 def agreed_sharding(
-    group: dist.ProcessGroup | None,
-    settings: Callable[[], Settings],
-    read: Callable[[], CollectionSharding],
-    path: str,
+    group: dist.ProcessGroup | None, settings: Callable[[], Settings], read: Callable[[], CollectionSharding], path: str
 ) -> CollectionSharding:
     """The shards of a collection as this rank reads the plan, if all ranks have one plan and one kind of settings.
     Collective.

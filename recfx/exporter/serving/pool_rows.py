@@ -114,25 +114,10 @@ class PoolRows(ServedNode):
         """``bags``: rows of every table of the collection. Returns ``[B, sum D]``, or ``[n, D]`` if not combined."""
         values, offsets, weights = self.in_order(bags)
         pooled = torch.ops.fbgemm.int_nbit_split_embedding_codegen_lookup_function(
-            self.rows,
-            self.nowhere,
-            self.placements,
-            self.begins,
-            self.sparse_types,
-            self.column_ends,
-            self.total_columns,
-            0,
-            self.most_columns[0],
-            self.most_columns[1],
-            self.most_columns[2],
-            self.most_columns[3],
-            values,
-            offsets,
-            self.mode,
-            weights,
-            output_dtype=0,
-            row_alignment=1,
-        )
+            self.rows, self.nowhere, self.placements, self.begins, self.sparse_types, self.column_ends,
+            self.total_columns, 0, self.most_columns[0], self.most_columns[1], self.most_columns[2],
+            self.most_columns[3], values, offsets, self.mode, weights, output_dtype=0, row_alignment=1,
+        )  # fmt: skip
         return self.finished(pooled)
 
     def in_order(self, bags: Bags) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
@@ -191,21 +176,8 @@ class FindAndPool(PoolRows):
         """``bags``: ids of every table of the collection. Returns ``[B, sum D]``, or ``[n, D]`` if not combined."""
         values, offsets, weights = self.in_order(bags)
         pooled = torch.ops.recfx.served_lookup(
-            values,
-            offsets,
-            self.rows,
-            self.counts,
-            self.columns,
-            self.formats,
-            self.table_of_feature,
-            self.slots,
-            self.slot_counts,
-            self.side_rows,
-            self.dense_rows,
-            self.share_buckets,
-            self.seeds,
-            self.combine == "MEAN",
-            weights,
-            not self.is_pooled,
-        )
+            values, offsets, self.rows, self.counts, self.columns, self.formats, self.table_of_feature, self.slots,
+            self.slot_counts, self.side_rows, self.dense_rows, self.share_buckets, self.seeds, self.combine == "MEAN",
+            weights, not self.is_pooled,
+        )  # fmt: skip
         return self.finished(pooled)

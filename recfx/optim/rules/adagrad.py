@@ -22,14 +22,8 @@ class Adagrad(Rule):
 
 
 ADAGRAD = Adagrad(
-    name="adagrad",
-    label="Adagrad",
-    dense_class=torch.optim.Adagrad,
-    placeholders=(TorchRecAdagrad,),
-    fused_types=(EmbOptimType.EXACT_ADAGRAD,),
-    settings=(LEARNING_RATE, EPS, WEIGHT_DECAY),
-    start_setting="initial_accumulator_value",
-    states=(StateTensor("sum", "momentum1"),),
-    counts_steps=True,
+    name="adagrad", label="Adagrad", dense_class=torch.optim.Adagrad, placeholders=(TorchRecAdagrad,),
+    fused_types=(EmbOptimType.EXACT_ADAGRAD,), settings=(LEARNING_RATE, EPS, WEIGHT_DECAY),
+    start_setting="initial_accumulator_value", states=(StateTensor("sum", "momentum1"),), counts_steps=True,
     needs=RuleNeeds("adagrad", Need(1744, 20, 24, 40), Need(192, 52)),
-)
+)  # fmt: skip

@@ -120,15 +120,8 @@ class PartialRowWiseAdam(TouchedRowsOptimizer):
 
 
 PARTIAL_ROWWISE_ADAM = PartialRowWiseAdamRule(
-    name="partial_rowwise_adam",
-    label="partial row-wise Adam",
-    dense_class=PartialRowWiseAdam,
-    placeholders=(TorchRecPartialRowWiseAdam,),
-    fused_types=(EmbOptimType.PARTIAL_ROWWISE_ADAM,),
-    settings=(LEARNING_RATE, EPS, BETAS, WEIGHT_DECAY),
-    states=ROWWISE_AVERAGES,
-    counts_steps=True,
-    saves_step=True,
-    decay_modes=ANY_MODE,
-    when_cut=("keeps one mean square per row in {blocks}", "Adam"),
-)
+    name="partial_rowwise_adam", label="partial row-wise Adam", dense_class=PartialRowWiseAdam,
+    placeholders=(TorchRecPartialRowWiseAdam,), fused_types=(EmbOptimType.PARTIAL_ROWWISE_ADAM,),
+    settings=(LEARNING_RATE, EPS, BETAS, WEIGHT_DECAY), states=ROWWISE_AVERAGES, counts_steps=True, saves_step=True,
+    decay_modes=ANY_MODE, when_cut=("keeps one mean square per row in {blocks}", "Adam"),
+)  # fmt: skip

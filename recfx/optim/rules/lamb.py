@@ -52,18 +52,10 @@ class PartialRowWiseLamb(TouchedRowsOptimizer):
 
 
 LAMB = LambRule(
-    name="lamb",
-    label="LAMB",
-    dense_class=Lamb,
-    placeholders=(TorchRecLAMB,),
-    fused_types=(EmbOptimType.LAMB,),
-    settings=(LEARNING_RATE, EPS, BETAS, WEIGHT_DECAY),
-    states=AVERAGES,
-    counts_steps=True,
-    saves_step=True,
-    decay_modes=ANY_MODE,
-    when_cut=("scales the step of each row by norms over {blocks}", "Adam"),
-)
+    name="lamb", label="LAMB", dense_class=Lamb, placeholders=(TorchRecLAMB,), fused_types=(EmbOptimType.LAMB,),
+    settings=(LEARNING_RATE, EPS, BETAS, WEIGHT_DECAY), states=AVERAGES, counts_steps=True, saves_step=True,
+    decay_modes=ANY_MODE, when_cut=("scales the step of each row by norms over {blocks}", "Adam"),
+)  # fmt: skip
 PARTIAL_ROWWISE_LAMB = replace(
     LAMB,
     name="partial_rowwise_lamb",

@@ -188,9 +188,7 @@ def not_negative(value: Any, name: str) -> Fraction:
     """A finite number that the user has passed as ``name``, at least 0; otherwise ``invalid_argument``."""
     if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) < math.inf:
         raise InputError(
-            f"{name} is {value!r}.",
-            reason="invalid_argument",
-            what_to_do="pass a number that is not below 0.",
+            f"{name} is {value!r}.", reason="invalid_argument", what_to_do="pass a number that is not below 0."
         )
     # A mean is a ratio of small numbers, which a float only rounds.
     return Fraction(value) if isinstance(value, Rational) else Fraction(float(value)).limit_denominator(10**9)

@@ -72,11 +72,15 @@ class Recorder(TorchDispatchMode):
         self.calls: Counter[Meeting] = Counter()  # of those with the host, in this process
         self.lines: dict[Meeting, str] = {}
         self.launches: defaultdict[Moment, Counter[str]] = defaultdict(Counter)  # what the host starts on the NPU
+        self.waits: defaultdict[Moment, Counter[str]] = defaultdict(Counter)  # what the host waits for
 
     def __enter__(self) -> Recorder:
         self._patches = ExitStack()
         self._patches.enter_context(patch.object(library, "operators", _AsFunctions))
         self._patches.enter_context(patch.object(launch, "launch", self._counting(launch.launch)))
+        for waits_for in (torch.npu.Event, torch.npu.Stream, torch.npu):
+            waiting = self._waiting(waits_for.synchronize)
+            self._patches.enter_context(patch.object(waits_for, "synchronize", waiting))
         super().__enter__()
         return self
 
@@ -91,6 +95,14 @@ class Recorder(TorchDispatchMode):
             launched(kernel, *arguments, **constants)
 
         return count
+
+    def _waiting(self, synchronize: Callable[..., Any]) -> Callable[..., Any]:
+        def wait(*arguments: Any) -> Any:
+            if self.now:
+                self.waits[self.now]["synchronize"] += 1
+            return synchronize(*arguments)
+
+        return wait
 
     @property
     def meetings(self) -> dict[Meeting, Occasion]:
@@ -115,6 +127,9 @@ class Recorder(TorchDispatchMode):
                 how = WAITS
             if how:
                 self.calls[self._saw(self.now, func.name(), how)] += 1
+            is_copy = func.name() in _COPIES and "cpu" in given | made
+            waits = not _is_non_blocking(args, kwargs or {}) if is_copy else how is not None
+            self.waits[self.now][func.name()] += waits
             if how in (None, WAITS) and not (func.name() in _COPIES and "cpu" in given | made):
                 slow = _not_on_ai_cores(func, args, kwargs or {}, result)
                 if slow:
@@ -150,6 +165,11 @@ class _AsFunctions:
             return (bucketize_triton if name == "bucketize" else library.REFERENCES[name])(*arguments)
 
         return run
+
+
+def _is_non_blocking(args: Any, kwargs: Any) -> bool:
+    """Whether a copy is not waited for: ``copy_`` has it as its third argument."""
+    return bool(kwargs.get("non_blocking") or args[2:3] == (True,))
 
 
 def _length_is_data(name: str, args: Any, kwargs: Any) -> bool:

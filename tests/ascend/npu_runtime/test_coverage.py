@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 import torch
 
-import recfx
 from tests.ascend import tools
 from tests.ascend.npu_runtime import round_trips
 from tests.ascend.npu_runtime.coverage import measure
-from tests.ascend.npu_runtime.recorder import Recorder, launching_nothing, served_by
-from tests.ascend.npu_runtime.round_trips import AI_CPU, UNKNOWN, Moment
-from tests.builders.batches import batch
-from tests.builders.collections import one_table
+from tests.ascend.npu_runtime.recorder import served_by
+from tests.ascend.npu_runtime.round_trips import AI_CPU, UNKNOWN
 
 HOW_TO = (
     "if this is right, run `python -m tests.ascend.npu_runtime.coverage` and write down the reason of each new line"
@@ -46,19 +41,3 @@ def test_an_operator_without_a_kernel_is_an_error_here() -> None:
     assert served_by("aten::segment_reduce") == "backend fallback"
     with pytest.raises(RuntimeError, match="segment_reduce"):
         torch.segment_reduce(torch.ones(3, device="npu:0"), "sum", lengths=torch.tensor([1, 2], device="npu:0"))
-
-
-@pytest.mark.parametrize("hashing", [None, recfx.HashConfig(dense_rows=0)], ids=["static", "hashed"])
-def test_an_eval_forward_waits_once_to_check_its_batch(hashing: recfx.HashConfig | None) -> None:
-    """And for nothing else: rows of raw ids are found on the device."""
-    features = batch(4, ("a", "b"), rows=10).to(torch.device("npu:0"))
-    recorder = Recorder(frozenset())
-    with launching_nothing(), torch.no_grad():
-        model = recfx.convert(one_table(("a", "b")), hashing=hashing).to("npu:0").eval()
-        model(features)
-        with recorder:
-            recorder.now = Moment("npu", "unsharded", "eval")
-            model(features)
-            recorder.now = None
-    waits = Counter(element.where for element in recorder.calls.elements())
-    assert waits == {"recfx/kernels/lookup/bag_offsets.py": 1}

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import copy
+import re
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
-from torchrec import EmbeddingBagCollection, PoolingType
+from torchrec import EmbeddingBagCollection, KeyedJaggedTensor, PoolingType
 
 import recfx
 from recfx.kernels.index.index_buffers import COUNTERS
-from tests.ascend.npu_runtime.training import assert_close, evaluate, make_batch, state_of, step, train
+from recfx.kernels.route.from_zero import from_zero
+from tests.ascend.npu_runtime.training import DEVICE, assert_close, evaluate, make_batch, state_of, step, train
 from tests.builders.batches import batch
 from tests.builders.collections import table
 from tests.builders.optimizers import attach
@@ -84,6 +88,50 @@ def test_a_collection_alone_equals_the_cpu(dtype: torch.dtype, tolerance: float,
     actual = run_collection("npu:1", dtype, weighted, dense)
     for tensor, expected_tensor in zip(actual, expected, strict=True):
         torch.testing.assert_close(tensor, expected_tensor, rtol=tolerance, atol=tolerance)
+
+
+WRONG = {
+    "ids": ([0, 1, 20, 3], [1, 1, 1, 1]),
+    "total": ([0, 1, 2, 3], [1, 2, 1, 1]),
+    "sign": ([0, 1, 2, 3], [-1, 3, 1, 1]),
+}
+
+
+@pytest.mark.parametrize("given_as", ["lengths", "offsets"])
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.usefixtures("simulated_kernels")
+def test_wrong_batches_are_refused_later(wrong: str, given_as: str) -> None:
+    """As on the CPU: before a backward changes any collection, or when the next batch comes or the mode changes."""
+    torch.manual_seed(0)
+    names, device = ["f0", "f1"], torch.device(DEVICE)
+    collections = [
+        EmbeddingBagCollection([table(f"t{name}", [name], rows=rows) for name in names]) for rows in (99, 20)
+    ]
+    attach(collections[0], "adam")
+    attach(collections[1], "adam")
+    first, second = (recfx.convert(collection, hashing=None) for collection in collections)
+    values, lengths = map(torch.tensor, WRONG[wrong])
+    bags = {"lengths": lengths} if given_as == "lengths" else {"offsets": from_zero(lengths, 99) + 7}
+    bad, good = KeyedJaggedTensor(names, values, **bags), batch(2, tuple(names)).to(device)
+    with pytest.raises(recfx.errors.InputError) as expected:
+        second(bad)
+
+    def refused_by(call: Callable[[], object]) -> None:
+        with pytest.raises(type(expected.value), match=re.escape(str(expected.value))):
+            call()
+
+    first, second, bad = first.to(device), second.to(device), bad.to(device)
+    (first(good).values().sum() + second(good).values().sum()).backward()
+    before = copy.deepcopy([first.state_dict(), second.state_dict()])
+    refused_by((first(bad if wrong == "ids" else good).values().sum() + second(bad).values().sum()).backward)
+    torch.testing.assert_close([first.state_dict(), second.state_dict()], before, rtol=0, atol=0)
+    second.eval()
+    pooled = second(bad).values()
+    refused_by(lambda: second(good))
+    refused_by(pooled.sum().backward)
+    second(bad)
+    refused_by(second.train)
+    second(good).values().sum().backward()
 
 
 @pytest.mark.parametrize("optimizer", KINDS)
