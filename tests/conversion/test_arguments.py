@@ -69,9 +69,8 @@ MEANT: dict[str, tuple[Callable[..., Any], str]] = {
 @pytest.mark.parametrize("case", MEANT)
 def test_arguments_in_another_order(case: str, tmp_path: Path) -> None:
     call, what = MEANT[case]
-    with pytest.raises(recfx.RecfxError, match=rf"^\[invalid_argument\] {what}") as caught:
+    with refused("invalid_argument", match=rf"^\[invalid_argument\] {what}", error=recfx.RecfxError):
         call(str(tmp_path / "model.pt"))
-    assert caught.value.reason == "invalid_argument"
 
 
 LEFT = {"load_checkpoint": {"optimizer"}, "compare_plans": {"B", "L", "sample"}}  # looked at after what is not there

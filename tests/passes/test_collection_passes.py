@@ -26,16 +26,14 @@ from tests.support.refusals import refused
 def test_one_leaf_becomes_a_lookup_a_table() -> None:
     _, text, modified, _ = after("expand_collection", collection(ADOPTED, ADOPTED))
     assert modified
-    assert (
-        text
-        == """\
+    expected = """\
 features = input
 ebc_select_features = select_features(features)
 ebc_lookup = lookup(ebc_select_features) {tables=[users], combine=MEAN, dtype=float32}
 ebc_lookup_1 = lookup(ebc_select_features) {tables=[ads], combine=SUM, dtype=float32}
 ebc_keyed_tensor = keyed_tensor(ebc_lookup, ebc_lookup_1)
 return ebc_keyed_tensor"""
-    )
+    assert text == expected
 
 
 def test_nodes_say_what_they_are_and_where_they_come_from() -> None:
@@ -52,9 +50,7 @@ def test_ids_are_hashed_before_any_lookup_and_mean_is_divided_after() -> None:
     _, text, modified, declined = after("insert_hash", collection(INDEXED, INDEXED))
     assert modified
     assert declined == []
-    assert (
-        text
-        == """\
+    expected = """\
 features = input
 ebc_select_features = select_features(features)
 ebc_hash_ids = hash_ids(ebc_select_features) {hashed=[users, ads]}
@@ -63,7 +59,7 @@ ebc_mean_divide = mean_divide(ebc_lookup, ebc_select_features) {divided=[users]}
 ebc_lookup_1 = lookup(ebc_hash_ids) {tables=[ads], combine=SUM, dtype=float32}
 ebc_keyed_tensor = keyed_tensor(ebc_mean_divide, ebc_lookup_1)
 return ebc_keyed_tensor"""
-    )
+    assert text == expected
 
 
 def test_tables_without_an_index_are_not_hashed() -> None:
@@ -71,9 +67,7 @@ def test_tables_without_an_index_are_not_hashed() -> None:
     tables = [table(name, INDEXED if name in "ac" else ADOPTED, mean=True) for name in "abcd"]
     _, text, modified, declined = after("insert_hash", HashEmbeddingBagCollection(tables))
     assert (modified, declined) == (True, [])
-    assert (
-        text
-        == """\
+    expected = """\
 features = input
 ebc_select_features = select_features(features)
 ebc_hash_ids = hash_ids(ebc_select_features) {hashed=[a, c]}
@@ -85,7 +79,7 @@ ebc_mean_divide_1 = mean_divide(ebc_lookup_2, ebc_select_features) {divided=[c]}
 ebc_lookup_3 = lookup(ebc_hash_ids) {tables=[d], combine=MEAN, dtype=float32}
 ebc_keyed_tensor = keyed_tensor(ebc_mean_divide, ebc_lookup_1, ebc_mean_divide_1, ebc_lookup_3)
 return ebc_keyed_tensor"""
-    )
+    assert text == expected
     assert after("insert_hash", collection(ADOPTED, ADOPTED))[2:] == (False, [])
 
 
@@ -112,16 +106,14 @@ def test_ids_that_are_declared_to_be_rows_are_not_hashed_and_mean_is_a_mean_agai
     _, text, modified, declined = after("elide_hash", proven(PARTLY_DENSE, PARTLY_DENSE, 0, 1))
     assert modified
     assert declined == []
-    assert (
-        text
-        == """\
+    expected = """\
 features = input
 ebc_select_features = select_features(features)
 ebc_lookup = lookup(ebc_select_features) {tables=[users], combine=MEAN, dtype=float32}
 ebc_lookup_1 = lookup(ebc_select_features) {tables=[ads], combine=SUM, dtype=float32}
 ebc_keyed_tensor = keyed_tensor(ebc_lookup, ebc_lookup_1)
 return ebc_keyed_tensor"""
-    )
+    assert text == expected
 
 
 def test_tables_without_a_proof_stay_hashed() -> None:
@@ -148,9 +140,7 @@ def test_means_whose_ids_another_node_hashes_are_still_divided() -> None:
 def test_hashed_tables_share_one_lookup() -> None:
     _, text, modified, _ = after("batch_lookups", collection(INDEXED, INDEXED))
     assert modified
-    assert (
-        text
-        == """\
+    expected = """\
 features = input
 ebc_select_features = select_features(features)
 ebc_hash_ids = hash_ids(ebc_select_features) {hashed=[users, ads]}
@@ -158,7 +148,7 @@ ebc_lookup = lookup(ebc_hash_ids) {tables=[users, ads], combine=SUM, dtype=float
 ebc_mean_divide = mean_divide(ebc_lookup, ebc_select_features) {divided=[users]}
 ebc_keyed_tensor = keyed_tensor(ebc_mean_divide)
 return ebc_keyed_tensor"""
-    )
+    assert text == expected
 
 
 def test_tables_with_different_pooling_do_not() -> None:

@@ -36,6 +36,8 @@ FITS = Case(TABLES, hashing=HASHED, raw_ids=8)
 SENT = Case(
     (Table("a", 11, 8, ("f0",), "SUM", ("table_wise", 0)), Table("b", 13, 8, ("f1", "f0"), "MEAN", ("row_wise",)))
 )
+FOURTH_REFUSED = [False] * 3 + [True] + [False] * 2 + [True] * 2
+"""Which of six steps, and of two ends of data, give a text."""
 
 
 def run(model: nn.Module, driver: Any, source: Iterator[Any], again: Iterator[Any] | None = None) -> dict[str, Any]:
@@ -76,19 +78,22 @@ def two_iterators(rank: int, world_size: int, pipeline: str, case: Case = FITS) 
     return run(model, driver, iter(mine[:4]), iter(mine[4:]))
 
 
-def a_loader_that_fails(rank: int, world_size: int, pipeline: str) -> dict[str, Any]:
+def a_loader_that_fails(
+    rank: int, world_size: int, pipeline: str, at: int = 3, on: tuple[int, ...] = (0, 1)
+) -> dict[str, Any]:
+    """Once, on these ranks, before it gives so many batches and the rest of six."""
     model, driver, mine = made(FITS, rank, world_size, pipeline)
 
     class Loader:
-        position = 0
+        asked, left = 0, mine[::-1]
 
         def __next__(self) -> Any:
-            self.position += 1
-            if self.position == 4:
+            self.asked += 1
+            if rank in on and self.asked == at + 1:
                 raise OSError("the disk is gone")
-            if self.position > 6:
+            if not self.left:
                 raise StopIteration
-            return mine[self.position - 1]
+            return self.left.pop()
 
     return run(model, driver, Loader())  # type: ignore[arg-type]
 
@@ -114,9 +119,7 @@ def a_batch_that_lacks_a_feature(rank: int, world_size: int, pipeline: str, case
     model, driver, mine = made(case, rank, world_size, pipeline)
     mine[3] = KeyedJaggedTensor(["f0"], torch.tensor([5]), lengths=torch.tensor([1, 0, 0]))
     answer = run(model, driver, iter(mine))
-    assert [isinstance(outcome, str) for outcome in answer["answers"]] == [False] * 3 + [True] + [False] * 2 + [
-        True
-    ] * 2
+    assert [isinstance(outcome, str) for outcome in answer["answers"]] == FOURTH_REFUSED
     return answer
 
 
@@ -147,22 +150,28 @@ class Two(nn.Module):
         return (self.over(both).tanh() ** 2).mean(), both.detach()
 
 
+def two_made(
+    kind: type[Two], case: Case, rank: int, world_size: int, pipeline: str
+) -> tuple[nn.Module, Any, list[dict[str, Any]]]:
+    first, second = made(case, rank, world_size, pipeline)[0], made(case, rank, world_size, pipeline)[0]
+    model = kind(first.sparse, second.sparse, first.over.module.in_features)
+    mine: list[dict[str, Any]] = [
+        {"first": ids, "second": KeyedJaggedTensor(ids.keys(), ids.values(), lengths=ids.lengths())}
+        for ids in batches_of_rank(case, rank, world_size, 6, "alone")
+    ]
+    return model, PIPELINES[pipeline](model, dense_optimizer(case, model), CPU), mine
+
+
 def a_batch_that_lacks_a_part_on_one_rank(
     rank: int, world_size: int, pipeline: str, part: str, how: str
 ) -> dict[str, Any]:
-    first, second = made(SENT, rank, world_size, pipeline)[0], made(SENT, rank, world_size, pipeline)[0]
-    model = Two(first.sparse, second.sparse, first.over.module.in_features)
-    driver = PIPELINES[pipeline](model, dense_optimizer(SENT, model), CPU)
-    mine: list[Any] = [
-        {"first": features, "second": KeyedJaggedTensor(features.keys(), features.values(), lengths=features.lengths())}
-        for features in batches_of_rank(SENT, rank, world_size, 6, "alone")
-    ]
+    model, driver, mine = two_made(Two, SENT, rank, world_size, pipeline)
     if rank == 0 and how == "gone":
         del mine[3][part]
     if rank == 0 and how == "wrong":
         mine[3][part] = torch.zeros(3)
     answers = run(model, driver, iter(mine))["answers"]
-    assert [isinstance(answer, str) for answer in answers] == [False] * 3 + [True] + [False] * 2 + [True] * 2
+    assert [isinstance(answer, str) for answer in answers] == FOURTH_REFUSED
     return {"said": answers[3] if rank else "", "right": [answer for answer in answers if not isinstance(answer, str)]}
 
 
@@ -187,10 +196,7 @@ class StandsIn(Two):
 def a_batch_without_a_part(
     rank: int, world_size: int, pipeline: str, case: Case, lacking: tuple[int, ...]
 ) -> dict[str, Any]:
-    first, second = made(case, rank, world_size, pipeline)[0], made(case, rank, world_size, pipeline)[0]
-    model = StandsIn(first.sparse, second.sparse, first.over.module.in_features)
-    driver = PIPELINES[pipeline](model, dense_optimizer(case, model), CPU)
-    mine: list[Any] = [{"first": ids, "second": ids} for ids in batches_of_rank(case, rank, world_size, 6, "alone")]
+    model, driver, mine = two_made(StandsIn, case, rank, world_size, pipeline)
     if rank in lacking:
         del mine[3]["first"]
     return run(model, driver, iter(mine))
@@ -201,9 +207,7 @@ def test_a_model_that_stands_in_for_a_part_on_one_rank(case: Case) -> None:
     """Its ids were asked for before the model could make them, so all ranks refuse that batch, and it alone."""
     here, there = ranks(2).run(a_batch_without_a_part, "recfx", case, (0,))
     for answer, reason in ((here, "part_not_in_batch"), (there, "refused_on_another_rank")):
-        assert [isinstance(outcome, str) for outcome in answer["answers"]] == [False] * 3 + [True] + [False] * 2 + [
-            True
-        ] * 2
+        assert [isinstance(outcome, str) for outcome in answer["answers"]] == FOURTH_REFUSED
         assert answer["answers"][3].startswith(f"InputError: [{reason}]")
 
 
@@ -211,10 +215,7 @@ def a_first_batch_without_a_part(
     rank: int, world_size: int, pipeline: str, case: Case, gives_loss: bool = True
 ) -> dict[str, Any]:
     """Rank 0's first batch, for which the model makes the part. ``gives_loss``: whether that step gives a loss."""
-    first, second = made(case, rank, world_size, pipeline)[0], made(case, rank, world_size, pipeline)[0]
-    model = StandsIn(first.sparse, second.sparse, first.over.module.in_features)
-    driver = PIPELINES[pipeline](model, dense_optimizer(case, model), CPU)
-    mine: list[Any] = [{"first": ids, "second": ids} for ids in batches_of_rank(case, rank, world_size, 6, "alone")]
+    model, driver, mine = two_made(StandsIn, case, rank, world_size, pipeline)
     if rank == 0:
         del mine[0]["first"]
     if not gives_loss:
@@ -407,28 +408,10 @@ def test_data_of_two_lengths_trains_what_both_ranks_have_and_ends_with_one_error
     assert_equal(answers, expected)
 
 
-def a_loader_that_fails_on_one_rank(rank: int, world_size: int, pipeline: str, at: int) -> dict[str, Any]:
-    model, driver, mine = made(FITS, rank, world_size, pipeline)
-
-    class Loader:
-        position = taken = 0
-
-        def __next__(self) -> Any:
-            self.position += 1
-            if rank == 1 and self.position == at + 1:
-                raise OSError("the disk is gone")
-            if self.taken == 6:
-                raise StopIteration
-            self.taken += 1
-            return mine[self.taken - 1]
-
-    return run(model, driver, Loader())  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("at", [0, 1, 2, 4])
 def test_a_loader_that_fails_on_one_rank_costs_no_batch(at: int) -> None:
     expected = ranks(2).run(data_of_two_lengths, "loop", FITS, (6, 6))
-    answers = ranks(2).run(a_loader_that_fails_on_one_rank, "recfx", at)
+    answers = ranks(2).run(a_loader_that_fails, "recfx", at, (1,))
     errors = [answer["answers"].pop(at) for answer in answers]
     assert "[data_failed_on_another_rank] the iterator of rank 1 failed" in errors[0]
     assert errors[1] == "OSError: the disk is gone"

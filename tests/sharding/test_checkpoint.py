@@ -15,45 +15,25 @@ from recfx.checkpoint.tables import tables_of as tables_in
 from recfx.errors import CheckpointError
 from tests.sharding.cases import Case
 from tests.sharding.ranks import ranks
-from tests.sharding.stateful import (
-    LRU,
-    assert_equal,
-    case_of,
-    in_kinds,
-    load_dcp,
-    make,
-    save_dcp,
-    tables_of,
-    train,
-    whole_state,
-)
+from tests.sharding.stateful import LRU, assert_equal, case_of, in_kinds, make, tables_of, train
 
 STEPS = 3
-WAYS: dict[str, tuple[Any, Any, Any]] = {
-    "recfx": (recfx.save_checkpoint, recfx.load_checkpoint, tables_of),
-    "dcp": (save_dcp, load_dcp, whole_state),
-}
-"""To save, to load, and to compare what other ranks have loaded."""
 
 
-def save(rank: int, world_size: int, case: Case, folder: str, way: str = "recfx") -> dict[str, torch.Tensor]:
-    save_to, _, state_of = WAYS[way]
+def save(rank: int, world_size: int, case: Case, folder: str) -> dict[str, torch.Tensor]:
     model = make(case, world_size)
     train(model, case, rank, world_size, 0, STEPS)
     with torch.no_grad():
         model.get_parameter("over.weight").add_(rank)  # rank 0's is saved
-    save_to(model, folder)
-    state: dict[str, torch.Tensor] = state_of(model)
-    return state
+    recfx.save_checkpoint(model, folder)
+    return tables_of(model)
 
 
-def load(rank: int, world_size: int, case: Case, folder: str, way: str = "recfx") -> dict[str, torch.Tensor]:
-    _, load_from, state_of = WAYS[way]
+def load(rank: int, world_size: int, case: Case, folder: str) -> dict[str, torch.Tensor]:
     model = make(case, world_size, seed=5)
     train(model, case, rank, world_size, 0, 1)  # not a fresh one
-    load_from(model, folder)
-    state: dict[str, torch.Tensor] = state_of(model)
-    return state
+    recfx.load_checkpoint(model, folder)
+    return tables_of(model)
 
 
 def before_a_step(rank: int, world_size: int, case: Case, folder: str) -> None:
