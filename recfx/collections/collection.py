@@ -14,7 +14,7 @@ from torch import fx, nn
 from torchrec.optim.keyed import KeyedOptimizer
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recfx.collections.compile_graph import compile_graph, make_eval_graph
+from recfx.collections.compile_graph import Rewritings, compile_graph, make_eval_graph
 from recfx.collections.converted_collection import ConvertedCollection, collections_of, new_instance
 from recfx.collections.kinds import check_config, describe_tables, kind_of, physical_configs
 from recfx.collections.optimizer import FusedKeyedOptimizer
@@ -114,12 +114,15 @@ class UnshardedCollection(ConvertedCollection):
         self._compared = self._store.look()
         self._compile()
 
-    def _compile(self) -> None:
-        """Make the graph from the tables. It is derived, so copies and pickles make it again."""
+    def _compile(self, made: Rewritings = Rewritings()) -> None:  # noqa: B008  it is frozen
+        """Make the graph from the tables. It is derived, so copies and pickles make it again; copies from what passes
+        have ``made`` for the original, if their tables are like its own.
+        """
         self._store.begin, self._store.graphs = WeakMethod(self.begin_forward), self._store.graphs + 1
         self._runtime = Runtime(self._store)
-        graph_module = compile_graph(self.unexpanded_graph(), self._runtime, self.backend, self.passes)
-        eval_graph, records = make_eval_graph(graph_module, self._runtime)
+        graph = self.unexpanded_graph()
+        graph_module = compile_graph(graph, self._runtime, self.backend, self.passes, made.training)
+        eval_graph, records, self._rewritings = make_eval_graph(graph_module, self._runtime, made)
         self.pass_records = [*graph_module.meta[PASSES_KEY], *records]
         graph_module.train(self.training)  # before other threads see it: in training mode, it would insert ids
         self.graph_module, self._graph_trains = graph_module, True
@@ -300,7 +303,7 @@ class UnshardedCollection(ConvertedCollection):
         self._store.bags, self._store.indexes = kind_of(self).tables_of(self), self.hash_indexes
         self._store.own_weights()
         self._compared = self._store.look()
-        self._compile()
+        self._compile(self._rewritings)
         for graph_module in filter(None, (self.graph_module, self.other_graph)):
             graph_module.graph.owning_module = None  # no cycle: the tables of a copy are freed as soon as it is
 
@@ -311,8 +314,8 @@ def unsharded_collections(model: nn.Module) -> dict[str, UnshardedCollection]:
 
 
 OWN_NAMES = (
-    "_compared", "_device", "_graph_trains", "_is_weighted", "_row_moves", "_runtime", "_store", "backend",
-    "calls", "collection", "graph_is_inlined", "graph_module", "hash_indexes", "not_fused", "other_graph",
+    "_compared", "_device", "_graph_trains", "_is_weighted", "_rewritings", "_row_moves", "_runtime", "_store",
+    "backend", "calls", "collection", "graph_is_inlined", "graph_module", "hash_indexes", "not_fused", "other_graph",
     "pass_records", "passes", "requested", "sharding", "source", "tables",
 )  # fmt: skip
 """The attributes of an instance, besides those that its kind names."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import fx
 
 from recfx.errors import ConversionError, RecfxError
 from recfx.ir.context import CollectionContext, TableFacts
+from recfx.ir.meta import Frozen
 from recfx.ir.operator_graph import OperatorGraph, names_in
 from recfx.ir.verifier import GraphVerificationError
 from recfx.passes import passes
@@ -19,11 +21,28 @@ from recfx.runtime.lowered import Runtime
 from recfx.runtime.table_store import TableStore
 
 
+@dataclass(frozen=True)
+class Rewritings(Frozen):
+    """What passes have made of the graph of a collection, for either mode. Its copies share it; pickles have none."""
+
+    training: Rewriting | None = None
+    evaluation: Rewriting | None = None
+
+    def __reduce__(self) -> Any:
+        return Rewritings, ()
+
+
 def compile_graph(
-    graph: OperatorGraph, runtime: Runtime, backend: str, rewrites: Sequence[Pass] | None = None
+    graph: OperatorGraph,
+    runtime: Runtime,
+    backend: str,
+    rewrites: Sequence[Pass] | None = None,
+    made: Rewriting | None = None,
 ) -> fx.GraphModule:
-    """The graph of a collection as it runs, by ``rewrites`` or ``recfx.passes()``, with their records in ``meta``."""
-    rewriting = rewritten(graph, rewrites)
+    """The graph of a collection as it runs, by ``rewrites`` or ``recfx.passes()``, with their records in ``meta``; or
+    what these have ``made`` for a collection of which this is a copy.
+    """
+    rewriting = rewritten(graph, rewrites) if made is None or made.graph.context != graph.context else made
     _refuse_raw_ids(rewriting.graph)
     return _lowered(rewriting, runtime, backend)
 
@@ -120,18 +139,24 @@ def context_now(context: CollectionContext, store: TableStore) -> CollectionCont
 FIND_ON_DEVICE = Rewrite("find_on_device", find_on_device)
 
 
-def make_eval_graph(train_graph: fx.GraphModule, runtime: Runtime) -> tuple[fx.GraphModule, list[PassRecord]]:
-    """The graph of eval mode, which is ``train_graph`` itself if nothing is different, and what the pass did. Otherwise
-    the two share their modules, and either has all of them, under the same names, for graphs of whole models.
+def make_eval_graph(
+    train_graph: fx.GraphModule, runtime: Runtime, made: Rewritings
+) -> tuple[fx.GraphModule, list[PassRecord], Rewritings]:
+    """The graph of eval mode, which is ``train_graph`` itself if nothing is different, what the pass did, and what
+    copies share. Otherwise the two share their modules, and either has all of them, under the same names, for graphs
+    of whole models.
     """
     before: Rewriting = train_graph.meta[REWRITING_KEY]
-    rewriting = rewritten(before, (FIND_ON_DEVICE,))
+    if made.training is not before:
+        made = Rewritings(before, rewritten(before, (FIND_ON_DEVICE,)))
+    assert made.evaluation is not None  # made with ``training``
+    rewriting = made.evaluation
     records = rewriting.records[len(before.records) :]
     if not any(record.modified for record in records):
-        return train_graph, [record for record in records if record.declined]
+        return train_graph, [record for record in records if record.declined], made
     eval_graph = _lowered(rewriting, runtime, "auto")
     for one, other in ((train_graph, eval_graph), (eval_graph, train_graph)):
         for name, module in one.named_children():
             if name not in other._modules:
                 other.add_submodule(name, module)
-    return eval_graph, list(records)
+    return eval_graph, list(records), made

@@ -180,6 +180,21 @@ def test_graphs_that_are_made_again_have_it(again: Callable[[nn.Module], nn.Modu
     assert "ebc_scale" in [node.name for node in model.ebc.graph_module.graph.nodes]
 
 
+def test_copies_run_what_passes_have_made_for_the_original() -> None:
+    runs: list[str] = []
+
+    def counted(graph: OperatorGraph) -> PassResult:
+        runs.append("run")
+        return PassResult(graph)
+
+    model = recfx.convert(Model(), passes=[*recfx.passes(), Rewrite("counted", counted)], verify=False)
+    runs.clear()
+    copied = copy.deepcopy(model)
+    assert not runs
+    copied.double()  # its tables are others now
+    assert runs == ["run"]
+
+
 def test_standard_collections_have_none_of_it(caplog: pytest.LogCaptureFixture) -> None:
     original = Model()
     model = recfx.convert(original, passes=scaled(2.0))
