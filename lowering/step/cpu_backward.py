@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from itertools import chain
 from typing import Any
 
@@ -113,7 +114,7 @@ class CpuBackward(Backward):
     def _read(self, batch: TrainedBatch, operator: Callable[..., Any], *arguments: Any) -> Any:
         """Call an operator that reads the tables, which may have been replaced since the forward."""
         try:
-            with torch.no_grad():  # a step is not an edit that autograd should see
+            with torch.no_grad() if torch.is_grad_enabled() else nullcontext():  # a step is no edit for autograd
                 return operator(*arguments)
         except IndexError as error:  # a row is beyond the end of its table, and nothing was stepped
             raise changed_before_backward(self.tables) from error

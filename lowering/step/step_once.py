@@ -107,6 +107,7 @@ class Trigger:
         with torch.inference_mode(False), torch.enable_grad():
             place = "cpu" if device.type == "meta" else device
             self.leaf = torch.zeros(0, dtype=torch.float32, device=place, requires_grad=True)
+            self.nothing = self.leaf.detach()
             grad_fn: Any = self.leaf.view_as(self.leaf).grad_fn
         self._accumulate = grad_fn.next_functions[0][0]  # the tensor alone does not keep it alive
         this = weakref.ref(self)
@@ -225,7 +226,7 @@ class StepOnce:
 
 def leaf_gradients(triggers: Triggers) -> list[torch.Tensor]:
     """What the node's backward returns for the leaves; tensors, since compiled autograd sums those of several calls."""
-    return [torch.zeros_like(triggered.trigger.leaf) for triggered in triggers]
+    return [triggered.trigger.nothing for triggered in triggers]
 
 
 @torch.compiler.disable
@@ -303,8 +304,8 @@ def _step_joined(parts: Sequence[_PartOfTables], weight: torch.Tensor, optimizer
 @torch.compiler.disable
 def _step(parts: list[_PartOfTables]) -> None:
     """Step all tables of ``parts``. Opaque to compiled autograd, because the kernels work on memory addresses."""
-    stepped = [part.weights[table] for part, tables in parts for table in tables if part.reached[table]]
     # Kernels write past autograd, and other backwards may have noted the versions.
+    stepped = [part.weights[table] for part, tables in parts for table in tables if part.reached[table]]
     increment_version([weight for weight in stepped if weight.requires_grad])
     lookups: dict[StepOnce, list[GradientPart]] = {}
     for part, _ in parts:

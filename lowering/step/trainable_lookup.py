@@ -138,7 +138,8 @@ class _TableBatchedLookup(torch.autograd.Function):
             read = zip(looked_up.outputs, kernels.table_of_feature, strict=True)
             ctx.mark_non_differentiable(*(rows for rows, table in read if not weights[table].requires_grad))
         # Inference tensors have no versions that would show a change.
-        rows, offsets = (part.clone() if part.is_inference() else part for part in (looked_up.rows, offsets))
+        rows = looked_up.rows.clone() if looked_up.rows.is_inference() else looked_up.rows
+        offsets = offsets.clone() if offsets.is_inference() else offsets
         scale = scale.clone() if scale is not None and scale.is_inference() else scale
         ctx.batch = TrainedBatch(weights, rows, offsets, scale, lengths)
         # What torch's ``save_for_backward`` notes; its hooks would make checkpoints run the forward again.
@@ -150,19 +151,14 @@ class _TableBatchedLookup(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *given: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        node = ctx.step[0].node
-        if not node:
-            return _TableBatchedLookup._backward(ctx, given)
-        with later_range(node, BACKWARD):
+        with later_range(ctx.step[0].node, BACKWARD):
             return _TableBatchedLookup._backward(ctx, given)
 
     @staticmethod
     def _backward(ctx: Any, given: Gradients) -> tuple[torch.Tensor | None, ...]:
         kernels: Backward = ctx.kernels
         once, triggers = ctx.step
-        if not [
-            gradient for gradient in given if gradient is not None
-        ]:  # there is no gradient; zeros instead would cause a step
+        if not [1 for gradient in given if gradient is not None]:  # zeros instead would cause a step
             weights = [None] * (len(ctx.needs_input_grad) - _SCALE - 1)
             return (*[None] * _SCALE, None, *(leaf_gradients(triggers) or weights))
         for tensor, version in ctx.versions:

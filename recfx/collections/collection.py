@@ -29,7 +29,7 @@ from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.in_backward import attach_unfused, fused_optimizers, hooks_on_step
 from recfx.passes import Pass
 from recfx.passes.base import PASSES_KEY
-from recfx.runtime.base import NodeModule, is_observed, why_opaque
+from recfx.runtime.base import NodeModule, why_opaque
 from recfx.runtime.in_flight import BATCHES_IN_FLIGHT, refuse_fused_replicas
 from recfx.runtime.lowered import Runtime
 from recfx.runtime.table_store import TableStore
@@ -148,8 +148,7 @@ class UnshardedCollection(ConvertedCollection):
         self.begin_forward()
         self._store.graph_fits = not self.graph_is_inlined
         try:
-            graph: Any = self.graph_module
-            return (graph if is_observed(graph) else graph.forward)(features)
+            return self.graph_module(features)
         finally:
             self._store.graph_fits = False
 
@@ -167,9 +166,8 @@ class UnshardedCollection(ConvertedCollection):
     def begin_forward(self) -> None:
         """Do what comes before the graph runs, which may be another graph afterwards."""
         self._take_graph_of_mode()  # someone may have set `training` itself
-        bags = kind_of(self).tables_of(self)
-        if not all_held(bags):
-            self._hold_bags(bags)
+        if not all_held(self._store.bags):  # which lookups read
+            self._hold_bags(self._store.bags)
         self.follow_optimizers()
         if self._row_moves:
             self._forget_row_moves()

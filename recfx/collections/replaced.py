@@ -97,14 +97,10 @@ class _Caught:
 
 
 def _enter(caught: list[_Caught]) -> tuple[list[nn.Module], Token[frozenset[int]]]:
-    originals, refused = [], set(_REFUSED.get())
-    for forward in caught:
-        original = forward.original()
-        if original is not None:
-            original.__dict__.setdefault("forward", forward)
-            originals.append(original)
-            refused.add(forward.id)
-    return originals, _REFUSED.set(frozenset(refused))
+    alive = [(forward, original) for forward in caught if (original := forward.original()) is not None]
+    for forward, original in alive:
+        original.__dict__.setdefault("forward", forward)
+    return [original for _, original in alive], _REFUSED.set(_REFUSED.get() | {forward.id for forward, _ in alive})
 
 
 def _leave(originals: list[nn.Module], before: Token[frozenset[int]]) -> None:

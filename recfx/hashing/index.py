@@ -444,19 +444,11 @@ def views_of(indexes: Sequence[HashIndex], training: bool) -> list[IndexView]:
     for index in indexes:
         own: Any = index.__dict__
         ids, state, groups, side = watched(own["_buffers"])
-        views = own["_views"]
+        views: Any = own["_views"] if own["_leader"] is None and not own["_expects_load"] else None
         try:
             is_noted = own["_versions"] == (ids._version, state._version, groups._version, side._version)
         except RuntimeError:  # inference tensors have no versions
             is_noted = False
-        if (
-            is_noted
-            and own["_leader"] is None
-            and not own["_expects_load"]
-            and views
-            and views[0].slot_groups is groups
-        ):
-            found.append(views[training])
-        else:
-            found.append(index.view(training))
+        fits = views is not None and is_noted and views[0].slot_groups is groups
+        found.append(views[training] if fits else index.view(training))
     return found

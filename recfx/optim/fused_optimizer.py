@@ -229,20 +229,19 @@ def groups_of(optimizers: Sequence[FusedOptimizer]) -> list[dict[str, Any]]:
 
 
 class CheckedSettings:
-    """Finds the settings that no fused update supports among those of the optimizers of a lookup. One comparison tells
-    whether anything is not as it was when all were right.
+    """Finds the settings of a lookup's optimizers that no fused update supports; one comparison tells if all are as
+    they were when they were right.
     """
 
-    def __init__(self) -> None:
-        self._read: Callable[[dict[str, Any]], Any] = len
-        self._are_there: Callable[[dict[str, Any]], Any] = len
-        self._right: list[Any] | None = None
+    _right: list[Any] | None = None
+    _read: Callable[[dict[str, Any]], Any] = itemgetter("lr")  # what must stay, and what must be there
+    _are_there: Callable[[dict[str, Any]], Any] = itemgetter("lr")
 
     def changed(self, optimizers: Sequence[FusedOptimizer]) -> list[tuple[int, str]]:
         """The positions of those that have a ``changed_setting``, and that setting. Every batch asks for all tables."""
         groups = groups_of(optimizers)
         try:
-            list(map(self._are_there, groups))  # if no setting has gone, and their number is the same, none is new
+            list(map(self._are_there, groups))  # if none has gone, and there are as many, none is new
             if self._right == [*map(len, groups), *map(self._read, groups)]:
                 return []
         except (KeyError, RuntimeError):  # or a setting is a tensor of several numbers
@@ -253,11 +252,7 @@ class CheckedSettings:
         if groups and not found and all(groups[0].keys() == group.keys() for group in groups):
             supported = {"params", *optimizers[0].rule.supported} & groups[0].keys()
             names = groups[0].keys() - supported
-            if (
-                names
-                and supported
-                and not any(isinstance(group[name], torch.Tensor) for group in groups for name in names)
-            ):
-                self._read, self._are_there = itemgetter(*names), itemgetter(*supported)
+            if names and not any(isinstance(group[name], torch.Tensor) for group in groups for name in names):
+                self._read, self._are_there = itemgetter(*names), itemgetter("lr", *supported)
                 self._right = [*map(len, groups), *map(self._read, groups)]
         return found

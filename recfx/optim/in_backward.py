@@ -48,10 +48,8 @@ def positions_with_hooks(weights: Sequence[torch.Tensor], attached: Sequence[Any
     """
     optimizers = [optimizer.__dict__ for optimizer in attached]
     if not any(map(_BACKWARD_HOOKS, weights)) and not any(map(_ACCUMULATED_HOOKS, weights)):
-        for own in optimizers:
-            if "step" in own or own.get("_optimizer_step_pre_hooks") or own.get("_optimizer_step_post_hooks"):
-                break
-        else:
+        before, after = "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"
+        if not [own for own in optimizers if "step" in own or own.get(before) or own.get(after)]:
             return []
     return [position for position, weight in enumerate(weights) if hooks_on_step(weight)]
 

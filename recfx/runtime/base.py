@@ -58,11 +58,6 @@ def has_call_hooks(module: nn.Module) -> bool:
     return has_forward_hooks(module) or bool(module._backward_hooks or module._backward_pre_hooks)
 
 
-def is_observed(module: nn.Module) -> bool:
-    """Whether anything but ``forward`` happens when the module is called."""
-    return has_call_hooks(module) or nn.modules.module._has_any_global_hook() or is_profiling()
-
-
 def load_hooks(module: nn.Module) -> dict[Any, Callable[..., Any]]:
     """What runs before the module loads its part of a state, and may rename keys; by key, as torch keeps it."""
     return module._load_state_dict_pre_hooks

@@ -19,7 +19,7 @@ from recfx.lowering.step.step_once import GradientPart, leaf_gradients, leave_fo
 from recfx.lowering.step.trainable_lookup import TrainableLookup, weight_gradients
 from recfx.lowering.step.trained_batch import TrainedBatch
 from recfx.optim.attached import number_attached
-from recfx.optim.fused_optimizer import CheckedSettings
+from recfx.optim.fused_optimizer import CheckedSettings, FusedOptimizer
 from recfx.runtime.bags import bags_of_keys, keep_ids, permute_features
 from recfx.runtime.base import NodeModule
 from recfx.runtime.in_flight import BatchInFlight, guard_backward
@@ -54,6 +54,7 @@ class Lookup(NodeModule):
         self._choice: Choice | None = None
         for selecting in of.runtime.of("select_features"):
             selecting.lookups.append(self)
+        self._own: list[FusedOptimizer] = []  # that the kernel steps with
         if "kernel" in of.node.kwargs:
             self.choose_kernel(str(of.node.kwargs["kernel"]))
 
@@ -66,6 +67,7 @@ class Lookup(NodeModule):
         if decided not in ("", choice.backend):
             self._decided, choice = decided, self.select(decided)
         self._choice = choice
+        self._own = [optimizer for optimizer in self.spec().optimizers if optimizer is not None]
         return choice
 
     def select(self, backend: str) -> Choice:
@@ -211,7 +213,7 @@ class Lookup(NodeModule):
         kept: list[object] = []
         torch.autograd.Variable._execution_engine.queue_callback(kept.clear)  # it lives until the pass ends or fails
         leave_for_step(triggers, kept, part)
-        return found + leaf_gradients(triggers)
+        return found + [gradient.clone() for gradient in leaf_gradients(triggers)]
 
     def _trained(
         self, ids: torch.Tensor, offsets: torch.Tensor, scale: torch.Tensor | None, lengths: list[int],
@@ -236,7 +238,7 @@ class Lookup(NodeModule):
             features = permute_features(features, self._positions, self._keys)
         if self._may_read_untrained and not features.values().is_meta and bool((features.values() < -1).any()):
             return (self._pool_partly_trained(features),)
-        return (self._pool(features),)
+        return self._call(self._batch(features))
 
     def _must_move(self, values: torch.Tensor) -> bool:
         """Whether the batch was hashed on the host and is looked up elsewhere."""
@@ -254,9 +256,6 @@ class Lookup(NodeModule):
                 what_to_do=what_to_do,
             )
         return False
-
-    def _pool(self, features: KeyedJaggedTensor) -> torch.Tensor:
-        return self._call(self._batch(features))[0]
 
     def _call(self, batch: LookupBatch) -> Outputs:
         weights, choice = self._kernel()
@@ -334,11 +333,10 @@ class Lookup(NodeModule):
 
     def _refuse_changed_settings(self) -> None:
         optimizers = self.store.optimizers
-        tables = [table for table in self._names if table in optimizers]
-        for position, changed in self._settings.changed([optimizers[table] for table in tables]):
+        for position, changed in self._settings.changed(self._own):
+            table = [table for table in self._names if table in optimizers][position]
             raise ConversionError(
-                f"the optimizer of table {tables[position]!r} was given {changed} after the conversion, which has no "
-                "fused form.",
+                f"the optimizer of table {table!r} was given {changed} after the conversion, which has no fused form.",
                 reason="optimizer_setting_changed",
                 module_path=self.collection,
                 what_to_do="leave it at its default; or unconvert the model, which trains by the dense optimizer.",
@@ -379,12 +377,12 @@ class Lookup(NodeModule):
                 what_to_do="detach the weights; or convert with HashConfig(unseen='zeros'), or admit_after=1.",
             )
         with torch.no_grad():
-            read = self._pool(keep_ids(features, -values - 2, values < -1))
-        return self._pool(keep_ids(features, values, values >= -1)) + read
+            (read,) = self._call(self._batch(keep_ids(features, -values - 2, values < -1)))
+        return self._call(self._batch(keep_ids(features, values, values >= -1)))[0] + read
 
     def __getstate__(self) -> dict[str, object]:
         # The kernel depends on the tables, so a copy chooses its own.
-        return {**self.__dict__, "_choice": None}
+        return {**self.__dict__, "_choice": None, "_own": []}
 
 
 def _one_bag_per_key(values: torch.Tensor, lengths: list[int]) -> LookupBatch:

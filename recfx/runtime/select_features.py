@@ -246,11 +246,8 @@ class SelectFeatures(NodeModule):
     def _order_of(self, keys: list[str]) -> _KeyOrder:
         cache_key = tuple(keys)
         order = self._orders.pop(cache_key, None) or self._new_order(keys)  # threads share them, so any may be gone
-        self._orders[cache_key] = order
+        self._orders = dict([*self._orders.items(), (cache_key, order)][-_MOST_ORDERS:])
         self._last_order = list(keys), order
-        if len(self._orders) > _MOST_ORDERS:
-            for least_recently_used in list(self._orders)[:-_MOST_ORDERS]:
-                self._orders.pop(least_recently_used, None)
         return order
 
     def _new_order(self, keys: list[str]) -> _KeyOrder:
@@ -361,6 +358,7 @@ class SelectFeatures(NodeModule):
             weights,
             lengths=lengths,
             offsets=offsets,
+            stride=per_key[0] if len(per_key) == 1 else None,
             stride_per_key_per_rank=None if len(per_key) == 1 else [[bags_of_key] for bags_of_key in per_key],
             length_per_key=length_per_key,
         )

@@ -85,14 +85,11 @@ class TableIndexes:
     def by_table(self) -> list[HashIndex | None]:
         return [self.store.index(table.name) if table.name in self._is_hashed else None for table in self.tables]
 
-    def _indexes(self, segments: list[Segment]) -> list[HashIndex]:
-        return self.store.indexes_of([segment.table.name for segment in segments])
-
     # Training
 
     def find_or_insert(self, ids: torch.Tensor, segments: list[Segment]) -> torch.Tensor:
         """The rows of a training batch; new ones are initialised. Nothing changes if a table is full."""
-        indexes = self._indexes(segments)
+        indexes = self.store.indexes_of(self.hashed_in_order)
         with self.store.new_rows_lock:
             inserted = hash_index.find_or_insert(
                 ids,
@@ -204,7 +201,7 @@ class TableIndexes:
 
     def _find(self, ids: torch.Tensor, segments: list[Segment]) -> tuple[torch.Tensor, list[int]]:
         """The rows, -1 for ids that have none; and the number of these per table."""
-        indexes = self._indexes(segments)
+        indexes = self.store.indexes_of(self.hashed_in_order)
         buffers = [index.index_buffers() for index in indexes]
         rows, absent = self.find_in(buffers, [index.policy for index in indexes], ids, segments)
         return rows, absent.tolist()

@@ -23,8 +23,9 @@ from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.in_backward import hooks_on_step, positions_with_hooks
 from recfx.optim.ordinary_optimizers import OrdinaryOptimizers
 from recfx.runtime.in_flight import BatchesInFlight
+from recfx.versions.differences import watch_tensors
 
-_OF_PARAMETERS = ("_lock", "_owners", "_ordinary", "aside", "begin")  # what copies do not have
+_OF_PARAMETERS = ("_lock", "_owners", "_ordinary", "_noted", "aside", "begin")  # what copies do not have
 
 
 class TableStore:
@@ -47,6 +48,7 @@ class TableStore:
         self._ordinary: dict[str, OrdinaryOptimizers] = {}
         self._given: dict[str, tuple[torch.Tensor | None, int, bool]] = {}  # in a copy: what it copies of ``_ordinary``
         self._lock, self._process = threading.RLock(), os.getpid()
+        self._noted: dict[bool, tuple[Callable[..., bool] | None, list[WeightFacts]]] = {}  # by inference mode
         # For every table whose weight other tables or modules have as well, the names of these.
         self.shared_weights: dict[str, list[str]] = {}
         # Fused optimizers whose parameter was replaced by another one, with that parameter.
@@ -73,6 +75,7 @@ class TableStore:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update({"_given": {}, **state})
         self._owners, self._ordinary, self.aside, self.graph_fits = {}, {}, {}, False  # a copy has its own parameters
+        self._noted = {}
         self._lock, self._process = threading.RLock(), os.getpid()
 
     def begin_forward(self, made_for: int, collection: str) -> None:
@@ -119,6 +122,8 @@ class TableStore:
         """``weight`` of each of ``tables``. Every batch asks for all of them, in some models for thousands."""
         bags: Any = self.bags._modules
         weights = [bags[table]._parameters.get("weight") for table in tables]
+        if self.graph_fits:
+            return weights
         return [self.weight(table) if weight is None else weight for table, weight in zip(tables, weights, strict=True)]
 
     def look(self) -> tuple[list[Any], list[WeightFacts]]:
@@ -137,7 +142,15 @@ class TableStore:
             positions = positions_with_hooks(weights, seen)
             seen += map(id, weights)
             seen += [-1 - position for position in positions]
-        return seen, facts_of_weights(weights)
+        return seen, self._facts_of(weights)
+
+    def _facts_of(self, weights: list[torch.Tensor]) -> list[WeightFacts]:
+        mode = torch.is_inference_mode_enabled()  # in which tensors look different
+        are_as_noted, facts = self._noted.get(mode, (None, []))
+        if are_as_noted is None or len(facts) != len(weights) or not are_as_noted(*weights):
+            # In this order, in case another thread changes a weight meanwhile.
+            _, facts = self._noted[mode] = watch_tensors(weights), facts_of_weights(weights)
+        return facts
 
     def refuse_gradient_hooks(self, tables: Sequence[str], collection: str) -> None:
         """Raise a ``ConversionError``, ``gradient_hook``, for a weight with a hook and a fused optimizer."""

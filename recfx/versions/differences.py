@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -53,6 +53,21 @@ CHECKPOINT_WITHOUT_REENTRY = next(
 # TorchRec 1.8 and newer warn of a topology that Meta's factory has not made, unless they are told otherwise.
 BY_FACTORY = {"created_by_factory": True} if _takes(Topology, "created_by_factory") else {}
 make_topology: Callable[..., Topology] = functools.partial(Topology, **BY_FACTORY)
+
+
+# With which torch.compile compares the arguments of each call. Without it, tensors are compared in Python.
+_TensorGuards: Any = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "TensorGuards", None)
+
+
+def watch_tensors(tensors: Sequence[torch.Tensor]) -> Callable[..., bool] | None:
+    """Tells, when it is called with as many tensors, whether each has the device, dtype, sizes and strides that these
+    have now, and whether it is negated as they are; False if it does not know. None: it never knows.
+    """
+    try:
+        check: Callable[..., bool] = _TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+        return check if check(*tensors) else None
+    except (TypeError, RuntimeError):  # there is none, or it takes no such tensors
+        return None
 
 
 try:

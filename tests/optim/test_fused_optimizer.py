@@ -13,12 +13,13 @@ from torch import nn
 
 import recfx
 from recfx.optim.attached import attached_optimizers
-from recfx.optim.fused_optimizer import FusedOptimizer
+from recfx.optim.fused_optimizer import CheckedSettings, FusedOptimizer
 from recfx.optim.in_backward import fused_optimizer_of
 from recfx.optim.rules import RULES
 from recfx.optim.rules.adagrad import ADAGRAD
 from recfx.optim.rules.rowwise_adagrad import ROWWISE_ADAGRAD
 from recfx.optim.rules.rule import Rule
+from recfx.optim.rules.sgd import SGD
 from recfx.runtime.lookup import Lookup
 from tests.builders.batches import bags
 from tests.builders.collections import one_table, tables_named
@@ -153,3 +154,20 @@ def test_tables_with_equal_learning_rate_tensors_share_a_call(rates: tuple[float
         attach([parameter], "sgd", lr=torch.tensor(rate))
     converted = recfx.convert(model)
     assert sum(isinstance(module, Lookup) for module in converted.modules()) == calls
+
+
+@pytest.mark.parametrize("gone", ["", "weight_decay", "dampening"])
+@pytest.mark.parametrize("value", [0.9, torch.tensor(0.9)])
+def test_a_refused_setting_is_found_whenever_it_comes(gone: str, value: Any) -> None:
+    """Also if it is one more, or one takes the place of another."""
+    settings, checked = {"lr": 0.1, "weight_decay": 0.0, "dampening": 0}, CheckedSettings()
+    one, other = (FusedOptimizer(SGD, dict(settings)) for _ in range(2))
+    for rate in (0.1, 0.2):
+        other.group["lr"] = rate
+        assert checked.changed([one, other]) == checked.changed([one, other]) == []
+    other.group.pop(gone, None)
+    other.group["momentum"] = value
+    assert checked.changed([one, other]) == [(1, f"momentum={value!r}")]
+    assert checked.changed([other, one]) == [(0, f"momentum={value!r}")]
+    del other.group["momentum"]
+    assert checked.changed([one, other]) == []

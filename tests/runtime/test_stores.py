@@ -25,6 +25,7 @@ from recfx.optim.rules.sgd import SGD
 from recfx.runtime import input_dist
 from recfx.runtime.input_dist import in_order_of_features
 from recfx.runtime.table_store import TableStore
+from recfx.versions import differences
 from tests.builders.batches import bags, batch, one_bag
 from tests.builders.optimizers import attach
 from tests.sharding.ranks import ranks
@@ -47,6 +48,24 @@ def test_the_device_is_that_of_the_tables_if_there_are_any() -> None:
     assert one.device.type == "cpu"
     with refused("unsupported_bag", match="'t' has no parameter `weight`"):
         one.weight("t")
+
+
+@pytest.mark.parametrize("by_torch", [True, False])
+def test_whatever_a_table_becomes_is_seen(by_torch: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not by_torch:
+        monkeypatch.setattr(differences, "_TensorGuards", None)
+    one = store()
+    before, weight = one.look(), one.weight("u")
+    data = weight.data
+    for other in (data[:3], data[:, :1], data.half(), torch._neg_view(data), torch.zeros(2, 4).t()):
+        weight.data = other
+        assert one.look() != before
+        weight.data = data
+        assert one.look() == before
+        with torch.inference_mode():
+            assert one.look() == before
+    weight.register_hook(lambda gradient: gradient)
+    assert one.look() != before
 
 
 def test_who_owns_a_weight_is_known_once_it_was_recorded() -> None:
