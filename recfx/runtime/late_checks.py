@@ -48,16 +48,18 @@ class _Pending(threading.local):
 
 
 _pending = _Pending()
+_any: list[bool] = []  # empty until there is a check: where batches are on the host, nothing else is asked
 
 
 def check_later(node: nn.Module, wrong: torch.Tensor, refuse: Callable[[], None]) -> None:
     """``refuse`` a batch of ``node`` later, if ``wrong``, int64 ``[]`` on the batch's device, is not 0."""
+    _any[:] = [True]
     _pending.of_node[node] = _LateCheck(wrong, refuse)
 
 
 def settle(node: nn.Module) -> None:
     """Raise if the last batch that this thread has given to ``node`` is wrong, and that has not been said."""
-    if (check := _pending.of_node.pop(node, None)) is not None:
+    if _any and (check := _pending.of_node.pop(node, None)) is not None:
         check.settle()
 
 
@@ -65,9 +67,11 @@ def settle_before_backward(outputs: Iterable[torch.Tensor]) -> None:
     """Let the backward of a lookup's ``outputs`` settle what is pending of this thread before any table changes: its
     own batch, and what other collections have read by then.
     """
+    if not _any or not torch.is_grad_enabled():
+        return
     pending = _pending.of_node  # the backward may run on another thread
     own = [check for check in pending.values() if not check.is_told]
-    if not own or not torch.is_grad_enabled():
+    if not own:
         return
 
     def settle_all(*gradients: Any) -> None:
