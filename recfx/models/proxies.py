@@ -41,10 +41,8 @@ class Observed:
         self.assigned: list[tuple[nn.Module, str]] = []  # the plain attributes that calls of modules have assigned
 
     def add(self, node: fx.Node) -> None:
-        try:
+        with contextlib.suppress(Exception):  # whatever the user's code raises; also a node of which nothing is known
             self._values[node] = self._thread.submit(self._compute, node).result()
-        except Exception:  # whatever the user's code raises; also a node of which nothing is known
-            self._values[node] = UNKNOWN
 
     def __getitem__(self, node: fx.Node) -> Any:
         return self._values.get(node, UNKNOWN)

@@ -295,8 +295,9 @@ def test_other_threads_run_models_meanwhile_and_do_what_a_graph_would_forget() -
         return pool(features)
 
     run_elsewhere()
-    expected = outputs.copy()
+    expected, running = outputs.copy(), threading.active_count()
     traced = recfx.trace(Root(run), (BATCH,))
+    assert threading.active_count() == running  # those that computed values have ended
     assert traced.meta["recfx_rollbacks"] == []
     assert outputs == expected * (len(outputs) // 5)
     assert len(outputs) > 5

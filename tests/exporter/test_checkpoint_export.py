@@ -237,6 +237,7 @@ def test_rows_of_a_bigger_table_on_meta_are_initial_rows(tmp_path: Path, monkeyp
     ("arguments", "message"),
     [
         (["export", f"{FACTORIES}:model"], "FILE"),
+        (["plan", f"{FACTORIES}:model"], "FILE"),
         (
             ["export", f"{FACTORIES}:model", "m.pt", "--quantize", "int8", "--quantize", "mean=int4"],
             "one format for all",

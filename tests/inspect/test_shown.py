@@ -101,7 +101,9 @@ def test_html_is_one_escaped_page() -> None:
 def test_html_holds_everything() -> None:
     model, sample = towers()
     report = explain(model, sample)
-    text = text_of(report.to_html())
+    page = report.to_html()
+    text = text_of(page)
+    assert '<h1 class="error">' in page
     assert "4 collections: 3 convertible, 1 refused. NOT OK" in text
     names = [table.name for one in report.collections for table in one.tables]
     assert {*names, *(node.name for one in report.collections for node in one.nodes)} <= {*text.split("\n")}

@@ -485,14 +485,20 @@ def test_a_graph_that_is_kept_keeps_no_batch_of_a_step_that_was_taken(readers: l
     _, converted = pair("adagrad", tied("lookup"))
     model: Any = converted
     gc.collect()
-    others = left_parts()
+    others, notes = left_parts(), left_notes()
     kept = [model.weight.sum() for reader in readers if reader == "before"]
     kept += [model.ebc(batch(3, 1)).values().sum()]
     kept += [model.weight.sum() for reader in readers if reader == "after"]
-    torch.autograd.backward(kept, retain_graph=True)
+    for _ in range(3):
+        torch.autograd.backward(kept, retain_graph=True)
     gc.collect()
     assert left_parts() == others
+    assert left_notes() <= notes + 2  # one for each of the two lookups
     assert all(output.grad_fn is not None for output in kept)
+
+
+def left_notes() -> int:
+    return sum(type(one) is _Left for one in gc.get_objects())
 
 
 def left_parts() -> int:

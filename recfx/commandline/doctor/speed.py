@@ -51,7 +51,7 @@ def measure(report: Report, device: torch.device) -> None:
 
 
 def _measure_all(report: Report, device: torch.device, case: LookupCase) -> None:
-    source = torch.zeros((16 if report.quick else 64 if device.type == "cpu" else 512) << 20, dtype=torch.uint8)
+    source = torch.zeros((64 if device.type == "cpu" else 512) << 20, dtype=torch.uint8)
     copy = Call("copy", torch.Tensor.copy_, torch.Tensor.copy_, (source, source), bytes=2 * source.numel())
     calls = chain.from_iterable(calls_of(case, kind) for kind, place in kernels_here(device) if place == device)
     measured: dict[str, Call] = {}

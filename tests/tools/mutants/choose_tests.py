@@ -25,6 +25,8 @@ BESIDE = {
     "conversion": ["sharding/test_unconvert.py"],
     "replacement": ["conversion", "discovery"],
     "discovery": ["verification", "inspect", "conversion"],
+    "models": ["verification", "discovery", "collections/test_replaced.py", "conversion", "inspect"],
+    "versions": ["doctor"],
     "inspect": ["commandline", "sharding/test_monitor.py"],
     "drawing": ["commandline"],
     "printing": ["inspect", "drawing"],
@@ -52,9 +54,11 @@ def package_of(path: Path) -> str:
 def tests_for(path: Path) -> list[str]:
     """Test files for one file of the product, both relative to the root.
 
-    First the test of the same name, then those that name more of what is public in the file; of those, its own package
-    comes first, and what takes long last.
+    Kernels in Triton run in its interpreter alone. Of others, first the test of the same name, then those that name
+    more of what is public in the file; of those, its own package comes first, and what takes long last.
     """
+    if path.stem.endswith("_triton"):
+        return ["tests/ascend/test_interpreted.py", "tests/ascend/test_interpreted_targets.py"]
     package = package_of(path)
     module = ".".join(path.with_suffix("").parts)
     module = module if path.parts[0] == "recfx" else f"recfx.{module}"
