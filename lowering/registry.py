@@ -44,14 +44,9 @@ def facts_of_table(weight: torch.Tensor, optimizer: Any) -> TableFacts:
     """What kernels are chosen by: a table that is here, as data, with its fused optimizer or None."""
     rows, dim = weight.shape
     return TableFacts(
-        rows,
-        dim,
-        weight.dtype,
-        weight.device.type,
-        weight.is_contiguous() and not weight.is_neg(),
-        None if optimizer is None else OptimizerFacts(*optimizer.facts),
-        weight.requires_grad,
-    )
+        rows, dim, weight.dtype, weight.device.type, weight.is_contiguous() and not weight.is_neg(),
+        None if optimizer is None else OptimizerFacts(*optimizer.facts), weight.requires_grad,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -38,13 +38,10 @@ def mixed_top_bits(start, counts):
         counts: a vector, int32, from 0 to 2**19.
     """
     z0, z1, z2, z3, z4, z5 = _carried(
-        (start & 2047).to(tl.int32) + counts * 1045,
-        ((start >> 11) & 2047).to(tl.int32) + counts * 335,
-        ((start >> 22) & 2047).to(tl.int32) + counts * 1533,
-        ((start >> 33) & 2047).to(tl.int32) + counts * 1244,
-        ((start >> 44) & 2047).to(tl.int32) + counts * 887,
-        ((start >> 55) & 511).to(tl.int32) + counts * 316,
-    )
+        (start & 2047).to(tl.int32) + counts * 1045, ((start >> 11) & 2047).to(tl.int32) + counts * 335,
+        ((start >> 22) & 2047).to(tl.int32) + counts * 1533, ((start >> 33) & 2047).to(tl.int32) + counts * 1244,
+        ((start >> 44) & 2047).to(tl.int32) + counts * 887, ((start >> 55) & 511).to(tl.int32) + counts * 316,
+    )  # fmt: skip
     z0, z1, z2, z3 = z0 ^ _cut(z2, z3, 8), z1 ^ _cut(z3, z4, 8), z2 ^ _cut(z4, z5, 8), z3 ^ ((z5 & -256) >> 8)
     z0, z1, z2, z3, z4, z5 = _product(z0, z1, z2, z3, z4, z5, 1465, 1180, 1139, 950, 1412, 382)
     z0, z1, z2, z3 = z0 ^ _cut(z2, z3, 5), z1 ^ _cut(z3, z4, 5), z2 ^ _cut(z4, z5, 5), z3 ^ ((z5 & -32) >> 5)
@@ -65,13 +62,9 @@ def _product(
 ):  # fmt: skip
     """The low 64 bits of a product."""
     return _carried(
-        z0 * m0,
-        z0 * m1 + z1 * m0,
-        z0 * m2 + z1 * m1 + z2 * m0,
-        z0 * m3 + z1 * m2 + z2 * m1 + z3 * m0,
-        z0 * m4 + z1 * m3 + z2 * m2 + z3 * m1 + z4 * m0,
-        z0 * m5 + z1 * m4 + z2 * m3 + z3 * m2 + z4 * m1 + z5 * m0,
-    )
+        z0 * m0, z0 * m1 + z1 * m0, z0 * m2 + z1 * m1 + z2 * m0, z0 * m3 + z1 * m2 + z2 * m1 + z3 * m0,
+        z0 * m4 + z1 * m3 + z2 * m2 + z3 * m1 + z4 * m0, z0 * m5 + z1 * m4 + z2 * m3 + z3 * m2 + z4 * m1 + z5 * m0,
+    )  # fmt: skip
 
 
 @triton.jit

@@ -44,7 +44,7 @@ def _ask_for_eight(i, end, rows_ptr, values_ptr, stride, count, columns):
         _ask_for_one(i + 5, end, rows_ptr, values_ptr, stride, count, columns),
         _ask_for_one(i + 6, end, rows_ptr, values_ptr, stride, count, columns),
         _ask_for_one(i + 7, end, rows_ptr, values_ptr, stride, count, columns),
-    )
+    )  # fmt: skip
 
 
 @triton.jit

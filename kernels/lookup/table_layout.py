@@ -47,13 +47,11 @@ def layout_of_shapes(
     first_columns = [0, *accumulate(dims[table] for table in table_of_feature)]
     row_starts = [0, *accumulate(rows for rows, _ in shapes)][:-1]
     return TableLayout(
-        columns=dims[0] if unpooled else first_columns[-1],
-        largest_dim=max(dims),
+        columns=dims[0] if unpooled else first_columns[-1], largest_dim=max(dims),
         first_columns=numbers_on(device, (0,) * len(first_columns) if unpooled else tuple(first_columns), torch.int32),
-        tables=numbers_on(device, table_of_feature, torch.int32),
-        dims=numbers_on(device, tuple(dims), torch.int32),
+        tables=numbers_on(device, table_of_feature, torch.int32), dims=numbers_on(device, tuple(dims), torch.int32),
         row_starts=numbers_on(device, tuple(row_starts)),
-    )
+    )  # fmt: skip
 
 
 def starts(tensors: Sequence[Tensor], of: Sequence[int] | None = None) -> Tensor:

@@ -238,6 +238,5 @@ def _routes_on(device: torch.device, routes: Routes) -> _RoutesOnDevice:
         borders=launch.numbers_on(device, tuple(chain.from_iterable(row_borders))),
         sources=launch.numbers_on(device, tuple(sources), torch.int32),
         pieces=launch.numbers_on(device, tuple(pieces), torch.int32),
-        choices=launch.numbers_on(device, tuple(choices)),
-        most_pieces=most,
-    )
+        choices=launch.numbers_on(device, tuple(choices)), most_pieces=most,
+    )  # fmt: skip

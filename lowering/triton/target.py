@@ -180,17 +180,6 @@ class TritonBackward(Backward):
         first_is_per_row: bool = False,
     ) -> None:
         fused_step_triton_(
-            batch.values,
-            batch.offsets,
-            grad_output,
-            weights,
-            *states,
-            self.table_of_feature,
-            is_stepped,
-            rule_module,
-            first_is_per_row,
-            list(numbers),
-            self.mean,
-            batch.scale,
-            self.unpooled,
-        )
+            batch.values, batch.offsets, grad_output, weights, *states, self.table_of_feature, is_stepped,
+            rule_module, first_is_per_row, list(numbers), self.mean, batch.scale, self.unpooled,
+        )  # fmt: skip

@@ -126,15 +126,10 @@ class ConvertedCollection(FxLeaf):
         """The graph before the first pass, as data: input, the collection as one leaf, output."""
         groups = self._runtime.groups
         context = CollectionContext(
-            self.collection,
-            self.tables,
-            {},
-            is_weighted=self._is_weighted,
-            sharding=self.sharding if self.is_sharded else None,
-            ids_on_host=groups is None or groups.ids_on_host,
-            source=self.source,
-            need_indices=self._need_indices,
-        )
+            self.collection, self.tables, {}, is_weighted=self._is_weighted,
+            sharding=self.sharding if self.is_sharded else None, ids_on_host=groups is None or groups.ids_on_host,
+            source=self.source, need_indices=self._need_indices,
+        )  # fmt: skip
         return OperatorGraph.of(context_now(context, self._store), TargetsHere(self.backend))
 
     def weight(self, name: str) -> nn.Parameter:

@@ -89,14 +89,11 @@ class RemappedRows(NodeModule):
             for table, ids in zip(tables, pieces, strict=True)
         ]
         return KeyedJaggedTensor(
-            keys=features.keys(),
-            values=torch.cat(rows).to(features.values().dtype),
-            lengths=features.lengths(),
-            weights=features.weights_or_none(),
-            stride=features.stride(),
+            keys=features.keys(), values=torch.cat(rows).to(features.values().dtype), lengths=features.lengths(),
+            weights=features.weights_or_none(), stride=features.stride(),
             stride_per_key_per_rank=features._stride_per_key_per_rank,
             inverse_indices=features.inverse_indices_or_none(),
-        )
+        )  # fmt: skip
 
 
 def _rows(index: HashIndex | None, ids: torch.Tensor, training: bool) -> torch.Tensor:

@@ -106,14 +106,9 @@ def decide(
         return decision
     with refusals():
         decision.replacements = replace_collections(
-            discovery.of(CONVERTIBLE),
-            asked.hashing,
-            asked.backend,
-            resizing,
-            keep_refused=asked.keeps or not raises,
-            passes=asked.passes,
-            dedup=asked.dedup,
-        )
+            discovery.of(CONVERTIBLE), asked.hashing, asked.backend, resizing, keep_refused=asked.keeps or not raises,
+            passes=asked.passes, dedup=asked.dedup,
+        )  # fmt: skip
         if not asked.keeps and not isinstance(asked.hashing, Mapping):
             _refuse_raw_ids_of_kept(discovery, decision.replacements)
         if not decision.refusals:

@@ -108,14 +108,11 @@ class RowsOfIds(dict[str, _Items]):
         before = torch.cat([kept.new_zeros(1, dtype=torch.int64), kept.cumsum(0)])
         varies = features.variable_stride_per_key()
         return KeyedJaggedTensor(
-            features.keys(),
-            rows[kept],
-            None if weights is None else weights[kept],
-            lengths=before[offsets.long()].diff(),
-            stride=None if varies else features.stride(),
+            features.keys(), rows[kept], None if weights is None else weights[kept],
+            lengths=before[offsets.long()].diff(), stride=None if varies else features.stride(),
             stride_per_key_per_rank=features.stride_per_key_per_rank() if varies else None,
             inverse_indices=features.inverse_indices_or_none(),
-        )
+        )  # fmt: skip
 
     def _rows(self, feature: str, ids: Tensor) -> Tensor:
         """int64 ``[n]``, -1 for an id without a row."""

@@ -319,16 +319,11 @@ def _write(
             file.put_in_place()
     path = library.loaded_path() if own and serving.fused is not None else None
     return ExportReport(
-        path=target,
-        format=serving.format,
-        bytes=size,
-        tables=tuple(size for collection in present for size in _sizes(collection)),
-        graph=program.graph,
-        passes={collection.path: collection.records for collection in present},
-        output_error=error,
-        libraries=() if path is None else (path,),
-        notes=(*call.failures, *notes, *about),
-    )
+        path=target, format=serving.format, bytes=size,
+        tables=tuple(size for collection in present for size in _sizes(collection)), graph=program.graph,
+        passes={collection.path: collection.records for collection in present}, output_error=error,
+        libraries=() if path is None else (path,), notes=(*call.failures, *notes, *about),
+    )  # fmt: skip
 
 
 def _of_devices(program: Program, own: list[str]) -> list[Diagnostic]:
@@ -351,16 +346,12 @@ def _sizes(served: ServedCollection) -> Iterator[TableSize]:
         source, form = served.tables[spec.name], FORMATS[spec.dtype]
         index = source.index
         yield TableSize(
-            collection=served.path,
-            table=spec.name,
-            stored_as=form.name,
-            rows=spec.num_embeddings,
-            ids=source.ids,
+            collection=served.path, table=spec.name, stored_as=form.name, rows=spec.num_embeddings, ids=source.ids,
             row_bytes=spec.num_embeddings * form.bytes(spec.embedding_dim),
             slot_bytes=0 if index is None else 16 * index.slots,
             bytes_before=spec.num_embeddings * spec.embedding_dim * source.spec.dtype.itemsize,
             error=served.errors.get(spec.name, 0.0),
-        )
+        )  # fmt: skip
 
 
 def _not_exported(converted: nn.Module, failures: list[Diagnostic], format: str) -> ExportError:

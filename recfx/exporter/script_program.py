@@ -71,13 +71,9 @@ def script_programs(call: ModelCall) -> Iterator[Program | Diagnostic]:
         return
     call.failures.extend(left_out)
     yield Program(
-        named=served.named,
-        save=partial(_save, served),
-        size=size,
-        operators=_operators(served),
-        buffers=lambda: dict(served.program.named_buffers()),
-        graph=format_graph(graph_module),
-    )
+        named=served.named, save=partial(_save, served), size=size, operators=_operators(served),
+        buffers=lambda: dict(served.program.named_buffers()), graph=format_graph(graph_module),
+    )  # fmt: skip
 
 
 def _save(script: torch.jit.ScriptModule, path: Path) -> None:

@@ -237,13 +237,9 @@ def serve_collection(
     tables = tables_of(collection)
     facts = {name: _facts(source, dtypes[name], target.counts_probes) for name, source in tables.items()}
     context = CollectionContext(
-        path,
-        collection.tables,
-        facts,
-        dict.fromkeys(facts, 0),
-        collection.is_weighted(),
+        path, collection.tables, facts, dict.fromkeys(facts, 0), collection.is_weighted(),
         need_indices=collection._need_indices,
-    )
+    )  # fmt: skip
     made = rewritten(
         OperatorGraph.of(context, target), [*export_passes(collection.passes), *serving_passes({path: dtypes})]
     )

@@ -213,15 +213,9 @@ class IndexStorage(nn.Module):
         if views is None or views[0].slot_groups is not slot_groups:
             config = self.config
             answering = IndexView(
-                self.slot_groups,
-                self.side_row,
-                config.dense_rows,
-                config.share_buckets,
-                config.seed,
-                self.lock,
-                config.rows,
-                self.policy.row_begin,
-            )
+                self.slot_groups, self.side_row, config.dense_rows, config.share_buckets, config.seed, self.lock,
+                config.rows, self.policy.row_begin,
+            )  # fmt: skip
             views = self._views = (answering, answering._replace(share_buckets=0))
         return views[training]
 

@@ -112,14 +112,11 @@ def table_reports(
         elif optimizer is not None:
             text = f"in backward, not fused: {optimizer.code}"
         report = replace(
-            declared_table(spec, weight.dtype),
-            device=str(weight.device),
+            declared_table(spec, weight.dtype), device=str(weight.device),
             bytes=weight.numel() * weight.element_size(),
-            hashing=HashingReport.of(spec.hashing, index if with_indexes else None),
-            kernel=kernel.name,
-            kernels_passed_over=kernel.passed_over,
-            optimizer=text,
-        )
+            hashing=HashingReport.of(spec.hashing, index if with_indexes else None), kernel=kernel.name,
+            kernels_passed_over=kernel.passed_over, optimizer=text,
+        )  # fmt: skip
         table = _Table(module_path, spec, config, weight, index, kernel, optimizer, existed, report)
         parts_of = (_kernel_reasons, _optimizer_reasons, _hashing_reasons, _config_reasons, _index_reasons)
         reasons = tuple(replace(reason, path=module_path) for part in parts_of for reason in part(table))

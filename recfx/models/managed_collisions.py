@@ -269,16 +269,10 @@ def _learned_by_hash_zch(module: HashZchManagedCollisionModule) -> LearnedMap:
         batches = int(last.max())
     full: Any = "evict" if policy is not None else "error" if module._disable_fallback else "share"
     return LearnedMap(
-        rows=module._zch_size,
-        ids=identities[rows],
-        rows_of_ids=rows,
-        config=HashConfig.raw_ids(buckets=1, on_full=full),
-        last_batches=last,
-        counts_batches=False,
-        sightings=torch.zeros_like(rows),
-        batches=batches,
-        misses=False,
-    )
+        rows=module._zch_size, ids=identities[rows], rows_of_ids=rows,
+        config=HashConfig.raw_ids(buckets=1, on_full=full), last_batches=last, counts_batches=False,
+        sightings=torch.zeros_like(rows), batches=batches, misses=False,
+    )  # fmt: skip
 
 
 _READERS = {MCHManagedCollisionModule: _learned_by_mch, HashZchManagedCollisionModule: _learned_by_hash_zch}

@@ -95,7 +95,7 @@ def _rows_of(features: KeyedJaggedTensor, hashed: UnshardedCollection) -> KeyedJ
         stride=None if varies else features.stride(),
         stride_per_key_per_rank=[[strides[name]] for _, name in read] if varies else None,
         inverse_indices=features.inverse_indices_or_none(),
-    )
+    )  # fmt: skip
 
 
 def _map(hashed: UnshardedCollection, table: str, ids: torch.Tensor) -> torch.Tensor:

@@ -150,14 +150,9 @@ def with_values(
 ) -> KeyedJaggedTensor:
     """Put different values, weights and, if given, keys into the same bags."""
     return KeyedJaggedTensor(
-        features.keys() if keys is None else keys,
-        values,
-        weights,
-        lengths=features.lengths_or_none(),
-        offsets=features.offsets(),
-        stride=features.stride(),
-        length_per_key=features.length_per_key_or_none(),
-    )
+        features.keys() if keys is None else keys, values, weights, lengths=features.lengths_or_none(),
+        offsets=features.offsets(), stride=features.stride(), length_per_key=features.length_per_key_or_none(),
+    )  # fmt: skip
 
 
 def with_own_lengths(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
@@ -179,15 +174,11 @@ def all_as_stored(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
     weights, lengths, offsets = (None if part is None else as_stored(part) for part in parts)
     varies = features.variable_stride_per_key()
     return KeyedJaggedTensor(
-        features.keys(),
-        as_stored(features.values()),
-        weights,
-        lengths=lengths,
-        offsets=offsets,
+        features.keys(), as_stored(features.values()), weights, lengths=lengths, offsets=offsets,
         stride=None if varies else features.stride(),
         stride_per_key_per_rank=features.stride_per_key_per_rank() if varies else None,
         inverse_indices=features.inverse_indices_or_none(),
-    )
+    )  # fmt: skip
 
 
 def as_sent(features: KeyedJaggedTensor, on_host: bool = False) -> KeyedJaggedTensor:
@@ -201,13 +192,9 @@ def as_sent(features: KeyedJaggedTensor, on_host: bool = False) -> KeyedJaggedTe
         return features
     weights = None if weights is None else weights.float()
     return KeyedJaggedTensor(
-        features.keys(),
-        values.long(),
-        weights,
-        lengths=lengths.long(),
-        offsets=features.offsets_or_none(),
+        features.keys(), values.long(), weights, lengths=lengths.long(), offsets=features.offsets_or_none(),
         stride=features.stride(),
-    )
+    )  # fmt: skip
 
 
 def without_weights(features: KeyedJaggedTensor) -> KeyedJaggedTensor:

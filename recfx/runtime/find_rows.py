@@ -127,13 +127,9 @@ class IndexCopies:
         slots = torch.empty(ends[-1], 2, dtype=torch.int64, device="cpu", pin_memory=pinned)
         side_rows = torch.empty(len(present), dtype=torch.int64, device="cpu", pin_memory=pinned)
         hash_index.slot_tables_(
-            slots,
-            side_rows,
-            slot_counts,
-            [index.row_ids for index in present],
-            [index.row_state for index in present],
-            [index.lock for index in present],
-        )
+            slots, side_rows, slot_counts, [index.row_ids for index in present],
+            [index.row_state for index in present], [index.lock for index in present],
+        )  # fmt: skip
         return ReadIndexes(slots, side_rows, torch.tensor(facts, dtype=torch.int64, device="cpu", pin_memory=pinned))
 
     def __getstate__(self) -> dict[str, Any]:

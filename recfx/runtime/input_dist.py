@@ -45,10 +45,9 @@ class Bucketize(NodeModule):
             rows=[sharded.table.num_embeddings for sharded in cut],
             dense_rows=[0 if config is None else config.dense_rows for config in indexed],
             buckets=[0 if config is None else config.buckets for config in indexed],
-            seeds=[0 if config is None else config.seed for config in indexed],
-            sources=of.sources,
+            seeds=[0 if config is None else config.seed for config in indexed], sources=of.sources,
             pieces=[shard.piece for shard in of.sharding.by_rank() for _ in shard.table.embedding_names],
-        )
+        )  # fmt: skip
         self.keys = list(of.collection.sent_keys)
         self.says_origins, self.on_host = not of.collection.is_pooled, of.collection.ids_on_host
 
@@ -286,13 +285,11 @@ def arrived_ids(
     if values.device.type not in FBGEMM_PERMUTES_ON or not any(stride_per_rank):  # which TorchRec 1.2 cannot order
         return in_order_of_features(keys, lengths, values, weights, stride_per_rank)
     return KeyedJaggedTensor.dist_init(
-        keys=keys,
-        tensors=[lengths, values] if weights is None else [lengths, values, weights],
-        variable_stride_per_key=False,
-        num_workers=len(stride_per_rank),
+        keys=keys, tensors=[lengths, values] if weights is None else [lengths, values, weights],
+        variable_stride_per_key=False, num_workers=len(stride_per_rank),
         recat=_get_recat(len(keys), len(stride_per_rank), 1, values.device, stride_per_rank),
         stride_per_rank=stride_per_rank,
-    )
+    )  # fmt: skip
 
 
 def in_order_of_features(

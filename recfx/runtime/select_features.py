@@ -353,15 +353,10 @@ class SelectFeatures(NodeModule):
             length_per_key = None if borders is None else [end - begin for begin, end in pairwise(borders)]
             lengths = None if are_offsets else bags
         return KeyedJaggedTensor(
-            keys,
-            values,
-            weights,
-            lengths=lengths,
-            offsets=offsets,
-            stride=per_key[0] if len(per_key) == 1 else None,
+            keys, values, weights, lengths=lengths, offsets=offsets, stride=per_key[0] if len(per_key) == 1 else None,
             stride_per_key_per_rank=None if len(per_key) == 1 else [[bags_of_key] for bags_of_key in per_key],
             length_per_key=length_per_key,
-        )
+        )  # fmt: skip
 
     def _waits_for_nothing(self, features: KeyedJaggedTensor, weights: torch.Tensor | None, order: _KeyOrder) -> bool:
         """Whether the check of the batch is all that the host would wait for before its rows are looked up."""

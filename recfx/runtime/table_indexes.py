@@ -92,13 +92,10 @@ class TableIndexes:
         indexes = self.store.indexes_of(self.hashed_in_order)
         with self.store.new_rows_lock:
             inserted = hash_index.find_or_insert(
-                ids,
-                [segment.begin for segment in segments],
-                [segment.end for segment in segments],
-                [index.index_buffers() for index in indexes],
-                [index.policy for index in indexes],
+                ids, [segment.begin for segment in segments], [segment.end for segment in segments],
+                [index.index_buffers() for index in indexes], [index.policy for index in indexes],
                 [self.store.in_flight.of_table(segment.table.name) for segment in segments],
-            )
+            )  # fmt: skip
             for index in indexes:
                 index.written()
             report = inserted.report.tolist()
@@ -217,15 +214,11 @@ class TableIndexes:
         table does not hold the id; and int64 ``[tables]``, their number.
         """
         return hash_index.find_tables(
-            ids,
-            [segment.begin for segment in segments],
-            [segment.end for segment in segments],
-            [buffer.slot_groups for buffer in buffers],
-            [buffer.side_row for buffer in buffers],
-            [buffer.lock for buffer in buffers],
-            [policy.own_dense_rows for policy in policies],
+            ids, [segment.begin for segment in segments], [segment.end for segment in segments],
+            [buffer.slot_groups for buffer in buffers], [buffer.side_row for buffer in buffers],
+            [buffer.lock for buffer in buffers], [policy.own_dense_rows for policy in policies],
             [policy.row_begin for policy in policies],
-        )
+        )  # fmt: skip
 
     def count_answers(self, sizes: list[int], absent: list[int]) -> None:
         counts = buffers_named("eval_counts", self.store.indexes_of(self.hashed_in_order))

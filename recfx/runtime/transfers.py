@@ -78,13 +78,11 @@ def copy_bags_to_device(features: KeyedJaggedTensor, device: torch.device) -> Ke
     """A copy on ``device`` of a KJT of the host; see ``copy_to_device``."""
     weights = features.weights_or_none()
     return KeyedJaggedTensor(
-        features.keys(),
-        copy_to_device(features.values(), device),
+        features.keys(), copy_to_device(features.values(), device),
         None if weights is None else copy_to_device(weights, device),
-        lengths=copy_to_device(features.lengths(), device),
-        offsets=copy_to_device(features.offsets(), device),
+        lengths=copy_to_device(features.lengths(), device), offsets=copy_to_device(features.offsets(), device),
         stride=features.stride(),
-    )
+    )  # fmt: skip
 
 
 def copy_to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -127,14 +125,9 @@ def _ids_of(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
     if borders:
         length_per_key = borders[0].diff().tolist()
     return KeyedJaggedTensor(
-        features.keys(),
-        ids,
-        features.weights_or_none(),
-        lengths=features.lengths(),
-        offsets=features.offsets(),
-        stride=stride,
-        length_per_key=length_per_key,
-    )
+        features.keys(), ids, features.weights_or_none(), lengths=features.lengths(), offsets=features.offsets(),
+        stride=stride, length_per_key=length_per_key,
+    )  # fmt: skip
 
 
 def _all_of(features: KeyedJaggedTensor) -> KeyedJaggedTensor:

@@ -138,17 +138,11 @@ class Cost:
         rest = Totals.of(node for node in nodes if node.kind == DENSE or node.collection not in sharded)
         priced = price_step(self.planned, self.trains, values, self.hardware, rest) if self.planned else ((rest,), {})
         return CostAt(
-            batch=values.batch,
-            world_size=values.world,
-            rank=self.rank,
-            lengths={name: float(length) for name, length in values.lengths.items()},
-            hardware=self.hardware,
-            nodes=nodes,
-            ranks=priced[0],
-            parts=priced[1],
-            trains=self.trains,
+            batch=values.batch, world_size=values.world, rank=self.rank,
+            lengths={name: float(length) for name, length in values.lengths.items()}, hardware=self.hardware,
+            nodes=nodes, ranks=priced[0], parts=priced[1], trains=self.trains,
             notes=tuple(filter(None, [self.copies_left_out, _NOT_IN_IT])),
-        )
+        )  # fmt: skip
 
     @property
     def copies_left_out(self) -> str:

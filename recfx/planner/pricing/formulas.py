@@ -158,10 +158,7 @@ def _backward(table: TableLoad) -> Work:
     states = 1 if table.state_row_bytes else 0
     kept = table.row_bytes + table.state_row_bytes
     return Work(
-        read_bytes=ID_BYTES * table.ids + gradients + kept * touched,
-        written_bytes=kept * touched,
-        flops=dim * table.ids + STEP_FLOPS * dim * touched,
-        random_accesses=(1 + states) * touched,
-        sorted_ids=table.ids,
-        tables=1,
-    )
+        read_bytes=ID_BYTES * table.ids + gradients + kept * touched, written_bytes=kept * touched,
+        flops=dim * table.ids + STEP_FLOPS * dim * touched, random_accesses=(1 + states) * touched,
+        sorted_ids=table.ids, tables=1,
+    )  # fmt: skip

@@ -101,18 +101,15 @@ class GraphPrices:
         orders_columns = ValueType.KEYED_TENSOR in kind.outputs and rows
         of_ids = kind.name == "output_dist_wait" and not collection.is_pooled  # of different ones, maybe
         return NodeFacts(
-            kind=kind.name,
-            tables=loads,
+            kind=kind.name, tables=loads,
             ids=total(load.ids for load in loads) if has_rows and not of_ids else number(meta.shape[0]),
-            bags=total(load.bags for load in loads),
-            value_bytes=number(meta.bytes) if has_rows else 0,
-            is_weighted=collection.is_weighted,
-            is_pooled=collection.is_pooled,
+            bags=total(load.bags for load in loads), value_bytes=number(meta.bytes) if has_rows else 0,
+            is_weighted=collection.is_weighted, is_pooled=collection.is_pooled,
             ranges=keyed_order(collection.keys, list(map(self.graph.columns, rows))).ranges if orders_columns else 1,
             rows=number(meta.shape[0]),
             moves=kind.outputs[0] is not ValueType.IDS_IN_FLIGHT or self.graph.puts_keys_into_order(node),
             trains=self.trains,
-        )
+        )  # fmt: skip
 
     def _resident(self, node: fx.Node) -> Resident:
         """What tables keep, at the node that looks them up, and what their indexes do, at that which hashes."""
