@@ -43,7 +43,8 @@ class Lookup(NodeModule):
         self.store, tables, features = of.runtime.store, self.tables, of.collection.local_keys
         self.features, self.unpooled = KeyOrder.of(features), self.combine == NOT_COMBINED
         self.table_of_feature = [number for number, table in enumerate(tables) for _ in table.embedding_names]
-        self.leaves: list[torch.Tensor] = []  # in graphs of torch.compile; see ``Trigger``
+        # What graphs of torch.compile read if an optimizer is in the backward: see ``Trigger``, and the weights.
+        self.leaves, self.detached = list[torch.Tensor](), list[torch.Tensor]()
         keys = [name for table in tables for name in table.embedding_names]
         self._keys, self._names = keys, [table.name for table in tables]
         positions = self.features.positions
@@ -153,6 +154,9 @@ class Lookup(NodeModule):
         weights, choice = self._kernel()
         is_stepped, kernel = self._names[0] in self.store.optimizers, cast(Any, choice.kernel)
         self.leaves = [one.trigger.leaf for one in kernel.trainable.once.triggers(weights)] if is_stepped else []
+        self.detached = [weight.detach() for weight in weights] if is_stepped else []
+        for weight in self.detached:
+            torch._dynamo.mark_static_address(weight, guard=False)
         return ""
 
     def in_graph(
@@ -170,8 +174,8 @@ class Lookup(NodeModule):
         list(map(number_attached, weights))  # so that a change makes another graph
         trains = torch.is_grad_enabled() and any(weight.requires_grad for weight in weights)
         leaves = self.leaves if trains else []
-        if self.leaves:  # whose gradients stand for those of the weights
-            weights = [weight.detach() for weight in weights]
+        if self.leaves:  # whose gradients stand for those of the weights, which autograd must not reach
+            weights = self.detached
         batch = values, features.offsets(), scale, lengths, features.stride()
         outputs: list[torch.Tensor] = look_up(*batch, weights, leaves, new_call(self if node is None else node))
         return tuple(outputs) if self.unpooled else outputs[0]
@@ -185,7 +189,12 @@ class Lookup(NodeModule):
     ) -> list[torch.Tensor]:  # fmt: skip
         with torch.set_grad_enabled(bool(leaves)):  # for what it checks
             own, choice = self._kernel()
-        if leaves and [one.data_ptr() for one in own] != [one.data_ptr() for one in weights]:
+        places, own_places, detached = ([one.data_ptr() for one in of] for of in (weights, own, self.detached))
+        if detached and places == detached:
+            weights = own
+            if places != own_places:  # the tables have moved, such as to huge pages
+                self.detached = [weight.detach() for weight in own]
+        elif leaves and places != own_places:
             raise self._replaced(self._names[0])
         self._must_move(ids)
         batch = self._trained(ids, offsets, scale, lengths, weights)
@@ -382,7 +391,7 @@ class Lookup(NodeModule):
 
     def __getstate__(self) -> dict[str, object]:
         # The kernel depends on the tables, so a copy chooses its own.
-        return {**self.__dict__, "_choice": None, "_own": []}
+        return {**self.__dict__, "_choice": None, "_own": [], "leaves": [], "detached": []}
 
 
 def _one_bag_per_key(values: torch.Tensor, lengths: list[int]) -> LookupBatch:

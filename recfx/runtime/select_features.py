@@ -224,6 +224,7 @@ class SelectFeatures(NodeModule):
     ) -> torch.Tensor:  # fmt: skip
         """What the operator of this name does."""
         assert self.store is not None
+        settle(self)
         with torch.set_grad_enabled(trains):
             self.store.begin_forward(self.made_for, self.collection)
         parts = {"offsets" if are_offsets else "lengths": bags, "stride": batch_size}
