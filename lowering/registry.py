@@ -110,7 +110,8 @@ class Backend:
     name: str  # what the user writes in ``backend=``
     # Where it is implemented, with ``build(spec) -> LookupKernel``. Unless it serves all that the fields below allow,
     # it has ``serves(lookup, chip) -> Diagnostic | None``, which sees data alone; unless it runs wherever recfx does,
-    # ``is_here(device) -> Diagnostic | None``; and if it has kernels that take raw ids, ``serves_finding(lookup) ->
+    # ``is_here(device) -> Diagnostic | None``; if kernels have several forms, ``form(device_type) -> str``, which
+    # runs there (``""``: the plain one); and if it has kernels that take raw ids, ``serves_finding(lookup) ->
     # Diagnostic | None``, and ``build_finding(kernel) -> FindingKernel`` for a kernel that ``build`` returned.
     module: str
     device_types: tuple[str, ...] = ()  # that it is for; ``"auto"`` passes over it without a word on others. Empty: all
@@ -141,6 +142,17 @@ class Backend:
             or self.is_here(device)
             or self._serves(lookup, launch.chip_name(device))
         )
+
+    def label(self, device_type: str) -> str:
+        """What graphs and reports call it on devices of a type: its name, and the form of its kernels in brackets."""
+        form = getattr(self._target, "form", None)
+        of_kernels = "" if form is None else form(device_type)
+        return f"{self.name}[{of_kernels}]" if of_kernels else self.name
+
+    def is_called(self, backend: str, lookup: LookupFacts) -> bool:
+        """Whether ``backend`` is its name, or its label where the lookup's tables are."""
+        labels = map(self.label, lookup.device_types if backend.startswith(f"{self.name}[") else ())
+        return backend == self.name or backend in labels
 
     def build(self, spec: LookupSpec) -> LookupKernel:
         return self._target.build(spec)
@@ -213,7 +225,7 @@ BACKENDS: tuple[Backend, ...] = (
 class Choice:
     """The backend that serves a lookup."""
 
-    backend: str  # its name
+    backend: str  # its label
     kernel: LookupKernel  # what to call
     declined: tuple[Diagnostic, ...]  # the backends that come before it, and why they were not chosen
     facts: list[WeightFacts]  # of every weight at the time of the choice
@@ -230,7 +242,8 @@ def select_backend(spec: LookupSpec, backend: str, module_path: str) -> Choice:
     chosen, declined = choose_backend(spec.facts, backend, module_path, spec.weights)
     kernel = chosen.build(spec)
     finding = chosen.build_finding(kernel) if chosen.serves_finding(spec.facts) is None else None
-    return Choice(chosen.name, kernel, declined, facts_of_weights(spec.weights), finding, chosen.takes_absent)
+    label = chosen.label(spec.weights[0].device.type)
+    return Choice(label, kernel, declined, facts_of_weights(spec.weights), finding, chosen.takes_absent)
 
 
 def choose_backend(
@@ -244,7 +257,7 @@ def choose_backend(
         ConversionError: ``unknown_backend``; ``backend_unusable`` if the named one cannot serve the lookup.
     """
     names = [candidate.name for candidate in BACKENDS]
-    if backend != "auto" and backend not in names:
+    if backend != "auto" and not any(candidate.is_called(backend, lookup) for candidate in BACKENDS):
         raise ConversionError(
             f"there is no backend {backend!r}.",
             reason="unknown_backend",
@@ -271,7 +284,7 @@ def first_backend(
     declined: list[Diagnostic] = []
     for candidate in BACKENDS:
         is_for = not candidate.device_types or lookup.device_types <= set(candidate.device_types)
-        if backend == candidate.name or (backend == "auto" and is_for):
+        if candidate.is_called(backend, lookup) or (backend == "auto" and is_for):
             refusal = decline(candidate)
             if refusal is None:
                 return candidate, tuple(declined)
@@ -287,7 +300,7 @@ class TargetsHere:
 
     def serve(self, lookup: LookupFacts, collection: str) -> Served:
         chosen, declined = choose_backend(lookup, self.backend, collection)
-        return Served(chosen.name, declined, chosen.serves_finding(lookup))
+        return Served(chosen.label(lookup.facts[0].device), declined, chosen.serves_finding(lookup))
 
     def may_name(self, backend: str) -> bool:
         return True
@@ -295,10 +308,11 @@ class TargetsHere:
     def find_rows(self, device: str) -> Served:
         declined: list[Diagnostic] = []
         for candidate in BACKENDS:
-            if device.partition(":")[0] in candidate.finds_rows_on:
+            kind = device.partition(":")[0]
+            if kind in candidate.finds_rows_on:
                 refusal = self._absent(candidate, device)
                 if refusal is None:
-                    return Served(candidate.name, tuple(declined))
+                    return Served(candidate.label(kind), tuple(declined))
                 declined.append(refusal)
         return Served("reference", tuple(declined))
 
@@ -322,7 +336,7 @@ class PlannedTargets(TargetsHere):
         if chosen is None:
             message = f"backend {self.backend!r} does not serve the lookup."
             return Served("", declined, Diagnostic("no_finding_kernel", "", message, by=self.backend))
-        return Served(chosen.name, declined, chosen.serves_finding(lookup))
+        return Served(chosen.label(lookup.facts[0].device), declined, chosen.serves_finding(lookup))
 
     def _absent(self, candidate: Backend, device: str) -> Diagnostic | None:
         return None

@@ -78,6 +78,11 @@ def is_here(device: torch.device) -> Diagnostic | None:
     return Diagnostic(refusal[0], "", refusal[1]) if refusal else None
 
 
+def form(device_type: str) -> str:
+    """``"gpu"`` where kernels that have a form for GPUs run in it; ``""`` elsewhere."""
+    return "gpu" if device_type == "cuda" and launch.takes_gpu_forms(torch.device(device_type)) else ""
+
+
 def build(spec: LookupSpec) -> LookupKernel:
     """The kernel of one lookup."""
     backward = TritonBackward(spec)

@@ -182,7 +182,7 @@ class CollectionContext:
 class Served:
     """The answer of kernel targets for one lookup."""
 
-    backend: str  # the name of the backend that serves it
+    backend: str  # the name of the backend that serves it, with the form of its kernels if it has several
     declined: tuple[Diagnostic, ...] = ()  # the backends that come before it, and why they do not
     finding_declined: Diagnostic | None = None  # why it has no kernel that takes raw ids; None if it has one
 

@@ -205,10 +205,10 @@ def test_a_page_planned_for_npus_shows_their_nodes_and_kernels(tmp_path: Path) -
         ({}, {"cpu"}),
         ({"topology": CPU_HOST}, {"cpu"}),
         ({"topology": ASCEND_910B}, {"npu"}),
-        ({"topology": "h100"}, {"triton"}),
+        ({"topology": "h100"}, {"triton[gpu]"}),
         ({"topology": npu_topology(2)}, {"npu"}),
         ({"topology": make_topology(2, "cpu")}, {"cpu"}),
-        ({"topology": make_topology(2, "cuda")}, {"triton"}),
+        ({"topology": make_topology(2, "cuda")}, {"triton[gpu]"}),
     ],
     ids=["no times", "host", "npu", "gpu", "planned for npus", "planned for hosts", "planned for gpus"],
 )

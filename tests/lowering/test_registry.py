@@ -129,11 +129,13 @@ def test_both_answers_together_are_what_a_backend_declines(
     ("lookup", "backend", "chip", "chosen", "declined"),
     [
         (planned("cpu"), "auto", None, "cpu", []),
-        (planned("cuda"), "auto", None, "triton", [("cpu", "device"), ("fbgemm", "device")]),
+        (planned("cuda"), "auto", None, "triton[gpu]", [("cpu", "device"), ("fbgemm", "device")]),
         (planned("cuda", dtype=torch.float64), "triton", None, "", [("triton", "dtype")]),
         (planned("npu"), "auto", "Ascend910B1", "npu", [("cpu", "device"), ("fbgemm", "device")]),
         (planned("npu"), "npu", "Ascend950DT", "", [("npu", "no_tiling_table")]),
         (planned("cpu"), "triton", None, "triton", []),
+        (planned("cuda"), "triton[gpu]", None, "triton[gpu]", []),
+        (planned("cpu"), "triton[gpu]", None, "", []),
         (planned("cpu"), "nobody", None, "", []),
     ],
 )  # fmt: skip

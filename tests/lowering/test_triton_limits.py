@@ -222,16 +222,16 @@ def test_a_rule_whose_step_was_never_measured(monkeypatch: pytest.MonkeyPatch) -
 
 def test_rows_are_found_by_kernels_where_they_can_be_launched(monkeypatch: pytest.MonkeyPatch) -> None:
     """On the CPU in Triton's interpreter alone."""
-    for device in ("cuda", "cpu"):
+    for device, label in (("cuda", "triton[gpu]"), ("cpu", "triton")):
         monkeypatch.setattr(launch, "why_not", lambda device: "")
-        assert TargetsHere().find_rows(device) == Served("triton", ())
+        assert TargetsHere().find_rows(device) == Served(label, ())
         monkeypatch.setattr(launch, "why_not", lambda device: "Triton is not installed.")
         choice = TargetsHere().find_rows(device)
         assert (choice.backend, [(decline.by, decline.code) for decline in choice.declined]) == (
             "reference",
             [("triton", "no_triton")],
         )
-        assert PlannedTargets().find_rows(device).backend == "triton"
+        assert PlannedTargets().find_rows(device).backend == label
     assert PlannedTargets().find_rows("npu").backend == "npu"
     assert PlannedTargets().find_rows("meta").backend == "reference"
 
