@@ -10,6 +10,9 @@ import io
 import itertools
 import linecache
 import re
+import sys
+import types
+import typing
 import warnings
 from collections.abc import Iterator
 from functools import partial
@@ -20,7 +23,7 @@ import torch
 from torch import fx, nn
 from torch.jit._recursive import create_script_module, infer_methods_to_compile
 from torch.jit._script import call_prepare_scriptable_func
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.sparse import jagged_tensor
 
 from recfx.collections.copy_modules import own_modules
 from recfx.errors import Diagnostic, Severity
@@ -28,13 +31,14 @@ from recfx.exporter.compare_outputs import ModelCall
 from recfx.exporter.loaded_program import named_input, names_of
 from recfx.exporter.model_copies import detach_parameters, fold_parametrizations
 from recfx.exporter.model_file import Program
-from recfx.exporter.patterns import Pattern, expressions, is_typed, tensor_names
+from recfx.exporter.patterns import Pattern, expressions, identifier, is_typed, tensor_names
 from recfx.exporter.serving.select_bags import ServedNode
 from recfx.exporter.trace_model import WayFailed, trace_model, warmed
 from recfx.ir.printer import format_graph
 from recfx.runtime.base import MODULE_HOOKS, has_forward_hooks
 
 _TYPES = {"tensor": "torch.Tensor", "kjt": "KeyedJaggedTensor"}
+_CLASSES = ("KeyedJaggedTensor", "KeyedTensor", "JaggedTensor")
 _numbers = itertools.count(1)
 
 
@@ -105,8 +109,8 @@ def _saved_size(script: torch.jit.ScriptModule, big: list[torch.Tensor]) -> int:
 def _operators(script: torch.jit.ScriptModule) -> set[str]:
     """The names of the operators that it calls; ``torch.jit.export_opnames`` refuses what a phone could not run."""
     kinds: set[str] = set()
-    for name in script._c._method_names():
-        graph = script._c._get_method(name).graph.copy()
+    for name in script.program._c._method_names():
+        graph = script.program._c._get_method(name).graph.copy()
         torch._C._jit_pass_inline(graph)
         blocks = [graph]
         while blocks:
@@ -157,43 +161,109 @@ def _summary(error: Exception) -> str:
 
 
 def _served_model(program: torch.jit.ScriptModule, call: ModelCall) -> torch.jit.ScriptModule:
-    """The compiled module of a file, around the compiled program; its ``forward`` returns what the program does."""
+    """The compiled module of a file, around the compiled program; its ``forward`` returns what the program does.
+
+    TorchScript's fuser compiles kernels for the sizes that it sees in the first run of a method, and on CUDA it fails
+    if one of them is 0. A method that is called through an interface has runs of its own. So every call first calls
+    such a method as a rehearsal, which returns at once: the fuser has seen no sizes then, and takes nothing, whatever
+    loads the file, and in whatever order batches come.
+    """
     names, leaves = tensor_names(call.returns), call.signature.leaves()
     # What TorchScript has no type for, a program returns as tensors by name.
     outputs = expressions(call.returns) if is_typed(call.returns) else {name: f"output[{name!r}]" for name in names}
-    source = _source(leaves, outputs)
-    file = f"<recfx served model {next(_numbers)}>"
-    linecache.cache[file] = (len(source), None, source.splitlines(True), file)  # where TorchScript looks for it
-    scope: dict[str, Any] = {"torch": torch, "nn": nn, "KeyedJaggedTensor": KeyedJaggedTensor, "__name__": __name__}
-    exec(compile(source, file, "exec", dont_inherit=True), scope)  # TorchScript reads annotations as types
-    served: nn.Module = scope["ServedModel"]()
-    served.program = program
+    source = _source(leaves, outputs, _returned_type(program))
+    module: Any = types.ModuleType(f"recfx_served_model_{next(_numbers)}")
+    module.__file__ = f"<{module.__name__}>"  # TorchScript looks for the source where classes say that it is
+    linecache.cache[module.__file__] = (len(source), None, source.splitlines(True), module.__file__)
+    scope: dict[str, Any] = module.__dict__
+    scope |= {name: getattr(jagged_tensor, name) for name in _CLASSES}
+    scope |= {name: getattr(typing, name) for name in ("Any", "Dict", "List", "Optional", "Tuple")}
+    scope |= {"torch": torch, "nn": nn, "Tensor": torch.Tensor, "NoneType": type(None)}
+    sys.modules[module.__name__] = module  # only meanwhile
+    try:
+        exec(compile(source, module.__file__, "exec", dont_inherit=True), scope)  # it reads annotations as types
+        return _compiled(scope, program, leaves)
+    finally:
+        del sys.modules[module.__name__]
+
+
+def _compiled(scope: dict[str, Any], program: torch.jit.ScriptModule, leaves: list[Pattern]) -> torch.jit.ScriptModule:
+    """A ``ServedModel`` of these classes, around a program that takes these arguments."""
+    rehearsed: nn.Module = scope["Rehearsed"]()
+    rehearsed.program = program
     for leaf in leaves:
-        served.add_module(f"take_{leaf.name}", named_input(leaf))
+        rehearsed.add_module(f"take_{leaf.name}", named_input(leaf))
+    served: nn.Module = scope["ServedModel"]()
+    served.program = _compile(rehearsed.eval())
     served.input_names = {name: True for leaf in leaves for name in names_of(leaf)}  # type: ignore[assignment]
     return _compile(served.eval())
 
 
-def _source(leaves: list[Pattern], outputs: dict[str, str]) -> str:
+def _returned_type(program: torch.jit.ScriptModule) -> str:
+    """The type that the program returns, as an annotation: Any if it has classes that a source cannot name."""
+    returned = program._c._get_method("forward").schema.returns[0].type.annotation_str
+    named: str = re.sub(rf"__torch__\.torchrec\.sparse\.jagged_tensor\.({'|'.join(_CLASSES)})\b", r"\1", returned)
+    return "Any" if "__torch__" in named else named
+
+
+def _source(leaves: list[Pattern], outputs: dict[str, str], type_name: str) -> str:
     arguments = "".join(f", {leaf.name}: {_TYPES[leaf.kind]}" for leaf in leaves)
     passed = ", ".join(leaf.name for leaf in leaves)
+    rehearsal = identifier("rehearsal", [leaf.name for leaf in leaves])
     named = ", ".join(f"self.take_{leaf.name}(inputs)" for leaf in leaves)
     returned = ", ".join(f"{name!r}: {expression}" for name, expression in outputs.items())
-    return f"""class ServedModel(nn.Module):
+    return f"""@torch.jit.interface
+class Program(nn.Module):
+    def answers(self, {rehearsal}: bool{arguments}) -> list[{type_name}]:
+        pass
+
+    def named(self, {rehearsal}: bool{arguments}) -> dict[str, torch.Tensor]:
+        pass
+
+    def serve(self, rehearsal: bool, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        pass
+
+
+class Rehearsed(nn.Module):
+    @torch.jit.export
+    def answers(self, {rehearsal}: bool{arguments}) -> list[{type_name}]:
+        answers = torch.jit.annotate(list[{type_name}], [])
+        if not {rehearsal}:
+            answers.append(self.program({passed}))
+        return answers
+
+    @torch.jit.export
+    def named(self, {rehearsal}: bool{arguments}) -> dict[str, torch.Tensor]:
+        if {rehearsal}:
+            return torch.jit.annotate(dict[str, torch.Tensor], {{}})
+        output = self.program({passed})
+        return {{{returned}}}
+
+    @torch.jit.export
+    def serve(self, rehearsal: bool, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        if rehearsal:
+            return torch.jit.annotate(dict[str, torch.Tensor], {{}})
+        return self.named(False, {named})
+
+
+class ServedModel(nn.Module):
+    program: Program
     input_names: dict[str, bool]
 
     def forward(self{arguments}):
-        return self.program({passed})
+        self.program.answers(True, {passed})
+        return self.program.answers(False, {passed})[0]
 
     @torch.jit.export
     def named(self{arguments}) -> dict[str, torch.Tensor]:
-        output = self.program({passed})
-        return {{{returned}}}
+        self.program.named(True, {passed})
+        return self.program.named(False, {passed})
 
     @torch.jit.export
     def serve(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         for name in inputs.keys():
             if name not in self.input_names:
                 raise RuntimeError(f"there is no input {{name}} [unknown_input]")
-        return self.named({named})
+        self.program.serve(True, inputs)
+        return self.program.serve(False, inputs)
 """
