@@ -172,8 +172,10 @@ def _served_model(program: torch.jit.ScriptModule, call: ModelCall) -> torch.jit
     # What TorchScript has no type for, a program returns as tensors by name.
     outputs = expressions(call.returns) if is_typed(call.returns) else {name: f"output[{name!r}]" for name in names}
     source = _source(leaves, outputs, _returned_type(program))
-    module: Any = types.ModuleType(f"recfx_served_model_{next(_numbers)}")
-    module.__file__ = f"<{module.__name__}>"  # TorchScript looks for the source where classes say that it is
+    module: Any = types.ModuleType("recfx_served_model")
+    module.__file__ = (
+        f"<recfx served model {next(_numbers)}>"  # TorchScript looks for the source where classes say that it is
+    )
     linecache.cache[module.__file__] = (len(source), None, source.splitlines(True), module.__file__)
     scope: dict[str, Any] = module.__dict__
     scope |= {name: getattr(jagged_tensor, name) for name in _CLASSES}

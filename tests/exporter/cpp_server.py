@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import io
 import os
+import re
 import shutil
 import struct
 import subprocess
@@ -13,8 +14,10 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import fbgemm_gpu
 import pytest
 import torch
+from torch.utils import cpp_extension
 
 from examples.serve_cpp.client import Answer, parse_answers, request_text
 
@@ -58,6 +61,22 @@ def build(sanitize: bool = bool(os.environ.get(SANITIZE))) -> Path:
         _run([*configure, torch_at, f"-DSANITIZE={'ON' if sanitize else 'OFF'}"])
         _run(["cmake", "--build", folder, "--parallel", "2"])
     return folder / "recfx_serve"
+
+
+def build_stranger(folder: Path) -> Path:
+    """Compile a program of somebody else's that loads files, and return it."""
+    program, libraries = folder / "stranger", f"{torch.__path__[0]}/lib"
+    includes = [f"-I{path}" for path in cpp_extension.include_paths()]
+    linked = [f"-L{libraries}", f"-Wl,-rpath,{libraries}", "-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu", "-lc10"]
+    compiler = os.environ.get("CXX", "c++").split()
+    _run([*compiler, "-std=c++20", *includes, Path(__file__).parent / "stranger.cpp", *linked, "-ldl", "-o", program])
+    return program
+
+
+def fbgemm_libraries() -> list[Path]:
+    """What the server loads of FBGEMM, in its order."""
+    listed = (SOURCES / "served_model.cpp").read_text().partition("kFbgemmLibraries[] = {")[2].partition("}")[0]
+    return [Path(fbgemm_gpu.__file__).parent / f"{name}.so" for name in re.findall(r'"(\w+)"', listed)]
 
 
 def _run(command: list[str | Path]) -> None:

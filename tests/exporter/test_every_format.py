@@ -71,6 +71,22 @@ def test_batches_of_any_size(model: nn.Module, loaded: recfx.LoadedModel) -> Non
     check_answers(model, loaded)
 
 
+@pytest.mark.parametrize("sizes", [(0, 1), (7, 7, 0)], ids=str)
+def test_no_fuser_takes_anything(model: nn.Module, file: Path, sizes: tuple[int, ...]) -> None:
+    """TorchScript's own is for GPUs, where it fails for batches of 0; on the CPU it has no compiler to call."""
+    loaded = recfx.load(file)
+    torch._C._jit_override_can_fuse_on_cpu(True)
+    try:
+        for sample in map(call, sizes):
+            answers = [loaded(*sample.args), loaded.serve(by_name(sample))["output"]]
+            if loaded.manifest["format"] == "torchscript":
+                answers.append(loaded.script(*sample.args))
+            for answer in answers:
+                torch.testing.assert_close(answer, model(*sample.args), rtol=1e-5, atol=1e-6)
+    finally:
+        torch._C._jit_override_can_fuse_on_cpu(False)
+
+
 @pytest.mark.parametrize("options", FORMATS.values(), ids=FORMATS)
 def test_weights(options: dict[str, Any], model_of: dict[bool, nn.Module], tmp_path: Path) -> None:
     recfx.export(model_of[True], tmp_path / "model", call(6, is_weighted=True), **options)
@@ -216,25 +232,16 @@ def test_damaged_files_and_files_of_later_versions(model: nn.Module, file: Path,
             recfx.load(path)
 
 
-def test_features_of_different_batch_sizes_are_refused(loaded: recfx.LoadedModel) -> None:
-    features = KeyedJaggedTensor(
-        FEATURES,
-        torch.tensor([1, 2]),
-        lengths=torch.tensor([1, 1, 0, 0, 0, 0, 0, 0]),
-        stride_per_key_per_rank=[[2], [2], [3], [1]],
-    )
-    with refused("bad_lengths", match=r"different batch sizes|same number of samples", error=recfx.InputError):
-        loaded(torch.zeros(2, 1), features)
-
-
-def test_bags_are_not_expanded_by_inverse_indices(loaded: recfx.LoadedModel) -> None:
-    features = KeyedJaggedTensor(
-        FEATURES,
-        torch.tensor([1, 2]),
-        lengths=torch.tensor([1, 1, 0, 0, 0, 0, 0, 0]),
-        inverse_indices=(FEATURES, torch.tensor([[1, 0]] * 4)),
-    )
-    with refused("inverse_indices", error=recfx.InputError):
+@pytest.mark.parametrize(
+    ("reason", "more"),
+    [
+        ("bad_lengths", {"stride_per_key_per_rank": [[2], [2], [3], [1]]}),
+        ("inverse_indices", {"inverse_indices": (FEATURES, torch.tensor([[1, 0]] * 4))}),
+    ],
+)
+def test_batches_are_not_expanded(loaded: recfx.LoadedModel, reason: str, more: dict[str, Any]) -> None:
+    features = KeyedJaggedTensor(FEATURES, torch.tensor([1, 2]), lengths=torch.tensor([1, 1, *[0] * 6]), **more)
+    with refused(reason, error=recfx.InputError):
         loaded(torch.zeros(2, 1), features)
 
 

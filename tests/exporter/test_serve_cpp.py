@@ -30,7 +30,7 @@ from tests.exporter.changed_records import (
 )
 from tests.exporter.conftest import UsualExport
 from tests.exporter.cpp_server import answers, parsed, run, version_of
-from tests.exporter.hashed_models import FEATURES, HASHING, HashedModel, by_name, call
+from tests.exporter.hashed_models import FEATURES, HASHING, HashedModel, SequenceModel, by_name, call, trained
 from tests.files.stored import calls_of, facts_of, names, unpack
 
 EXTREME = torch.tensor([-(2**63), 2**63 - 1, -1, 0, 1])
@@ -46,9 +46,7 @@ def with_extreme_ids() -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("quantize", [None, "fp16", "int8", "int4"])
-def test_answers_are_those_of_python(
-    program: Path, model: nn.Module, quantize: str | None, usual_export: UsualExport
-) -> None:
+def test_answers_are_those_of_python(program: Path, quantize: str | None, usual_export: UsualExport) -> None:
     path = usual_export(False, quantize).path
     batches = [call(size, seed=size) for size in (0, 1, 7)] + [call(5, seed=3, low=-(2**63), high=2**63 - 1)]
     requests = [*map(by_name, batches), with_extreme_ids()]
@@ -58,10 +56,35 @@ def test_answers_are_those_of_python(
         assert answer.version == version_of(path)
         assert answer.outputs["output"].dtype == expected.dtype
         torch.testing.assert_close(answer.outputs["output"], expected, rtol=1e-6, atol=1e-7)
-    if quantize is None:
-        received = answers(program, path, [by_name(request_batch) for request_batch in batches[1:]])
-        for answer, batch in zip(received, batches[1:], strict=True):
-            torch.testing.assert_close(answer.outputs["output"], model(*batch.args).detach(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    cpp_server.require()
+    return cpp_server.build_stranger(tmp_path_factory.mktemp("stranger"))
+
+
+@pytest.mark.parametrize("options", [{}, {"portable": False}, {"device": "cuda", "quantize": "int8"}], ids=str)
+@pytest.mark.parametrize("kind", ["pooled", "weighted", "sequence"])
+def test_programs_of_others_get_the_same_answers(
+    stranger: Path, model_of: dict[bool, nn.Module], kind: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    """Batches of any size in any order, alone and by three threads at once; a fuser is on, which would fail."""
+    is_weighted, path = kind == "weighted", tmp_path / "model.pt"
+    model = trained(model=SequenceModel) if kind == "sequence" else model_of[is_weighted]
+    report = recfx.export(model, path, call(6, is_weighted=is_weighted), **options)
+    libraries = [*cpp_server.fbgemm_libraries(), *report.libraries]  # KeyedJaggedTensor has methods that need FBGEMM
+    for sizes in ((0, 1, 7, 7, 0), (7, 7, 0, 1)):
+        batches = [by_name(call(size, is_weighted=is_weighted)) for size in sizes]
+        copies = [{name: tensor.clone() for name, tensor in batch.items()} for batch in batches]  # views of nothing
+        torch.save(copies, tmp_path / "batches")
+        done = run(stranger, path, tmp_path / "batches", tmp_path / "answers", *libraries)
+        assert done.returncode == 0, done.stderr
+        loaded = recfx.load(path)
+        expected = [loaded.serve(batch) for batch in batches]
+        for answered in torch.load(tmp_path / "answers", weights_only=False):
+            for answer, wanted in zip(answered, expected, strict=True):
+                assert torch.equal(answer["output"], wanted["output"])
 
 
 def test_a_weighted_collection_and_empty_bags(program: Path, usual_export: UsualExport) -> None:
