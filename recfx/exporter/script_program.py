@@ -76,7 +76,7 @@ def script_programs(call: ModelCall) -> Iterator[Program | Diagnostic]:
     call.failures.extend(left_out)
     yield Program(
         named=served.named, save=partial(_save, served), size=size, operators=_operators(served),
-        buffers=lambda: dict(served.program.named_buffers()), graph=format_graph(graph_module),
+        buffers=lambda: dict(served.program.program.named_buffers()), graph=format_graph(graph_module),
     )  # fmt: skip
 
 
