@@ -28,6 +28,7 @@ from torch import Tensor
 from recfx.kernels.build import launch, library, tiling
 from recfx.kernels.build.plain_arguments import triton_operator
 from recfx.kernels.index.index_buffers import IndexView
+from recfx.kernels.lookup import pooled_lookup_reference
 from recfx.kernels.lookup.table_layout import layout_of, starts
 
 
@@ -154,7 +155,14 @@ def pooled_lookup_triton(
     per_sample_weights: Tensor | None,
     unpooled: bool = False,
 ) -> Tensor:
-    """``pooled_lookup`` by the kernel, in one launch, with one output; all tensors are on one device."""
+    """``pooled_lookup`` by the kernel, in one launch, with one output; all tensors are on one device.
+
+    On the CPU without Triton's interpreter, where files for devices run as well, ATen computes.
+    """
+    if rows.device.type == "cpu" and not launch.is_interpreted():
+        return pooled_lookup_reference.pooled_lookup(
+            rows, offsets, weights, table_of_feature, mean, per_sample_weights, unpooled
+        )
     from recfx.kernels.lookup.lookup_gpu_triton import recfx_pooled_lookup_on_gpu
     from recfx.kernels.lookup.pooled_lookup_triton import recfx_pooled_lookup
 

@@ -93,8 +93,8 @@ def export(
             two copies of the rows of the biggest collection, because torch saves no tensor in pieces.
         portable: use only operators of torch and of FBGEMM. If not, ids are found and rows looked up by recfx's own C++
             operator, which is faster; servers without Python load ``report.libraries`` before the file. For CUDA and
-            NPUs, int8 and int4 rows are pooled by recfx's kernel in Triton instead; such a file is loaded by
-            ``recfx.load`` alone, and the report says so, and which lookups are left to ATen.
+            NPUs, rows are looked up by recfx's kernels in Triton instead; such a file is loaded by ``recfx.load``
+            alone, and the report says so, and which lookups are left to ATen.
         checkpoint: export what ``save_checkpoint`` saved in this directory, on any number of ranks, instead of what
             ``model`` holds. The model is built, unsharded, and converted as when saving; it is best on meta, as the
             checkpoint is loaded into a copy of it, with all its tables.

@@ -1,4 +1,4 @@
-"""Files for devices with recfx's kernel in Triton: they answer as files of ATen alone.
+"""Files for devices with recfx's kernels in Triton: they answer as files of ATen alone.
 
 On the CPU, its reference computes; ``tests/ascend`` runs this file again where Triton's interpreter runs the kernel.
 """
@@ -60,9 +60,9 @@ def both(model: nn.Module, sample: recfx.Sample, path: Path, **options: Any) -> 
     return [recfx.load(path / name) for name in ("kernel", "aten")]
 
 
-@pytest.mark.parametrize("quantize", ["int8", "int4"])
+@pytest.mark.parametrize("quantize", [None, "fp16", "int8", "int4"])
 @pytest.mark.parametrize("is_weighted", [False, True], ids=["plain", "weighted"])
-def test_hashed_models(is_weighted: bool, quantize: str, model_of: dict[bool, nn.Module], tmp_path: Path) -> None:
+def test_hashed_models(is_weighted: bool, quantize: Any, model_of: dict[bool, nn.Module], tmp_path: Path) -> None:
     """Ids without a row, id -1, and means whose bags count ids without a row."""
     sample = call(6, is_weighted=is_weighted)
     files = both(model_of[is_weighted], sample, tmp_path, quantize=quantize)
@@ -75,8 +75,14 @@ def test_hashed_models(is_weighted: bool, quantize: str, model_of: dict[bool, nn
 
 @pytest.mark.parametrize(
     ("is_weighted", "quantize"),
-    [(False, "int8"), (True, "int4"), (False, {"t0": "int4", "t1": "int8", "t2": "int4", "t3": "int8"})],
-    ids=["int8", "weighted int4", "int4 sums and int8 means"],
+    [
+        (False, "int8"),
+        (True, "int4"),
+        (False, {"t0": "int4", "t1": "int8", "t2": "int4", "t3": "int8"}),
+        (True, None),
+        (False, {"t0": "fp16", "t2": "fp16"}),
+    ],
+    ids=["int8", "weighted int4", "int4 sums and int8 means", "weighted", "fp16 sums and fp32 means"],
 )
 def test_lookups_of_sums_and_of_means(is_weighted: bool, quantize: Any, tmp_path: Path) -> None:
     model = recfx.convert(StaticModel(is_weighted=is_weighted), hashing=None)
@@ -88,7 +94,10 @@ def test_lookups_of_sums_and_of_means(is_weighted: bool, quantize: Any, tmp_path
         torch.testing.assert_close(answer, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_files_call_the_operator_and_it_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("quantize", "kernel"), [("int8", "quantized_lookup"), (None, "pooled_lookup")])
+def test_files_call_the_operator_and_it_the_kernel(
+    quantize: Any, kernel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     launched: list[str] = []
     real = launch.launch
 
@@ -97,26 +106,26 @@ def test_files_call_the_operator_and_it_the_kernel(tmp_path: Path, monkeypatch: 
         real(kernel, *arguments, **constants)
 
     model = recfx.convert(StaticModel(), hashing=None)
-    file, _ = both(model, recfx.Sample(batch(4)), tmp_path, quantize="int8")
+    file, _ = both(model, recfx.Sample(batch(4)), tmp_path, quantize=quantize)
     script: Any = torch.jit.load(str(tmp_path / "kernel"))
     assert {name for name in torch.jit.export_opnames(script) if not name.startswith(("aten::", "prim::"))} == {
-        "recfx::quantized_lookup_triton"
+        f"recfx::{kernel}_triton"
     }
     assert file.manifest["portable"] is False
     monkeypatch.setattr(launch, "launch", counting)
     file(batch(3))
     is_interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    assert launched == ["recfx_quantized_lookup"] * 2 * is_interpreted  # of sums, of means
+    assert launched == [f"recfx_{kernel}"] * 2 * is_interpreted  # of sums, of means
 
 
 @pytest.mark.parametrize(
     ("dims", "quantize", "code", "message"),
     [
-        ((4, 4), None, "dtype", "tables of int8 or of int4, not of fp32"),
-        ((4, 4, 4), {"t0": "int8", "t2": "int4"}, "dtype", "tables of int8 or of int4, not of int4, int8"),
+        ((4, 4, 4), {"t0": "int8"}, "dtype", "stored alike, not of fp32, int8"),
+        ((4, 4, 4), {"t0": "int8", "t2": "int4"}, "dtype", "stored alike, not of int4, int8"),
         ((1025,), "int8", "too_many_columns", "up to 1024 columns, table 't0' has 1025"),
     ],
-    ids=["no codes", "several forms", "wide"],
+    ids=["codes and floats", "several forms", "wide"],
 )
 def test_what_the_kernel_does_not_take_is_left_to_aten_and_said(
     dims: tuple[int, ...], quantize: Any, code: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

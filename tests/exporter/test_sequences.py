@@ -157,15 +157,14 @@ def test_code_that_iterates_over_the_output(options: dict[str, Any], tmp_path: P
         torch.testing.assert_close(loaded(batch(batch_size)), model(batch(batch_size)), rtol=0, atol=0)
 
 
-def test_the_kernel_that_pools_leaves_them_to_aten_and_says_so(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("quantize", "left"), [("int8", ["wide", "odd"]), (None, [])], ids=str)
+def test_kernels_copy_rows_of_floats_and_leave_codes_to_aten(quantize: Any, left: list[str], tmp_path: Path) -> None:
     model, sample = trained(model=SequenceModel), call(7, seed=9)
-    report = recfx.export(model, tmp_path / "kernel", call(6), device="npu", portable=False, quantize="int8")
-    assert [(note.code, note.path) for note in report.notes if note.by == "triton"] == [
-        ("unsupported_combine", "wide"),
-        ("unsupported_combine", "odd"),
-    ]
-    assert report.graph.count("kernel=triton") == 1
-    recfx.export(model, tmp_path / "aten", call(6), device="npu", quantize="int8")
+    report = recfx.export(model, tmp_path / "kernel", call(6), device="npu", portable=False, quantize=quantize)
+    told = [(note.code, note.path) for note in report.notes if note.by == "triton"]
+    assert told == [("unsupported_combine", path) for path in left]
+    assert report.graph.count("kernel=triton") == 3 - len(left)
+    recfx.export(model, tmp_path / "aten", call(6), device="npu", quantize=quantize)
     answer, expected = (recfx.load(tmp_path / name)(*sample.args) for name in ("kernel", "aten"))
     torch.testing.assert_close(answer, expected, rtol=1e-5, atol=1e-5)
 

@@ -26,8 +26,8 @@ def _on_device(sample: recfx.Sample) -> tuple[torch.Tensor, ...]:
 @pytest.mark.usefixtures("simulated_kernels")
 @pytest.mark.parametrize(
     ("is_weighted", "quantize", "portable"),
-    [(False, None, True), (False, "int8", True), (True, "int4", True), (True, "int4", False)],
-    ids=["plain", "int8", "weighted int4", "weighted int4 by the kernel"],
+    [(False, None, True), (False, "int8", True), (True, "int4", True), (True, "int4", False), (True, None, False)],
+    ids=["plain", "int8", "weighted int4", "weighted int4 by the kernel", "weighted by the kernel"],
 )
 def test_the_file_answers_on_the_device_and_on_the_host(
     is_weighted: bool, quantize: str | None, portable: bool, tmp_path: Path

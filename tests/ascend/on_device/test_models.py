@@ -45,7 +45,7 @@ def test_a_model_that_moves_answers_as_it_did() -> None:
 
 
 @pytest.mark.parametrize("is_weighted", [False, True], ids=["", "weighted"])
-@pytest.mark.parametrize(("quantize", "portable"), [(None, True), ("int8", True), ("int4", False)])
+@pytest.mark.parametrize(("quantize", "portable"), [(None, True), (None, False), ("int8", True), ("int4", False)])
 def test_exported_files_answer_there(is_weighted: bool, quantize: str | None, portable: bool, tmp_path: Path) -> None:
     model = trained(is_weighted)
     recfx.export(model, tmp_path / "host", call(6, is_weighted=is_weighted), quantize=quantize)
