@@ -160,9 +160,8 @@ def pooled_lookup_triton(
     On the CPU without Triton's interpreter, where files for devices run as well, ATen computes.
     """
     if rows.device.type == "cpu" and not launch.is_interpreted():
-        return pooled_lookup_reference.pooled_lookup(
-            rows, offsets, weights, table_of_feature, mean, per_sample_weights, unpooled
-        )
+        how = (table_of_feature, mean, per_sample_weights, unpooled)
+        return pooled_lookup_reference.pooled_lookup(rows, offsets, weights, *how)
     from recfx.kernels.lookup.lookup_gpu_triton import recfx_pooled_lookup_on_gpu
     from recfx.kernels.lookup.pooled_lookup_triton import recfx_pooled_lookup
 

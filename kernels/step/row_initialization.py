@@ -175,10 +175,16 @@ def init_rows_triton_(
     weight, first, second = weights[0], first_states[0], second_states[0]
     facts = tuple(
         TableFacts(
-            elements_between(weight, of_table[0].data_ptr()), of_table[0].stride(0), of_table[0].shape[1], key,
-            first_column, elements_between(first, of_table[1].data_ptr()), of_table[1].shape[1],
-            elements_between(second, of_table[2].data_ptr()), of_table[2].shape[1],
-        )  # fmt: skip
+            elements_between(weight, of_table[0].data_ptr()),
+            of_table[0].stride(0),
+            of_table[0].shape[1],
+            key,
+            first_column,
+            elements_between(first, of_table[1].data_ptr()),
+            of_table[1].shape[1],
+            elements_between(second, of_table[2].data_ptr()),
+            of_table[2].shape[1],
+        )
         for *of_table, key, first_column in zip(weights, first_states, second_states, keys, first_columns, strict=True)
     )
     values = tuple(zip(lows, highs, first_values, second_values, strict=True))

@@ -308,13 +308,18 @@ def describe_tables(
         resolved = None if config_of_ids is None else config_of_ids.resolve(rows, adopt, config.name)
         specs.append(
             TableSpec(
-                name=config.name, feature_names=tuple(config.feature_names), embedding_names=tuple(embedding_names),
-                num_embeddings=weight.shape[0] if resolved is None else resolved.rows, embedding_dim=weight.shape[1],
-                pooling=kind.pooling(config), hashing=resolved,
+                name=config.name,
+                feature_names=tuple(config.feature_names),
+                embedding_names=tuple(embedding_names),
+                num_embeddings=weight.shape[0] if resolved is None else resolved.rows,
+                embedding_dim=weight.shape[1],
+                pooling=kind.pooling(config),
+                hashing=resolved,
                 weight_init_min=initial[0] if initial is not None else 0.0,
-                weight_init_max=initial[1] if initial is not None else 0.0, dtype=weight.dtype,
+                weight_init_max=initial[1] if initial is not None else 0.0,
+                dtype=weight.dtype,
                 custom_init_fn=initial is None,
-            )  # fmt: skip
+            )
         )
     return tuple(specs)
 

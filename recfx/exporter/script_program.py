@@ -184,21 +184,16 @@ def _served_model(program: torch.jit.ScriptModule, call: ModelCall) -> torch.jit
     sys.modules[module.__name__] = module  # only meanwhile
     try:
         exec(compile(source, module.__file__, "exec", dont_inherit=True), scope)  # it reads annotations as types
-        return _compiled(scope, program, leaves)
+        rehearsed: nn.Module = scope["Rehearsed"]()
+        rehearsed.program = program
+        for leaf in leaves:
+            rehearsed.add_module(f"take_{leaf.name}", named_input(leaf))
+        served: nn.Module = scope["ServedModel"]()
+        served.program = _compile(rehearsed.eval())
+        served.input_names = {name: True for leaf in leaves for name in names_of(leaf)}  # type: ignore[assignment]
+        return _compile(served.eval())
     finally:
         del sys.modules[module.__name__]
-
-
-def _compiled(scope: dict[str, Any], program: torch.jit.ScriptModule, leaves: list[Pattern]) -> torch.jit.ScriptModule:
-    """A ``ServedModel`` of these classes, around a program that takes these arguments."""
-    rehearsed: nn.Module = scope["Rehearsed"]()
-    rehearsed.program = program
-    for leaf in leaves:
-        rehearsed.add_module(f"take_{leaf.name}", named_input(leaf))
-    served: nn.Module = scope["ServedModel"]()
-    served.program = _compile(rehearsed.eval())
-    served.input_names = {name: True for leaf in leaves for name in names_of(leaf)}  # type: ignore[assignment]
-    return _compile(served.eval())
 
 
 def _returned_type(program: torch.jit.ScriptModule) -> str:
@@ -214,53 +209,43 @@ def _source(leaves: list[Pattern], outputs: dict[str, str], type_name: str) -> s
     rehearsal = identifier("rehearsal", [leaf.name for leaf in leaves])
     named = ", ".join(f"self.take_{leaf.name}(inputs)" for leaf in leaves)
     returned = ", ".join(f"{name!r}: {expression}" for name, expression in outputs.items())
+    of_named = f"(self, {rehearsal}: bool{arguments}) -> dict[str, torch.Tensor]"
+    of_answers = f"(self, {rehearsal}: bool{arguments}) -> list[{type_name}]"
     return f"""@torch.jit.interface
 class Program(nn.Module):
-    def answers(self, {rehearsal}: bool{arguments}) -> list[{type_name}]:
-        pass
-
-    def named(self, {rehearsal}: bool{arguments}) -> dict[str, torch.Tensor]:
-        pass
-
-    def serve(self, rehearsal: bool, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        pass
-
+    def answers{of_answers}: pass
+    def named{of_named}: pass
+    def serve(self, rehearsal: bool, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]: pass
 
 class Rehearsed(nn.Module):
     @torch.jit.export
-    def answers(self, {rehearsal}: bool{arguments}) -> list[{type_name}]:
+    def answers{of_answers}:
         answers = torch.jit.annotate(list[{type_name}], [])
         if not {rehearsal}:
             answers.append(self.program({passed}))
         return answers
-
     @torch.jit.export
-    def named(self, {rehearsal}: bool{arguments}) -> dict[str, torch.Tensor]:
+    def named{of_named}:
         if {rehearsal}:
             return torch.jit.annotate(dict[str, torch.Tensor], {{}})
         output = self.program({passed})
         return {{{returned}}}
-
     @torch.jit.export
     def serve(self, rehearsal: bool, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         if rehearsal:
             return torch.jit.annotate(dict[str, torch.Tensor], {{}})
         return self.named(False, {named})
 
-
 class ServedModel(nn.Module):
     program: Program
     input_names: dict[str, bool]
-
     def forward(self{arguments}):
         self.program.answers(True, {passed})
         return self.program.answers(False, {passed})[0]
-
     @torch.jit.export
     def named(self{arguments}) -> dict[str, torch.Tensor]:
         self.program.named(True, {passed})
         return self.program.named(False, {passed})
-
     @torch.jit.export
     def serve(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         for name in inputs.keys():
