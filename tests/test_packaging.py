@@ -40,8 +40,6 @@ ASSETS = {
     str(path.relative_to(ROOT)) for path in (ROOT / "recfx/inspect/drawing/assets").rglob("*") if path.suffix != ".pyc"
 }
 ASSETS = {name for name in ASSETS if (ROOT / name).is_file()}
-
-
 BUILD = """
 import sys
 sys.path.insert(0, ".packaging")

@@ -86,8 +86,6 @@ def test_every_operator_in_triton_is_looked_at() -> None:
 
 NPU: Any = SimpleNamespace(type="npu")
 CASE = LookupCase([8, 8], 4, rows=50)
-
-
 CALL = Call("pooled_lookup_triton", print, print, (), bytes=1000)
 
 

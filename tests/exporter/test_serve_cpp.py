@@ -196,8 +196,6 @@ def test_it_says_its_inputs_and_how_it_is_used(program: Path, file: Path) -> Non
 
 GOOD = by_name(call(3, seed=1))
 OVERFLOWING = torch.tensor([2**63 - 1, 2**63 - 1, GOOD["features.a.values"].numel() + 2])  # as the sum of int64
-
-
 WRONG: list[tuple[dict[str, torch.Tensor | None], str]] = [
     ({"features.z.values": torch.zeros(1)}, "unknown_input"),
     ({"features.a.values": GOOD["features.a.values"].float()}, "wrong_id_dtype"),

@@ -17,8 +17,6 @@ State = dict[str, Any]
 """The ``state_dict`` of an index; tests also put things into it that are no tensors."""
 
 EXTREMES = [-(2**63), 2**63 - 1, -1, 2**32, -2]
-
-
 IDS = st.one_of(st.integers(-5, 60), st.integers(-(2**63), 2**63 - 1), st.sampled_from(EXTREMES))
 
 

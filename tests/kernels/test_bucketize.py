@@ -114,8 +114,6 @@ def test_ids_out_of_range_are_refused(cut: list[int], bad: int, with_library: bo
 
 
 ROUTES = Routes([[0, 5, 10]], [0], [10], [0], [0], [0, 0], [0, 1])
-
-
 OF_BOTH: list[tuple[dict[str, Any], str]] = [
     ({"lengths": torch.tensor([1, 2])}, "lengths must"),
     ({"lengths": torch.tensor([4])}, "ids"),

@@ -381,8 +381,6 @@ def data_of_two_lengths(
 
 
 COUNTED = Case(TABLES, hashing=recfx.HashConfig(dense_rows=0, rows=24, on_full="evict", admit_after=2), raw_ids=40)
-
-
 LENGTHS = [(0, 1), (1, 0), (1, 2), (2, 1), (5, 2), (3, 4), (4, 3), (6, 3)]
 
 

@@ -24,8 +24,6 @@ from tests.support.refusals import refused
 
 RAW = recfx.HashConfig(dense_rows=0)
 GIB = 1024**3
-
-
 ENDLESS: Any = float("inf")
 
 
