@@ -140,7 +140,7 @@ FIND_ON_DEVICE = Rewrite("find_on_device", find_on_device)
 
 
 def make_eval_graph(
-    train_graph: fx.GraphModule, runtime: Runtime, made: Rewritings
+    train_graph: fx.GraphModule, runtime: Runtime, made: Rewritings = Rewritings()
 ) -> tuple[fx.GraphModule, list[PassRecord], Rewritings]:
     """The graph of eval mode, which is ``train_graph`` itself if nothing is different, what the pass did, and what
     copies share. Otherwise the two share their modules, and either has all of them, under the same names, for graphs

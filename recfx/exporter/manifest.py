@@ -27,12 +27,13 @@ alone. Files of version 2 have no ``operators_version``.
 HASH_VERSION = 1
 """How ids become rows, by version: murmur3's finalizer for slots, splitmix64's for buckets; see ``recfx/kernels``."""
 
-OPERATOR_VERSIONS = range(1, 3)
+OPERATOR_VERSIONS = range(1, 4)
 """The versions of recfx's operators in files that can be loaded; new files are of the last one.
 
 TorchScript binds a file's calls to whatever signature they fit, so whoever changes the signature of such an operator,
 or what an argument means, adds a version here and in ``kernels/csrc/build/library.cpp``. Since version 2,
-``served_lookup`` reads rows that are not pooled, and one row of a bucket for all ids without a row.
+``served_lookup`` reads rows that are not pooled, and one row of a bucket for all ids without a row; since version 3,
+files for devices call ``pooled_lookup_triton``.
 """
 
 _PLAIN = ("kind", "name", "value", "is_weighted", "type_name")

@@ -80,7 +80,7 @@ def test_several_nodes_that_hash(monkeypatch: pytest.MonkeyPatch) -> None:
     graph_module = converted.train().ebc.graph_module
     assert Stages(graph_module).finders().keys() == {"ebc_select_features", "ebc_drop_ids"}
     monkeypatch.setattr(CollectionContext, "copies_ids", property(lambda _: True))
-    _, (record,) = make_eval_graph(graph_module, converted.ebc._runtime)
+    _, (record,), _ = make_eval_graph(graph_module, converted.ebc._runtime)
     assert [decline.code for decline in record.declined] == ["several_hash_ids"] * 2
     with refused("several_hash_ids", "ebc"):
         recfx.convert(model(), hashing=recfx.HashConfig(dense_rows=0, on_full="evict"), passes=passes)

@@ -39,7 +39,7 @@ def test_a_signature_that_changes_gets_a_new_version() -> None:
     oldest, newest = torch.ops.recfx.file_operator_versions()
     assert range(oldest, newest + 1) == OPERATOR_VERSIONS
     listed = signatures(newest)
-    assert set(listed) == called_by_files() == {"served_lookup", "quantized_lookup_triton"}
+    assert set(listed) == called_by_files() == {"served_lookup", "quantized_lookup_triton", "pooled_lookup_triton"}
     schemas = {name: str(getattr(torch.ops.recfx, name).default._schema) for name in listed}
     assert schemas == {name: f"recfx::{signature}" for name, signature in listed.items()}
     assert all(signatures(version) for version in OPERATOR_VERSIONS)

@@ -90,7 +90,7 @@ def test_the_nodes_of_a_plan_are_those_of_its_device() -> None:
         "cuda": (
             ["select_features", *sent, "to_host", "hash_ids", "to_device", "lookup", "output_dist_start"],
             ["hash_ids"],
-            ["triton"],
+            ["triton[gpu]"],
         ),
         "npu": (
             ["select_features", "to_host", *sent, "hash_ids", "to_device", "lookup", "output_dist_start"],

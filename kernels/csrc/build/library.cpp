@@ -24,7 +24,7 @@ std::vector<std::string> cpu_capabilities() {
 
 // The versions of the operators that exported files call: the oldest one that still runs, and that of new files. See
 // OPERATOR_VERSIONS in recfx/exporter/manifest.py.
-std::tuple<int64_t, int64_t> file_operator_versions() { return {1, 2}; }
+std::tuple<int64_t, int64_t> file_operator_versions() { return {1, 3}; }
 
 }  // namespace
 
