@@ -209,7 +209,8 @@ class SelectFeatures(NodeModule):
         lengths = offsets.diff() if bags is None else bags.reshape(-1)
         if values.dtype not in _IDS:
             values = values.to(torch.int64)
-        positions = [keys.index(name) if name in keys else 0 for name in self.feature_names]
+        position_of = {key: position for position, key in enumerate(keys)}  # the last of those that are repeated
+        positions = [position_of.get(name, 0) for name in self.feature_names]
         is_same = positions == list(range(len(keys)))
         # How many ids each key has is read only if it matters.
         counts = None if is_same and self._pools else lengths.view(len(keys), stride).sum(dim=1).tolist()

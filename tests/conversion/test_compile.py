@@ -98,7 +98,7 @@ def test_one_graph_trains_and_evaluates(
                 model.load_state_dict(state)
                 for own in _in_backward(model):
                     own.param_groups[0]["lr"] *= 0.5
-        seen, features = [], batch(size, ("f3", "f1", "f2", "f4"))
+        seen, features = [], batch(size, ("f1", "f3", "f1", "f2", "f4"))  # the last "f1" counts
         for model, call in zip(models, called, strict=True):
             with torch.no_grad():
                 evaluated = call.eval()(features)
