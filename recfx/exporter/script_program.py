@@ -206,7 +206,7 @@ def _returned_type(program: torch.jit.ScriptModule) -> str:
 def _source(leaves: list[Pattern], outputs: dict[str, str], type_name: str) -> str:
     arguments = "".join(f", {leaf.name}: {_TYPES[leaf.kind]}" for leaf in leaves)
     passed = ", ".join(leaf.name for leaf in leaves)
-    rehearsal = identifier("rehearsal", [leaf.name for leaf in leaves])
+    rehearsal, answers = (identifier(name, [leaf.name for leaf in leaves]) for name in ("rehearsal", "answers"))
     named = ", ".join(f"self.take_{leaf.name}(inputs)" for leaf in leaves)
     returned = ", ".join(f"{name!r}: {expression}" for name, expression in outputs.items())
     of_named = f"(self, {rehearsal}: bool{arguments}) -> dict[str, torch.Tensor]"
@@ -220,10 +220,10 @@ class Program(nn.Module):
 class Rehearsed(nn.Module):
     @torch.jit.export
     def answers{of_answers}:
-        answers = torch.jit.annotate(list[{type_name}], [])
+        {answers} = torch.jit.annotate(list[{type_name}], [])
         if not {rehearsal}:
-            answers.append(self.program({passed}))
-        return answers
+            {answers}.append(self.program({passed}))
+        return {answers}
     @torch.jit.export
     def named{of_named}:
         if {rehearsal}:

@@ -18,17 +18,18 @@ from tests.kernels.bags import batches, plain
 def test_equals_a_plain_loop(batch: tuple[Any, ...]) -> None:
     values, bags, are_offsets, per_key, rows, ids, bags_dtype = batch
     offsets, (kind, _) = plain(values, bags, are_offsets, per_key, rows)
-    bag_offsets = operators._by_kernel(
-        torch.tensor(values, dtype=ids), torch.tensor(bags, dtype=bags_dtype), are_offsets, per_key, rows
-    )
-    if kind != NOTHING:
-        assert bag_offsets is None
-    elif bag_offsets is None:  # offsets may begin anywhere, but the kernel leaves what is unusual to the reference
-        assert (are_offsets and min(bags) < 0) or max(rows) > LARGEST or not sum(per_key)
+    counts = per_key * len(rows) if len(per_key) == 1 else per_key
+    if len(counts) != len(rows) or sum(counts) != len(bags) - are_offsets or not sum(counts) or max(rows) > LARGEST:
+        return  # which the reference checks
+    given = torch.tensor(values, dtype=ids), torch.tensor(bags, dtype=bags_dtype)
+    launched, reports = operators.bag_offsets_triton(*given, are_offsets, counts, rows)
+    if any(reports[len(rows) + 1 :]):  # offsets may begin anywhere, but not for the kernel
+        assert kind != NOTHING or (are_offsets and min(bags) < 0)
     else:
-        assert bag_offsets.offsets.tolist() == offsets
-        borders = [sum(per_key[:key]) for key in range(len(per_key) + 1)]
-        assert bag_offsets.borders == [offsets[border] for border in borders]
+        assert kind == NOTHING
+        assert launched.tolist() == offsets
+        borders = [sum(counts[:key]) for key in range(len(counts) + 1)]
+        assert reports[: len(rows) + 1].tolist() == [offsets[border] for border in borders]
 
 
 def test_numbers_are_those_of_the_kernel() -> None:
