@@ -40,7 +40,7 @@ def build(spec: LookupSpec) -> LookupKernel:
             return trainable(weights, offsets, batch.per_sample_weights, lambda scale: LookedUp(pool(scale), values))
         return pool(batch.per_sample_weights)
 
-    lookup.trainable = trainable  # type: ignore[attr-defined]
+    lookup.trainable = trainable  # type: ignore[attr-defined]  # of a function
     return lookup
 
 

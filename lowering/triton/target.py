@@ -103,7 +103,7 @@ def build(spec: LookupSpec) -> LookupKernel:
 
         return trainable(weights, offsets, batch.per_sample_weights, forward)
 
-    lookup.trainable = trainable  # type: ignore[attr-defined]
+    lookup.trainable = trainable  # type: ignore[attr-defined]  # of a function
     return lookup
 
 

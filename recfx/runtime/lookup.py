@@ -152,8 +152,11 @@ class Lookup(NodeModule):
         if self._indexed and not self.takes_absent:
             return "its kernels do not take ids that have no row."
         weights, choice = self._kernel()
-        is_stepped, kernel = self._names[0] in self.store.optimizers, cast(Any, choice.kernel)
-        self.leaves = [one.trigger.leaf for one in kernel.trainable.once.triggers(weights)] if is_stepped else []
+        is_stepped = self._names[0] in self.store.optimizers
+        trainable: Any = getattr(choice.kernel, "trainable", None)
+        if trainable is None and (is_stepped or trains):
+            return f"the kernels of {choice.backend} have no backward that a graph can call."
+        self.leaves = [one.trigger.leaf for one in trainable.once.triggers(weights)] if is_stepped else []
         self.detached = [weight.detach() for weight in weights] if is_stepped else []
         for weight in self.detached:
             torch._dynamo.mark_static_address(weight, guard=False)

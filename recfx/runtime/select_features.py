@@ -209,8 +209,7 @@ class SelectFeatures(NodeModule):
         lengths = offsets.diff() if bags is None else bags.reshape(-1)
         if values.dtype not in _IDS:
             values = values.to(torch.int64)
-        position_of = {key: position for position, key in enumerate(keys)}  # the last of those that are repeated
-        positions = [position_of.get(name, 0) for name in self.feature_names]
+        positions = [max(position, 0) for position in self._positions_in(keys)]  # what is missing has been refused
         is_same = positions == list(range(len(keys)))
         # How many ids each key has is read only if it matters.
         counts = None if is_same and self._pools else lengths.view(len(keys), stride).sum(dim=1).tolist()
@@ -253,20 +252,24 @@ class SelectFeatures(NodeModule):
         return order
 
     def _new_order(self, keys: list[str]) -> _KeyOrder:
-        position_of = {key: position for position, key in enumerate(keys)}
-        missing = [name for name in self.feature_names if name not in position_of]
+        positions, rows = self._positions_in(keys), [-1] * len(keys)
+        missing = [name for name, position in zip(self.feature_names, positions, strict=True) if position < 0]
         if missing:
             others = [key for key in keys if key not in self.feature_names]
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
             guess = did_you_mean(missing[0], others, by=True)
             problem = f"the batch lacks feature {missing[0]!r}{guess}{more}; it has {keys}."
             self.refuse("missing_feature", problem, MissingFeatureError)
-        positions, rows = [position_of[name] for name in self.feature_names], [-1] * len(keys)
         for position, limit in zip(positions, self._row_limits(), strict=True):
             if limit >= 0:  # a feature may read several tables
                 rows[position] = limit if rows[position] < 0 else min(rows[position], limit)
         every, limits = list(range(len(keys))), torch.tensor(rows, device="cpu")
         return _KeyOrder(positions, positions == every, sorted(positions) == every, limits)
+
+    def _positions_in(self, keys: list[str]) -> list[int]:
+        """Where the features of the collection are in the keys: the last of equal ones; -1 for one that is missing."""
+        position_of = {key: position for position, key in enumerate(keys)}
+        return [position_of.get(name, -1) for name in self.feature_names]
 
     def _row_limits(self) -> list[int]:
         """Per feature, the number of rows of its table; -1 if an index takes any id."""

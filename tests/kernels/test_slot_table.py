@@ -180,7 +180,7 @@ def test_each_index_draws_seeds_of_its_own() -> None:
     assert "side_row" not in indexes[0].state_dict()
 
 
-# Of each table: ids before its stretch that belong to nobody, and its own.
+# For each table, how many ids before its own belong to nobody, how many are its own, and what these begin with.
 STRETCHES = st.lists(
     st.tuples(st.integers(0, 3), st.integers(0, 30), st.integers(0, 70)), min_size=len(KINDS), max_size=len(KINDS)
 )

@@ -52,7 +52,7 @@ ONE = Case(
     tuple(Table(f"t{n}", 9, 8, (f"f{n}",), "SUM", ("row_wise",)) for n in range(3)),
     optimizer="adagrad",
 )
-# Of two ranks, with a table of each sharding type, some of which are averaged; and of one.
+# The same for two ranks with a table of each sharding type, some of which are averaged; and for one rank.
 OF_RANKS = {TWO: [(117, 77, 7, 7), (109, 77, 7, 7)], ONE: [(16, 7, 0, 0)]}
 TRAINING, EVAL = (Moment("npu", "unsharded", when) for when in ("training", "eval"))
 

@@ -100,7 +100,7 @@ class Workload:
         self.count = setup.tables * setup.batch * setup.bag_length
 
     def of_widths(self) -> Iterator[Workload]:
-        """The same ids, for rows of every width, and for tables of all widths in one launch."""
+        """Yields the same ids for rows of every width, and for tables of all widths in one launch."""
         all_widths = _WIDTHS if self.device.type == "cuda" else _WIDTHS[:: len(_WIDTHS) - 1]
         for widths in (*([width] for width in all_widths), all_widths):
             other = copy.copy(self)
