@@ -173,9 +173,8 @@ def _served_model(program: torch.jit.ScriptModule, call: ModelCall) -> torch.jit
     outputs = expressions(call.returns) if is_typed(call.returns) else {name: f"output[{name!r}]" for name in names}
     source = _source(leaves, outputs, _returned_type(program))
     module: Any = types.ModuleType("recfx_served_model")
-    module.__file__ = (
-        f"<recfx served model {next(_numbers)}>"  # TorchScript looks for the source where classes say that it is
-    )
+    # TorchScript looks for the source of a class in the file of its module.
+    module.__file__ = f"<recfx served model {next(_numbers)}>"
     linecache.cache[module.__file__] = (len(source), None, source.splitlines(True), module.__file__)
     scope: dict[str, Any] = module.__dict__
     scope |= {name: getattr(jagged_tensor, name) for name in _CLASSES}
