@@ -1,7 +1,5 @@
 """What every test gets: fixed seeds, few threads, one Hypothesis profile, and the data directory."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import logging

@@ -1,7 +1,5 @@
 """The packages of the project, and the packages inside them, in the order in which they may import each other."""
 
-from __future__ import annotations
-
 # From top to bottom: a package imports from those after it only.
 LAYERS = [
     "__init__",

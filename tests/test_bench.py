@@ -1,7 +1,5 @@
 """Every benchmark runs and prints what it promises; no test looks at a time."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

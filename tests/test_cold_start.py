@@ -1,7 +1,5 @@
 """What is imported when, and that torch and TorchRec know about converted collections as soon as there can be one."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import subprocess

@@ -1,7 +1,5 @@
 """A diagnostic as a value, and raised: nothing is lost from one to the other."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import pickle

@@ -1,7 +1,5 @@
 """What is public has an example in its docstring, and every example runs and shows what it says."""
 
-from __future__ import annotations
-
 import doctest
 import inspect
 import re

@@ -3,8 +3,6 @@
 Most run in this process. Ranks run in processes of their own, once under torchrun; one example runs as from a shell.
 """
 
-from __future__ import annotations
-
 import difflib
 import json
 import logging

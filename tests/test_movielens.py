@@ -1,7 +1,5 @@
 """MovieLens-100K: a model trained plain and converted learns the same, also from raw 64-bit ids."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

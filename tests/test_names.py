@@ -1,7 +1,5 @@
 """Names of torch, TorchRec and FBGEMM that recfx uses are known to be in the oldest and in the newest set."""
 
-from __future__ import annotations
-
 from tests.tools.matrix import names
 
 

@@ -3,8 +3,6 @@
 Builds run on a copy of the sources, through setuptools' build backend as it is installed: no network, no torch.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 import shutil

@@ -3,8 +3,6 @@
 What a README names or links to must be there, and all of them can be reached from the first one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import re

@@ -3,8 +3,6 @@
 Of these: error type, reason code, place, and that nothing is half changed.
 """
 
-from __future__ import annotations
-
 import ast
 import copy
 import re

@@ -1,7 +1,5 @@
 """The layout of the project: imports point down one list of packages, and no files import each other in a circle."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import importlib

@@ -1,7 +1,5 @@
 """The table of sets, and what else names versions: pyproject.toml, the stand-in for FBGEMM, README.md."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What `make wheel` puts into a wheel, as far as it takes no compiling of recfx and no network."""
 
-from __future__ import annotations
-
 import csv
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """``python -m tests.ascend``: the tools that the checks find, and what is missing."""
 
-from __future__ import annotations
-
 from tests.ascend.tools import every_tool
 
 for tool in every_tool():

@@ -1,7 +1,5 @@
 """Lengths and offsets that are right, and that are wrong in every way; ids in range and out of it."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

@@ -1,7 +1,5 @@
 """Ids routed to pieces: with and without index, not cut, empty pieces, repeats, the extremes, ids out of range."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate, chain

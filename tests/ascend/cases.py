@@ -1,7 +1,5 @@
 """The compiled forms of all kernels."""
 
-from __future__ import annotations
-
 from tests.ascend import (
     bag_offsets_cases,
     bucketize_cases,

@@ -1,7 +1,5 @@
 """Where processes of pytest-xdist keep for each other what takes long to make."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.ascend import kept

@@ -4,8 +4,6 @@ No answer changes: types are found by name and shapes are kept, instead of being
 left out has no effect.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from functools import cache

@@ -1,7 +1,5 @@
 """Finding ids: tables with and without an index, dense rows, slices of tables, shared rows, id -1, and the extremes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import partial
 

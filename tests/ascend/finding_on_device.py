@@ -4,8 +4,6 @@ The cases run in Triton's interpreter (``interpreted/test_find_rows_in_models.py
 (``npu_runtime/test_find_rows.py``).
 """
 
-from __future__ import annotations
-
 import copy
 import threading
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The fused step with every rule, on rows that lie in one chunk of positions, in several, and in all of them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial

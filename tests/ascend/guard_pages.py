@@ -1,7 +1,5 @@
 """Memory that ends, or begins, exactly at a page that nobody may touch."""
 
-from __future__ import annotations
-
 import ctypes
 import faulthandler
 import mmap

@@ -4,8 +4,6 @@ The step after HIVM is a closed program of CANN, ``hivmc``. A stand-in for it co
 HIVM with planned addresses and synchronisation. Nothing of this is a run on an NPU.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Triton's interpreter, in a process of its own: ``TRITON_INTERPRET`` is read when a kernel is defined."""
 
-from __future__ import annotations
-
 import atexit
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """What one process of a run of tests has made, for the others of this run."""
 
-from __future__ import annotations
-
 import fcntl
 import pickle
 from collections.abc import Callable

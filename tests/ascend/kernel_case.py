@@ -1,7 +1,5 @@
 """A kernel as it is compiled, and the calls that it must answer as its reference does."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module

@@ -4,8 +4,6 @@ The text is rewritten until upstream's MLIR takes it, lowered with upstream's pa
 What is not shown: anything that Ascend's compiler does afterwards.
 """
 
-from __future__ import annotations
-
 import ctypes
 import re
 import shutil

@@ -3,8 +3,6 @@
 Each was seen with triton-ascend 3.2.0 and ascendnpu-ir 1.0.0 and 1.2.0.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

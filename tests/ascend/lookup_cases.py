@@ -1,7 +1,5 @@
 """The lookups, pooled, unpooled and of quantized rows, and the gradient of the weights of ids, in every form."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial

@@ -4,8 +4,6 @@ This file is also the program that lowers: triton-ascend's ``triton`` takes the 
 a process of its own.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

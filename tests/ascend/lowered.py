@@ -1,7 +1,5 @@
 """All kernels lowered, and compiled by BiSheng's compiler, once per run of tests."""
 
-from __future__ import annotations
-
 from functools import cache
 
 from tests.ascend import tools

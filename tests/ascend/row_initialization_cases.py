@@ -1,7 +1,5 @@
 """New rows: ids at the extremes, tables of several widths, shards of columns, rows with a stride, states or none."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

@@ -1,7 +1,5 @@
 """Keys in another order, fewer, repeated, without ids; bags that are many, long and empty."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

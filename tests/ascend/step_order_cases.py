@@ -1,7 +1,5 @@
 """Keys in digits: features with and without positions, rows that are absent, tables that are not stepped, many rows."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

@@ -1,7 +1,5 @@
 """The benchmarks of kernels in Triton run: here in its interpreter, so that they do on the first GPU, too."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

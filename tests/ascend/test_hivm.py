@@ -1,7 +1,5 @@
 """Level 4: BiSheng's compiler takes the kernels, they fit into the unified buffer, and vectors stay vectors."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from dataclasses import replace

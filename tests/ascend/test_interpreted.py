@@ -1,7 +1,5 @@
 """Level 1: kernels in Triton's interpreter answer as their references do, and read nothing that they have written."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Lookups and models on target ``triton``, and the tests for a real device, in Triton's interpreter on the CPU."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import pytest

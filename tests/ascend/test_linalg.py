@@ -1,7 +1,5 @@
 """Levels 2 and 3: kernels are lowered to Ascend's linalg, which computes the right thing and touches nothing else."""
 
-from __future__ import annotations
-
 import mmap
 import signal
 from functools import cache

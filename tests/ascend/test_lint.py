@@ -1,7 +1,5 @@
 """No kernel uses what Ascend's tool chain is known to get wrong."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.ascend.cases import ON_ASCEND

@@ -1,7 +1,5 @@
 """The same source compiles for an NVIDIA GPU; no GPU is needed, and none is used."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

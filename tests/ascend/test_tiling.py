@@ -1,7 +1,5 @@
 """The tiling tables of ``recfx.kernels.build.tiling`` against what Ascend's compiler needs, and against themselves."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 

@@ -5,8 +5,6 @@ triton-ascend both bring a package called ``triton``, and the versions of ascend
 LLVM 19 is a package of the system.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import os

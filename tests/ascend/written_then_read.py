@@ -4,8 +4,6 @@ Programs of a launch are not ordered, and on Ascend a core reads scalars through
 pass by. No compiler and no run on the CPU shows it, so the interpreter's loads and stores are watched.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

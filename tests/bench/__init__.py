@@ -8,8 +8,6 @@ looks up newly drawn ids, all contestants take turns, and their results must agr
 FBGEMM, so that ``python -m tests.bench triton --json`` runs on a GPU machine that has no more.
 """
 
-from __future__ import annotations
-
 # A module, and the function of it, in the order in which they run; each is imported when it runs.
 BENCHMARKS: dict[str, str] = {
     "forward": "tests.bench.train_step:forward",

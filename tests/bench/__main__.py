@@ -5,8 +5,6 @@ Exit status: 0 if all benchmarks ran, or if all were asked for and those for dev
 missing is a line on standard error.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import json

@@ -1,7 +1,5 @@
 """``convert_time``: how long a conversion takes, and how it grows with the number of tables."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

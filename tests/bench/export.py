@@ -4,8 +4,6 @@ TorchRec's file is static: it takes rows, and cannot hold ids. Both are loaded f
 answer alike. A file with recfx's own operators is also compared with the portable one, with FBGEMM's.
 """
 
-from __future__ import annotations
-
 import copy
 import tempfile
 import warnings

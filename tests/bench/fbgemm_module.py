@@ -1,7 +1,5 @@
 """FBGEMM's own module, as TorchRec's fused kernel builds it, including its bounds check; devices may lack it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Runs contestants in turn, computes medians, and defines the format of a result."""
 
-from __future__ import annotations
-
 import gc
 import statistics
 import time

@@ -7,8 +7,6 @@ Every batch is newly drawn; in ``steady`` batches, one id in a hundred is new. A
 never asked for: an index that evicts finds these first, and evicts about as many ids as are new.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

@@ -3,8 +3,6 @@
 The index already holds every id: this is the steady state of training, in which a batch brings few new ids.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Kernels of the C++ library alone, one benchmark each: against FBGEMM's operators, torch's, and their references."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

@@ -2,8 +2,6 @@
 in backward.
 """
 
-from __future__ import annotations
-
 import gc
 import logging
 import os

@@ -8,8 +8,6 @@ their own models, which must stay equal bit for bit. A step of a pipeline ends w
 so that no contestant works during another's turn.
 """
 
-from __future__ import annotations
-
 import gc
 import time
 from collections.abc import Iterator

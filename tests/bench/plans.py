@@ -5,8 +5,6 @@ and measured times. The latter are those of the fastest quarter of the steps of 
 least. Plans take turns, and the prices are those of a typical host.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import replace

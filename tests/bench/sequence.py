@@ -3,8 +3,6 @@
 Batches have a quarter of the samples of other benchmarks, and five times as many ids per sample: 512 and 50.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from dataclasses import replace

@@ -4,8 +4,6 @@ Static tables and hashed ones (raw 64-bit ids, ``dense_rows=0``; every id alread
 TorchRec's static ones. This is gloo on one host: ranks share the cores, so with two ranks each has one thread.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

@@ -1,7 +1,5 @@
 """``forward``, ``train_step`` and its part ``fused_step``, against the standard collection and FBGEMM's module."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import statistics

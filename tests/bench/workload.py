@@ -1,7 +1,5 @@
 """Standard collections, optimizers, and the peers on the same tables."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """Small batches: random ones, and ones that a test spells out."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import torch

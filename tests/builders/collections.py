@@ -1,7 +1,5 @@
 """Small standard collections and their tables."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

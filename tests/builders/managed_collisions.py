@@ -1,7 +1,5 @@
 """Collections behind managed collisions, which have learned ids."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

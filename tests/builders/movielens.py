@@ -1,7 +1,5 @@
 """MovieLens-100K: its ratings as batches, a model for them, and how good it is."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path

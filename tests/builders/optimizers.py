@@ -1,7 +1,5 @@
 """Optimizers in backward that have a fused form, with settings that make every step easy to see."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

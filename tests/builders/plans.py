@@ -1,7 +1,5 @@
 """Sharding plans as TorchRec makes them, and models on ``meta`` to make plans for."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

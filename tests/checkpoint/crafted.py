@@ -1,7 +1,5 @@
 """Checkpoints with other content than was saved, under checksums that are right."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

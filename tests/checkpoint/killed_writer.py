@@ -5,8 +5,6 @@
 Prints, for each k, the version of the model that loads then, and the files that are there after the next save.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

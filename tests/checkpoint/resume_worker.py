@@ -1,7 +1,5 @@
 """Resume trainings in a process that has not seen them: ``python -m tests.checkpoint.resume_worker FOLDER THREADS``."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

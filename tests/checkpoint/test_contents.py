@@ -1,7 +1,5 @@
 """What is in a checkpoint, the states of optimizers included."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a writer leaves behind that fails, or that meets what others have left: the old checkpoint or the new one."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The directory of a checkpoint: what is deleted in it, what the disk may refuse, and that no file in it runs code."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

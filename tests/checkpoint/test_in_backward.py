@@ -1,7 +1,5 @@
 """Optimizers in backward, fused or not: what comes back, into which objects, and what is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What of a model is loaded in place, aside, or by its modules; and what is refused of the names that it has."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

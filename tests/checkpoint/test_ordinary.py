@@ -1,7 +1,5 @@
 """Ordinary optimizers: which can be saved, how what ranks say is joined, what is kept when one refuses its state."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What load_checkpoint refuses, and that the model, its indexes and its optimizers are as they were then."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What comes back from a checkpoint: every model, every optimizer, in the tensors that were there."""
 
-from __future__ import annotations
-
 import copy
 from collections import OrderedDict
 from collections.abc import Iterator

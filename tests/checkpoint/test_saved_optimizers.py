@@ -1,7 +1,5 @@
 """The state of a parameter goes to whatever steps it: from an optimizer in backward to an ordinary one, and back."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Kinds of tables, and the comparison of a converted collection with the standard one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Tables that admit an id after it has been seen often enough: what it reads and trains until then."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Every kind of batch: converted, a collection answers and learns as the standard, unsharded one does."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """Tables that evict, trained: every id has its own weights and optimizer state, for as long as it has a row."""
 
-from __future__ import annotations
-
 import copy
 import gc
 from pathlib import Path

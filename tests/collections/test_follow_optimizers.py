@@ -1,7 +1,5 @@
 """Collections take over what is attached to their weights, each for the graph that it runs itself."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import pickle

@@ -1,7 +1,5 @@
 """A collection makes its graph again when a table is no longer what the graph was made for, and not otherwise."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import threading

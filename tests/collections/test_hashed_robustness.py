@@ -1,7 +1,5 @@
 """Hashed collections and everything around them that can go wrong: said clearly, with nothing half changed."""
 
-from __future__ import annotations
-
 import copy
 from functools import partial
 

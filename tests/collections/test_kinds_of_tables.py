@@ -1,7 +1,5 @@
 """Every kind of table: converted, a collection answers and learns as the standard, unsharded one does."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 

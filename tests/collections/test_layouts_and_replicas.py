@@ -1,7 +1,5 @@
 """Layouts of tables, replicas of modules, and states in torch.distributed.checkpoint."""
 
-from __future__ import annotations
-
 import copy
 import gc
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Rows that are given to new ids: no id ever has another id's weights or optimizer state."""
 
-from __future__ import annotations
-
 import copy
 import threading
 from collections.abc import Callable

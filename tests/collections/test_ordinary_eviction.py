@@ -3,8 +3,6 @@
 The oracle is a standard collection in which every owner of a row has a row of its own, and torch's own optimizer.
 """
 
-from __future__ import annotations
-
 import copy
 import io
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """What a conversion reaches besides registered modules, and what it catches because it does not reach it."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import functools

@@ -1,7 +1,5 @@
 """``HashEmbeddingCollection`` is what ``torchrec.EmbeddingCollection`` is: input, output, state, errors, surface."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Saved states: what a plain model saved, a converted one loads, strictly; and the way back."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 from typing import Any

@@ -1,7 +1,5 @@
 """Subclasses of the standard collection, the way back, and what the report says beside it."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What is put on the ``nn.EmbeddingBag`` of a converted table is refused where it would be ignored."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import pickle

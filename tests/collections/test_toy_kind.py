@@ -1,7 +1,5 @@
 """A new kind of collection is one file and one line in each list of kinds; everything else asks the kind."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """``python -m recfx``: what its commands print and write, and their exit statuses, for CI."""
 
-from __future__ import annotations
-
 import io
 import json
 import sys

@@ -1,7 +1,5 @@
 """``python -m recfx doctor``: its report and its exit status."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

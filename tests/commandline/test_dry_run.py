@@ -1,7 +1,5 @@
 """Plans as files."""
 
-from __future__ import annotations
-
 import functools
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Models that the project has never seen: files, packages, and code that does not do what it should."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from pathlib import Path

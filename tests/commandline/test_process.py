@@ -1,7 +1,5 @@
 """``python -m recfx`` as a process: pipes, signals, and who writes where."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

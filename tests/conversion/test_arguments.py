@@ -1,7 +1,5 @@
 """Arguments of a wrong type or size: one typed error that names the argument, wherever they are passed."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Averages of models with hashed tables: torch's ``AveragedModel`` is refused, and states are not averaged."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

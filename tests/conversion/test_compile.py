@@ -1,7 +1,5 @@
 """``torch.compile`` of converted models."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import weakref

@@ -1,7 +1,5 @@
 """Every model of the zoo: converted, it does what it did, in outputs, dtypes and gradients, and so do its files."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 from pathlib import Path

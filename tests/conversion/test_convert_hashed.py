@@ -1,7 +1,5 @@
 """Raw 64-bit ids through ``convert``: who gets a row, what an id without one reads, and what a full table says."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

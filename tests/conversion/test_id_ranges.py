@@ -1,7 +1,5 @@
 """Hashing is elided where ids are declared to be rows."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

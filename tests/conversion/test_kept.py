@@ -1,7 +1,5 @@
 """Collections that stay as they are beside converted ones: which ids reach them, and whose state they have."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

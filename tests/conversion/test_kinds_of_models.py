@@ -1,7 +1,5 @@
 """Models that were compiled before, lazy or tied."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """``load_state_dict`` of a damaged index anywhere in a converted model changes nothing anywhere in it."""
 
-from __future__ import annotations
-
 import copy
 import io
 from collections.abc import Callable

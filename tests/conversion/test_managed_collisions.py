@@ -1,7 +1,5 @@
 """Managed collisions become indexes: no learned id loses its row, and training goes on."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import re

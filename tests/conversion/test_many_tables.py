@@ -1,7 +1,5 @@
 """What is done once per model grows linearly with its tables. Work is counted, not timed."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import gc

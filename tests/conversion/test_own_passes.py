@@ -1,7 +1,5 @@
 """Passes and operators of the user's: a model runs, trains, is sharded, copied, explained and exported with them."""
 
-from __future__ import annotations
-
 import copy
 import io
 import re

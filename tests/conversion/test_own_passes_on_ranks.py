@@ -1,7 +1,5 @@
 """Models with operators of the user's train in pipelines, and go on on other numbers of ranks, as one rank trains."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

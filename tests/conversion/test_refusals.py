@@ -1,7 +1,5 @@
 """What is refused: the error's type, reason code, module path and message, and a model that runs as before."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

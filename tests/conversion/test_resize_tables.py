@@ -1,7 +1,5 @@
 """A state with fewer rows in a bigger table: ids keep their weights and their optimizer's state, wherever they go."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """What ``unconvert`` returns maps raw ids to rows: the plain model then answers as the converted one does."""
 
-from __future__ import annotations
-
 import copy
 import io
 import pickle

@@ -1,7 +1,5 @@
 """What users hold on to: names, objects, hooks, modes, copies, checkpoints and optimizers outlive the conversion."""
 
-from __future__ import annotations
-
 import copy
 import io
 import pickle

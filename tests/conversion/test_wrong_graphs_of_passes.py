@@ -1,7 +1,5 @@
 """What passes of the user's may leave: a graph that runs as it says, or one error; no operator is lost."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Every model of the zoo that is behind managed collisions: converted, it does what it did with the ids it knows."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every model with sequence tables, and some without: trained, saved, copied, on raw ids, and taken back."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from typing import Any

@@ -1,7 +1,5 @@
 """What a model calls in one mode only, and how often: found by tracing it in both modes, which the user never sees."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import pytest

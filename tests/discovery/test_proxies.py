@@ -1,7 +1,5 @@
 """Code that asks what a value is gets the answer that it gets for a batch, or the trace fails; nothing is left out."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 from collections.abc import Callable

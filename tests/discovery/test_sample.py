@@ -1,7 +1,5 @@
 """A sample that does not fit the model is an error, not a check that was quietly left out."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What a trace would lose ends in an opaque leaf with the reason, and the graph stays right around it."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import pickle

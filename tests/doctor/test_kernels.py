@@ -1,7 +1,5 @@
 """Kernels against their references, with the smallest shape that shows what is wrong; and how fast they are."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock

@@ -1,7 +1,5 @@
 """What the doctor says of devices, of CANN and of the driver."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """``import recfx`` looks whether the packages that are installed fit, before it imports them."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

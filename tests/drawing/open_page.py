@@ -1,7 +1,5 @@
 """What tests of the page draw, and what they ask an open page."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What a page holds."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import json

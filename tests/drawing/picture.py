@@ -1,7 +1,5 @@
 """The screenshot on the first page, README.md: ``python -m tests.drawing.picture FILE.png``."""
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from pathlib import Path

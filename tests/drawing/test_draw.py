@@ -1,7 +1,5 @@
 """What is drawn of which model, and what is refused."""
 
-from __future__ import annotations
-
 import copy
 import html
 import os

@@ -1,7 +1,5 @@
 """The page in a browser: what is seen, what a click and a key do, and what is read out."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Costs in the page: the numbers for what a user types are those of recfx.cost."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

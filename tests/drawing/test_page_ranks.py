@@ -1,7 +1,5 @@
 """The heat map of tables by rank, and links to what a page shows."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

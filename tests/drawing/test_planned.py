@@ -1,7 +1,5 @@
 """Pictures of models as plans would shard them, over ranks that are not there."""
 
-from __future__ import annotations
-
 import copy
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Each node knows the line of the user's code that it comes from, and the passes that touched it."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from pathlib import Path

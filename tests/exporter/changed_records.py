@@ -1,7 +1,5 @@
 """Files whose records were changed by someone who took care of the archive's own checksums."""
 
-from __future__ import annotations
-
 import json
 import zipfile
 from collections.abc import Callable

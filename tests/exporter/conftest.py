@@ -1,7 +1,5 @@
 """What the tests of this package share: a trained model, its file, and the C++ server."""
 
-from __future__ import annotations
-
 import functools
 import logging
 import types

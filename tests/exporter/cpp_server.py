@@ -1,7 +1,5 @@
 """Builds ``examples/serve_cpp`` and runs it."""
 
-from __future__ import annotations
-
 import fcntl
 import io
 import os

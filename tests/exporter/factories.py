@@ -1,7 +1,5 @@
 """Factories for ``python -m recfx export``."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Trained hashed models for the tests of exported files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How an exported file takes the arguments of the model: by position and by name, whatever they are called."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from dataclasses import dataclass
 from enum import Enum

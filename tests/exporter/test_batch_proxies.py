@@ -1,7 +1,5 @@
 """Models that iterate over the features of their batch: traced with those of the sample, and served with no others."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import dataclass
 from pathlib import Path

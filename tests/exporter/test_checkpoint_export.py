@@ -1,7 +1,5 @@
 """Checkpoints, exported without the process that trained: the file is that of the model that was saved."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The other batches on which a file is compared with its model."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

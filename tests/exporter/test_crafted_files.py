@@ -1,7 +1,5 @@
 """Files that were made to be wrong: each is one typed error, which names the file."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

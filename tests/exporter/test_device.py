@@ -1,7 +1,5 @@
 """Files for devices other than the CPU: operators of ATen alone, which also run on the CPU."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What every exported file does alike, whatever its format and its operators."""
 
-from __future__ import annotations
-
 import copy
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Exported hashed models: answers, rows, files, and what is refused."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

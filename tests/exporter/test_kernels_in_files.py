@@ -3,8 +3,6 @@
 On the CPU, its reference computes; ``tests/ascend`` runs this file again where Triton's interpreter runs the kernel.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Every kind of program answers as with contiguous tensors, however the tensors of a batch lie in memory."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

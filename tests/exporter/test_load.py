@@ -1,7 +1,5 @@
 """Loading files while others take their place, and where the host lacks something."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Iterator

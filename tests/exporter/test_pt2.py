@@ -1,7 +1,5 @@
 """Files of format ``pt2``: the answers and errors of TorchScript files, from a program of ``torch.export``."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable
 from pathlib import Path

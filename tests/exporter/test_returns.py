@@ -1,7 +1,5 @@
 """What a model returns comes out of its file as it was, or the model is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """torch's compilers and TorchRec's quantization refuse converted models, and say what to call."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 

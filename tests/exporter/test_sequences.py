@@ -1,7 +1,5 @@
 """Exported collections that do not pool: the rows, lengths and ids that a file returns."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

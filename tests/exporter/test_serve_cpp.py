@@ -1,7 +1,5 @@
 """The C++ server of ``examples/serve_cpp``: answers, bad requests, and bad files."""
 
-from __future__ import annotations
-
 import json
 import random
 import subprocess

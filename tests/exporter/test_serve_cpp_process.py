@@ -1,7 +1,5 @@
 """The C++ server as a process: signals, pipes, limits of the system, and what its command line says."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

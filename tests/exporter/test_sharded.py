@@ -1,7 +1,5 @@
 """Sharded models, exported from all ranks: the file is that of the unsharded model."""
 
-from __future__ import annotations
-
 import errno
 import functools
 import os

@@ -1,7 +1,5 @@
 """What calls of a model change: files keep buffers, and nothing else may change."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import itertools

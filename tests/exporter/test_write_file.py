@@ -1,7 +1,5 @@
 """Where an exported file cannot be written, or is not: one clear error, and nothing is left behind."""
 
-from __future__ import annotations
-
 import errno
 import inspect
 import os

@@ -3,8 +3,6 @@
 Once a file is committed, it never changes.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The models in stored files. Earlier versions of recfx build them as well, so this asks nothing new of it."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torchrec import (

@@ -3,8 +3,6 @@
 Files that one version of recfx wrote with one version of torch share most of their code, so they are compressed as one.
 """
 
-from __future__ import annotations
-
 import base64
 import io
 import json

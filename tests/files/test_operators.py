@@ -1,7 +1,5 @@
 """The operators that exported files call: a change of their signatures needs a new version."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

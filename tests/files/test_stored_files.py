@@ -1,7 +1,5 @@
 """Files of every format that was ever written, with several versions of torch, are loaded and answer as they did."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

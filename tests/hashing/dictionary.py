@@ -1,7 +1,5 @@
 """What the design says of an index, in the plainest Python: the oracle of the index's tests."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from functools import cache

@@ -1,7 +1,5 @@
 """Ids and configs for random tests of indexes; states of indexes, as tests compare, damage and load them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

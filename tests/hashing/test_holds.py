@@ -1,7 +1,5 @@
 """Holds on rows, and many indexes at once."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """``HashIndex`` against a dictionary."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """Whoever copies the map from ids to rows can tell whether it has changed."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Callable

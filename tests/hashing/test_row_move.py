@@ -1,7 +1,5 @@
 """Ids of a saved index in a table with more rows."""
 
-from __future__ import annotations
-
 import contextlib
 
 import hypothesis

@@ -1,7 +1,5 @@
 """Indexes of slices of a table against one of the whole table: the same rows, scores, candidates and counts."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Scores, candidates and counts in the state: saving, loading under another policy, loading in place, copies."""
 
-from __future__ import annotations
-
 import copy
 import io
 import pickle

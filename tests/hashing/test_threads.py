@@ -1,7 +1,5 @@
 """Several Python threads on one index."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Small models whose reports the tests know by heart; also factories for the command line."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

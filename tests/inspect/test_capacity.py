@@ -1,7 +1,5 @@
 """Capacity advice: one test a reason code, and that the advice does what it says."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """What ``convert`` warns of: reasons of level warning, once, at the line that called it."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import linecache

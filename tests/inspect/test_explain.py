@@ -1,7 +1,5 @@
 """What the report says of real models, before and after conversion."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 

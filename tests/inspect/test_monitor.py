@@ -1,7 +1,5 @@
 """``recfx.monitor``: the scalars of each interval. Those of several ranks are in ``tests/sharding/test_monitor.py``."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from math import isnan

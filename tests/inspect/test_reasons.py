@@ -3,8 +3,6 @@
 Those of an index are in ``test_capacity.py``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import fields
 from functools import partial

@@ -1,7 +1,5 @@
 """Whatever ``convert`` refuses, ``explain`` refuses, and the other way round, on every model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

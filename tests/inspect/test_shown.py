@@ -1,7 +1,5 @@
 """The report as text, HTML and JSON: what matters first, readable and fast for large models, complete, escaped."""
 
-from __future__ import annotations
-
 import dataclasses
 import html
 import json

@@ -1,7 +1,5 @@
 """Snapshots of graphs: what passes leave behind, and which nodes they have touched."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

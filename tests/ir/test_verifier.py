@@ -1,7 +1,5 @@
 """The graph: each rule of the verifier broken alone, the declarations of kinds, and the text of nodes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Batches that are right, and that are wrong in every way, and what a plain loop says of them."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import torch

@@ -1,7 +1,5 @@
 """Ids that somebody chose who knows the hashes, and inverted them."""
 
-from __future__ import annotations
-
 import torch
 
 from recfx.kernels.index.mix64 import to_int64

@@ -1,7 +1,5 @@
 """The C++ operators are what these tests are about: without them they would compare references with themselves."""
 
-from __future__ import annotations
-
 import pytest
 
 from recfx.kernels.build import library

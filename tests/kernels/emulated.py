@@ -9,8 +9,6 @@ their time, and the weak order of memory: what one thread writes, others see in 
 torch are kept in ``build/aarch64``.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tempfile

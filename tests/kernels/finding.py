@@ -1,7 +1,5 @@
 """Indexes of several kinds, filled, and their copies as operators that find rows take them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

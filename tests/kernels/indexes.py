@@ -1,7 +1,5 @@
 """Indexes as the operators take them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Lookups that pool, or gather, rows of tables with and without an index."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -1,7 +1,5 @@
 """Lookups of quantized rows."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -3,8 +3,6 @@
 python -m tests.kernels.recorded_calls FILE
 """
 
-from __future__ import annotations
-
 import copy
 import sys
 from itertools import product

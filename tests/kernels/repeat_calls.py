@@ -5,8 +5,6 @@
 It imports torch alone, so that it also runs where importing more would take minutes.
 """
 
-from __future__ import annotations
-
 import copy
 import sys
 from collections import Counter

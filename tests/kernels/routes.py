@@ -1,7 +1,5 @@
 """Batches, and routes of their ids to pieces of tables."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock

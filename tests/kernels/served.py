@@ -1,7 +1,5 @@
 """Lookups in tables as exported files store them, of every format, with and without an index."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Ids routed to pieces of tables: C++ against the reference, and against who owns an id."""
 
-from __future__ import annotations
-
 import itertools
 from contextlib import nullcontext
 from typing import Any

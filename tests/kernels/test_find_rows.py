@@ -1,7 +1,5 @@
 """Finding rows of ids: hashes, different ids, lookups of files."""
 
-from __future__ import annotations
-
 import time
 from itertools import accumulate
 from typing import Any

@@ -1,7 +1,5 @@
 """Processes that are forked while threads of the parent use an index."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

@@ -1,7 +1,5 @@
 """The step in C++ against the rules' own maths on whole gradients, and against itself where bits must be equal."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

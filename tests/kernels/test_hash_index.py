@@ -1,7 +1,5 @@
 """The operators on large batches, against a dictionary; tests/hashing/test_index_properties.py has small ones."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The index's operators as operators: checked, traced, scripted, exported and compiled."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

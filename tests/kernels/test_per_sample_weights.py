@@ -1,7 +1,5 @@
 """The gradient of per-sample weights in C++ against the reference in ATen."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings

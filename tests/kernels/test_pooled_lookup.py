@@ -1,7 +1,5 @@
 """The C++ operators against the ATen references, and against each other where bits must be equal."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings

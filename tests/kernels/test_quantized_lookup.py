@@ -1,7 +1,5 @@
 """Quantized rows and their pooled lookup in ATen, against FBGEMM's operators: to the byte, and to the last bits."""
 
-from __future__ import annotations
-
 import math
 
 import fbgemm_gpu  # noqa: F401  (loads the operators)

@@ -1,7 +1,5 @@
 """``rebuild`` says what is wrong with a state, and where."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

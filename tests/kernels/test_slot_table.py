@@ -1,7 +1,5 @@
 """Tables of slots, their groups, and the tensors of an index."""
 
-from __future__ import annotations
-
 import random
 import time
 from typing import Any

@@ -4,8 +4,6 @@ The thread sanitizer judges by the memory model of C++, whatever the machine: it
 in ``index_lock.h`` is made relaxed, which an x86-64 would not show.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

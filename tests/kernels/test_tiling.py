@@ -1,7 +1,5 @@
 """Grids, blocks and the unified buffer; ``tests/ascend`` compares the figures with Ascend's compiler."""
 
-from __future__ import annotations
-
 import pytest
 
 from recfx.kernels.build import tiling

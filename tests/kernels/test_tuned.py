@@ -1,7 +1,5 @@
 """What was measured to be best: it is kept, read, and used by launches; a file that cannot be used is as none."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

@@ -1,7 +1,5 @@
 """Each path of the kernels that this machine has gives the same bits, and RECFX_CPU_CAPABILITY chooses it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What torch's number of threads must not change."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Kernels distribute lookups over threads: all tests of targets have two."""
 
-from __future__ import annotations
-
 import pytest
 
 

@@ -1,7 +1,5 @@
 """Target ``cpu`` from raw ids, against target ``reference`` on the rows that the index gives."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 

@@ -1,7 +1,5 @@
 """What backends serve is data; whether they are here is another question; and a choice asks both."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, NoReturn
 

@@ -1,7 +1,5 @@
 """The numbers of a step for several tables: those of each table's own settings, whatever has changed since."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """A fused optimizer steps when an optimizer in backward does: once per backward pass, with a table's whole gradient."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import os

@@ -1,7 +1,5 @@
 """Both targets against each other and against autograd and torch.optim on the whole table."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import itertools

@@ -1,7 +1,5 @@
 """A kernel target is one file and one line of the registry: a model runs and trains through it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

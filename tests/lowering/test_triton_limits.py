@@ -1,7 +1,5 @@
 """What the targets ``triton`` and ``npu`` decline, and that they say why. No kernel is launched here."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The zoo: models to convert, each with a way to call it. See ``ZOO``."""
 
-from __future__ import annotations
-
 from tests.models.case import Case
 from tests.models.handwritten import HANDWRITTEN
 from tests.models.managed import MANAGED

@@ -1,7 +1,5 @@
 """What the zoo knows of a model, and how two models are compared on it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, is_dataclass

@@ -1,7 +1,5 @@
 """Files of the models of the zoo answer as the models do in eval mode, or the error says why there can be none."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

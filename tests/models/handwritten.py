@@ -1,7 +1,5 @@
 """Models with one difficulty each."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

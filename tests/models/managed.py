@@ -1,7 +1,5 @@
 """Models behind managed collisions, whose batches have ids that their modules have learned."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Models that cannot be converted, each with the reason code and where it stands."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass

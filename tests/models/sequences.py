@@ -1,7 +1,5 @@
 """Models with sequence tables, which have a row for each id: alone, beside pooled ones, and as whole recommenders."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

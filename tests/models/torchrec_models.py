@@ -1,7 +1,5 @@
 """The models of ``torchrec.models``; wrappers that call them otherwise are left out."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torchrec.datasets.utils import Batch

@@ -1,7 +1,5 @@
 """Every model of ``torchrec.distributed.test_utils.test_model`` that runs eagerly on one device."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

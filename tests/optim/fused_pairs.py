@@ -1,7 +1,5 @@
 """A standard collection and its conversion, each with optimizers in backward, trained side by side."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

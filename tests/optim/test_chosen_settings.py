@@ -1,7 +1,5 @@
 """Which settings of an attached optimizer its user chose, and what TorchRec's placeholders hold."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

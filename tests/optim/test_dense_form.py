@@ -1,7 +1,5 @@
 """The way back: standard collections train on with the dense optimizer, its settings and its state."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Optimizers of a converted model: ordinary ones step on, fused ones follow the dense rules on touched rows."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The state of a fused optimizer: made for a table, left alone when it is ready, copied with the model."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """TorchRec's ``fused_params`` as fused optimizers: what is carried out, and what is refused."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from typing import Any

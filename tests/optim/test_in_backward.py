@@ -1,7 +1,5 @@
 """Optimizers in backward: what is refused, what is fused, and whose the state is."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """``collection.fused_optimizer`` as TorchRec's ``KeyedOptimizer``: what it saves is what it loads, or is refused."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A fused optimizer is the optimizer in backward that hangs on the parameter: what is done to either is followed."""
 
-from __future__ import annotations
-
 import copy
 import functools
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Tables that one call could serve, but for the settings of their optimizers: each is trained with its own."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Whose the state of a fused optimizer is if only the kernels can use it: the optimizer's, not one collection's."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any

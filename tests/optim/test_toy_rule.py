@@ -1,7 +1,5 @@
 """A rule that is one file and one line trains, saves and loads everywhere: unsharded, hashed and sharded."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """One small collection, and its graph after each pass."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from torch import fx

@@ -1,7 +1,5 @@
 """The passes of one collection: its graph as text after each, what changed, and what is declined."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 

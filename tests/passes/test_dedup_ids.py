@@ -1,7 +1,5 @@
 """dedup_ids: the graph of one rank as text, what is declined and why, and what the verifier says of half of it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

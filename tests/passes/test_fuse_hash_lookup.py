@@ -1,7 +1,5 @@
 """fuse_hash_lookup: what becomes one node, what does not and why, and that the results are the same to the last bit."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

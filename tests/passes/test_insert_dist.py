@@ -1,7 +1,5 @@
 """insert_dist: the graph of one rank, as text. In a fake process group: nothing is communicated."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

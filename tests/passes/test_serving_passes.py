@@ -1,7 +1,5 @@
 """The passes that make graphs for files, as text: frozen indexes, stored rows, and one operator for both."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import pytest

@@ -1,7 +1,5 @@
 """``recfx.TrainPipeline``: what ends it, what goes wrong, and how it goes on."""
 
-from __future__ import annotations
-
 import gc
 import threading
 import time

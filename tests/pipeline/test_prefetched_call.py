@@ -1,7 +1,5 @@
 """Which part of a batch a collection gets, and the call that is made ahead."""
 
-from __future__ import annotations
-
 import threading
 from collections import namedtuple
 from dataclasses import dataclass

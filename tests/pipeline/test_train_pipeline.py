@@ -1,7 +1,5 @@
 """``recfx.TrainPipeline``: the same bits as steps one by one."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from itertools import count

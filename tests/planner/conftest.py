@@ -1,7 +1,5 @@
 """TorchRec's planner logs at length about what these tests do not look at."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """``recfx.plan``: the same plan everywhere, for pods of NPUs as well, and clear refusals."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """How many ranks a plan is for: everything that takes a plan goes by what it was made for, and guesses nothing."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Callable

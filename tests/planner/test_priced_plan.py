@@ -2,8 +2,6 @@
 model that was sharded by it, show its price and the runner-up.
 """
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Converted collections in TorchRec's own planner and DistributedModelParallel."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """TorchRec's own ways to shard a model find converted collections, whatever sharders a script lists; or one error."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """``recfx.cost`` of models and of graphs: expressions, numbers, texts, and what it refuses."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, get_args
 

@@ -1,7 +1,5 @@
 """The formulas of node kinds: one for each, what they count, and the times that follow on some hardware."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Costs of plans, without processes: they are those of the sharded model, and a thousand ranks are no trouble."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """What a sharded collection sends and keeps is, byte for byte, what its cost says."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from fractions import Fraction
 from typing import Any

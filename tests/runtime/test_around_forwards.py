@@ -1,7 +1,5 @@
 """What is around a forward: hooks, the default device, batches in flight, profiles."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Bags that are gathered, renamed or thinned out: every part of the batch that results."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

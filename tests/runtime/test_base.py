@@ -1,7 +1,5 @@
 """Under every torch.fx tracer a converted collection, and each node of its graph, is one leaf call."""
 
-from __future__ import annotations
-
 import copy
 import io
 from collections.abc import Callable

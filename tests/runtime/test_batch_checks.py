@@ -1,7 +1,5 @@
 """Batches that do not fit: what is said of each, that nothing has changed then, and what is taken all the same."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

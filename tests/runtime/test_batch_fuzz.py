@@ -1,7 +1,5 @@
 """Hundreds of batches, most of them wrong: each is answered as by the standard collection, or refused in one way."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """``HashIds.finder``: rows that are found ahead, and when they are used."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

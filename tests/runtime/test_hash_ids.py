@@ -1,7 +1,5 @@
 """What ``hash_ids`` counts: sightings, each once."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

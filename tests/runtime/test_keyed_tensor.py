@@ -1,7 +1,5 @@
 """The columns of pooled outputs: put together, and divided where they are means."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode

@@ -1,7 +1,5 @@
 """``lookup`` and ``hash_lookup``: what they refuse to train, copies, and how many steps they take."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Callable

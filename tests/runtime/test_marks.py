@@ -1,7 +1,5 @@
 """Marks: which call they identify, and what all ranks conclude from the same ones."""
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 import pytest

@@ -1,7 +1,5 @@
 """``select_features``: keys in the collection's order; ids in range; inverse indices; what may be sent."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Where tables are kept: the store of a collection, its new rows, and what is sent to them."""
 
-from __future__ import annotations
-
 import copy
 import os
 import pickle

@@ -1,7 +1,5 @@
 """Models to be planned for: several collections, weighted and sequence ones, shared features, subclasses."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig

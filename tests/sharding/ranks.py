@@ -1,7 +1,5 @@
 """Real processes, with gloo by default, that stay for all tests: starting one takes seconds, a call milliseconds."""
 
-from __future__ import annotations
-
 import atexit
 import gc
 import os

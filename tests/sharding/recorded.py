@@ -1,7 +1,5 @@
 """What really goes over the wire: every collective of a step, with the bytes that this rank passed to it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 from unittest import mock

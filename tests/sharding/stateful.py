@@ -1,7 +1,5 @@
 """Models whose state is saved and loaded in sharded tests, and what the tests compare."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

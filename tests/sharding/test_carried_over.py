@@ -1,7 +1,5 @@
 """What a model has trained is carried over to other plans and other numbers of ranks, by every way, to the bit."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path

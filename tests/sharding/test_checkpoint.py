@@ -1,7 +1,5 @@
 """Checkpoints of sharded models, recfx's and torch's own: saved on N ranks, loaded on M; to the bit."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

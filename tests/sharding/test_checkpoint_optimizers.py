@@ -1,7 +1,5 @@
 """Ordinary optimizers in checkpoints of sharded models: alone, and beside fused ones."""
 
-from __future__ import annotations
-
 import copy
 import shutil
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Copies of sharded models, and models that are sharded no longer."""
 
-from __future__ import annotations
-
 import copy
 import io
 import pickle

@@ -1,7 +1,5 @@
 """Sharded training in ways that users have and the other tests have not, against the unsharded model."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 from unittest import mock

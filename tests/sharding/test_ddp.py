@@ -1,7 +1,5 @@
 """DistributedDataParallel and FSDP with a sharded model: the dense part is theirs, and they leave tables alone."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

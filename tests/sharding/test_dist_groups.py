@@ -1,7 +1,5 @@
 """The process groups that sharded collections make for themselves, and models over a part of the ranks."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The report of sharded collections, on real ranks: where rows are, what the indexes of slices hold."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from typing import Any

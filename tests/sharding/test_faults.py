@@ -1,7 +1,5 @@
 """Ranks that fail: the others fail too, in bounded time, and nothing wrong is learnt. Short-lived gloo processes."""
 
-from __future__ import annotations
-
 import gc
 import os
 import tempfile

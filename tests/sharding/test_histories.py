@@ -5,8 +5,6 @@ All ranks make the same calls; what differs between them is what must not matter
 their garbage collector runs. Losses are sums and learning rates powers of two, so sums do not depend on their order.
 """
 
-from __future__ import annotations
-
 import gc
 import itertools
 import random

@@ -1,7 +1,5 @@
 """Backwards that come late, forwards that are computed again, and the steps of a batch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Sharded collections exchange batches and gradients that lie in memory in any way as if they were contiguous."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

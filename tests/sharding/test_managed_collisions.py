@@ -1,7 +1,5 @@
 """A model whose managed collisions were converted, sharded: ids, rows and outputs are those of the unsharded one."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """``recfx.monitor`` on several ranks: each has its own rows, and all can have the sum."""
 
-from __future__ import annotations
-
 from math import isnan
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Sharded tables train as TorchRec's do, also by what nobody spelled out; and the report says what that is."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from typing import Any

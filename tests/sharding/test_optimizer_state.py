@@ -1,7 +1,5 @@
 """The fused optimizer of sharded collections: TorchRec's names and layout, on every rank, around what kernels use."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from typing import Any

@@ -3,8 +3,6 @@
 In a fake process group: what is refused is refused before anything is communicated.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterator
 from typing import Any

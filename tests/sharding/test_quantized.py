@@ -1,7 +1,5 @@
 """Rows and gradients that travel in fp16 or bf16, as TorchRec's codecs round them, and as the graph says."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What sharding refuses, hooks included."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 Without a plan, TorchRec's planner makes small tables data-parallel, and leaves them to the ordinary optimizer.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

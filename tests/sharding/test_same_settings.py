@@ -1,7 +1,5 @@
 """Ranks that would shard one collection with different settings: all of them are refused, and told what differs."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock

@@ -1,7 +1,5 @@
 """What sharded sequence collections return and save, beside the unsharded standard one on the same samples."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What was trained before it is sharded goes on: weights, ids and optimizer state; and the module itself stays."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

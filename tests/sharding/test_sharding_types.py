@@ -1,7 +1,5 @@
 """Sharding types: their rules, uneven columns, and a type of the user's."""
 
-from __future__ import annotations
-
 import ast
 import copy
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """``state_dict`` and ``load_state_dict`` of sharded collections."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A sharded collection that is called several times per step: one step of its fused optimizers, as unsharded."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """TorchRec's own pipelines over sharded collections: the same bits as step by step, and really pipelined."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

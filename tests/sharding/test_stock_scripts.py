@@ -3,8 +3,6 @@
 What they leave to chance is fixed, so that two runs can be compared: weights after sharding, and the random batches.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -2,8 +2,6 @@
 graph's own; for torch.fx, a collection is one leaf call, whose result is awaited where it is used.
 """
 
-from __future__ import annotations
-
 import copy
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """The collectives of the graph are those on the wire: as many, in the same order, with as many bytes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Cases of every sharding type: adopted, hashed in every way, and mixed at random."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """A process group without other processes: sharding itself needs none, and what is sent arrives nowhere."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Run a script, or code, in a process that has imported torch and TorchRec already, but not recfx."""
 
-from __future__ import annotations
-
 import os
 import runpy
 import subprocess

@@ -1,7 +1,5 @@
 """Processes that have imported torch and TorchRec when they start: an import takes seconds."""
 
-from __future__ import annotations
-
 import multiprocessing
 from multiprocessing.context import ForkServerContext
 

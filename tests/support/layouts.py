@@ -1,7 +1,5 @@
 """The ways in which a tensor can lie in memory, apart from being contiguous."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Two hashed tables trained beside their oracle: a weight and a state for each id, forgotten with the id."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """What some versions of torch and TorchRec lack: tests of it are skipped there, and say which version they need."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 from collections.abc import Iterator

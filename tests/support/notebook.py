@@ -5,8 +5,6 @@
 writes ``examples/torchrec_tour.ipynb``.
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import io

@@ -1,7 +1,5 @@
 """Operators that a test declares are forgotten afterwards: the tables of kinds are those of the process."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """A browser for the tests of pages, started once: fixtures of all tests."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 

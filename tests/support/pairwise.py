@@ -1,7 +1,5 @@
 """Cases in which any two values of different arguments meet, instead of all values of all arguments."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Iterable

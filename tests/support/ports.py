@@ -1,7 +1,5 @@
 """A port of this machine that nobody listens to."""
 
-from __future__ import annotations
-
 import socket
 
 

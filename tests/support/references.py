@@ -1,7 +1,5 @@
 """recfx's operators by their references in torch, as on a machine without the C++ library."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType

@@ -1,7 +1,5 @@
 """What a refusal must say: its type, its reason code and, if one is given, the path of its module and its text."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections.abc import Iterator

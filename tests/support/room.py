@@ -5,8 +5,6 @@ slow as the same loop a few calls higher. A frame that asks for a stack of megab
 of which only what is used is ever memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 

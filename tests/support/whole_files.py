@@ -5,8 +5,6 @@ of which nothing is left. It then waits for ever: for an answer to nothing, or w
 begins before it knows what comes next. The version after 3.8 may do without this.
 """
 
-from __future__ import annotations
-
 from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
 

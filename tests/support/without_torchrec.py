@@ -5,8 +5,6 @@ A machine that is lent for its GPU may have neither TorchRec nor FBGEMM for its 
 get names that stand for nothing.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from collections.abc import Sequence

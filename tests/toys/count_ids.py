@@ -1,7 +1,5 @@
 """A toy pass, and the node that it inserts: ``count_ids`` counts the ids of every feature and hands the batch on."""
 
-from __future__ import annotations
-
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recfx.ir.node_kinds import Input, NodeKind, Stage, ValueType

@@ -1,7 +1,5 @@
 """A toy kernel target: a Python loop over bags, for SUM lookups of small tables; autograd gives the backward."""
 
-from __future__ import annotations
-
 import itertools
 
 import torch

@@ -1,7 +1,5 @@
 """A toy sharding type: ``table_wise`` under another name, with a way back of its own. This file is all of it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from recfx.ir.shards import Cut, ShardingType, TablePlan

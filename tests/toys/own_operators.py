@@ -1,7 +1,5 @@
 """A small model, an operator that scales pooled rows, and the pass that adds it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

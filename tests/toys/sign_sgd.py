@@ -1,7 +1,5 @@
 """A toy optimizer: sign SGD whose steps get shorter the more gradient an element has seen. One file, as every rule."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """A toy kind of collection: pooled like TorchRec's, with other classes and names throughout. This file is all of it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any

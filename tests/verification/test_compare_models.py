@@ -1,7 +1,5 @@
 """How two tensors differ, and whether two models make the same step, at two batch sizes."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """What ``verify`` says where nothing, or not everything, can be compared."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

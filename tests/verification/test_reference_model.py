@@ -1,7 +1,5 @@
 """The model that a conversion is compared with: its tables, and the optimizers on them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Rows that a batch did not touch: dense rules move them, fused ones do not, and ``verify`` compares the others."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

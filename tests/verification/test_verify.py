@@ -1,7 +1,5 @@
 """What ``recfx.verify`` notices, each fault alone, and what it leaves as it was."""
 
-from __future__ import annotations
-
 import copy
 import random
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The kernel that checks batches: what it says is right is right, and it says so of every ordinary batch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

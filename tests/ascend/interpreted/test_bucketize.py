@@ -1,7 +1,5 @@
 """The kernels that route ids on a device, in both forms: what they refuse, and the form for GPUs on any batch."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings

@@ -1,7 +1,5 @@
 """Collections on target ``triton`` whose rows the kernel finds, in the interpreter."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.ascend import finding_on_device

@@ -1,7 +1,5 @@
 """Whole models on target ``triton``: against the standard model, and hashed ones against another target."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from itertools import product

@@ -1,7 +1,5 @@
 """The operators of the kernels in Triton: which kernels they launch; ``on_device`` has ``opcheck``."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

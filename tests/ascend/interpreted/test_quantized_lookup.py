@@ -1,7 +1,5 @@
 """The operator that pools quantized rows: odd addresses."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

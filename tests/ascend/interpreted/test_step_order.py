@@ -1,7 +1,5 @@
 """The order of positions, against a stable sort of int64, and what is sorted for it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

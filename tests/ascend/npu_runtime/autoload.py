@@ -3,8 +3,6 @@
 So a script sees the device as it would see a real one: it imports torch, and nothing else.
 """
 
-from __future__ import annotations
-
 
 def autoload() -> None:
     """Import torch_npu, give its operators the CPU's kernels, and its group of processes gloo's collectives."""

@@ -10,8 +10,6 @@ that has imported torch. They are ordinary tests; only fixtures must not touch t
 both processes.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Iterator

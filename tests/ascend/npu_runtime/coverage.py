@@ -4,8 +4,6 @@
 own that sees a simulated NPU. Reasons stay; those of new lines have to be written by hand.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -4,8 +4,6 @@ torch_npu's dispatch table says that an operator has a kernel. CANN chooses by d
 AI Cores or one for the AI CPU, a few cores on the chip that take milliseconds where AI Cores take microseconds.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import cache

@@ -1,7 +1,5 @@
 """The environment of a process that sees a simulated NPU."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Imports would take longer than most of the files. They come in the order of ever
 device is touched before the fork.
 """
 
-from __future__ import annotations
-
 import atexit
 import gc
 import importlib

@@ -4,8 +4,6 @@ So that operators, their launchers and the tests for a real device run as they a
 ``TRITON_INTERPRET=1`` when it starts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the graphs of sharded collections run on two NPUs: the part of ``coverage.py`` that each rank does."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 
 import torch

@@ -1,7 +1,5 @@
 """Training of ``tests.sharding.cases`` with a shard on each NPU, in a group of processes called ``hccl``."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A group of processes called ``hccl`` whose collectives are gloo's, over the memory of simulated NPUs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any

@@ -1,7 +1,5 @@
 """References in the place of the kernels in Triton, on a simulated NPU."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

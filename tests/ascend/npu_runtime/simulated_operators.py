@@ -5,8 +5,6 @@ needs. Autograd, streams, copies and views stay as torch_npu has them. Tensors o
 devices in one operator are refused, as on a real device; its limits of dtypes and sizes are not known here.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import re

@@ -1,7 +1,5 @@
 """Builds the libraries that torch_npu loads instead of CANN's, from the names that the wheel asks for."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from pathlib import Path

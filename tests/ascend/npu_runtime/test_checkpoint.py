@@ -1,7 +1,5 @@
 """Checkpoints of a model on an NPU: they resume there, on another NPU and on the CPU, and those of the CPU here."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

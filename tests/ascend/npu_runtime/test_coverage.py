@@ -1,7 +1,5 @@
 """Where lowered graphs leave the AI Cores of an NPU is what ``host_round_trips.md`` says, and nothing else."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

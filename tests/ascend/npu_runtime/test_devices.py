@@ -1,7 +1,5 @@
 """Devices that are not there, and tensors on the wrong one: one clear error each."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

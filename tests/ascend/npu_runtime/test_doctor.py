@@ -1,7 +1,5 @@
 """``python -m recfx doctor`` on a simulated NPU, whose kernels Triton's interpreter runs: all is right."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Every example that takes a device, with ``--device npu:0 --smoke``: it ends well, with the numbers of the CPU."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

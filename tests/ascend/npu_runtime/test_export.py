@@ -1,7 +1,5 @@
 """Models on a (simulated) NPU are exported, and their files serve there: in ATen, waiting once per batch."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Target ``npu`` in eval mode: rows are found on the (simulated) device, which the host does not wait for."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -4,8 +4,6 @@ Counted are operators of torch and recfx that read or write a tensor on the NPU,
 memory that is only allocated are free; a copy from or to the host counts as one.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

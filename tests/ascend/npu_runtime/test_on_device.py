@@ -4,8 +4,6 @@ A process of their own runs them as they would be run there. Triton's interprete
 kernels, and few examples; ``test_doctor.py`` has the operators' other shapes, and the training runs.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.ascend.npu_runtime.conftest import Processes

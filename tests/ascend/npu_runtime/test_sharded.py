@@ -1,7 +1,5 @@
 """Tables sharded over two NPUs, with gloo's collectives under HCCL's name, against the unsharded model on the CPU."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Target ``npu`` on a simulated NPU: everything around its kernels, and references in their place."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Training and eval forwards on an NPU leave what they leave on the CPU."""
 
-from __future__ import annotations
-
 import copy
 import re
 from collections.abc import Callable

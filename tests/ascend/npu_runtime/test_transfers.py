@@ -1,7 +1,5 @@
 """The copies between the host, which hashes ids, and the device of the tables: nodes of the graph, without a wait."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from typing import Any

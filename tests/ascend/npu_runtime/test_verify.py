@@ -1,7 +1,5 @@
 """``recfx.verify``, and the check of a conversion, where both models are on an NPU."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torchrec import EmbeddingBagCollection, PoolingType

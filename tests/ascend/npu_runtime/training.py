@@ -1,7 +1,5 @@
 """The same training on a device of the caller's choice; what it leaves is compared on the CPU."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

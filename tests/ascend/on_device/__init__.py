@@ -6,8 +6,6 @@ launched there, every operator is compared with its reference, and models train 
 kernels and operators, torch, Triton, pytest and Hypothesis are enough: without TorchRec, models are left out.
 """
 
-from __future__ import annotations
-
 from tests.support import without_torchrec
 
 without_torchrec.prepare()

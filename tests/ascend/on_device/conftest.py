@@ -1,7 +1,5 @@
 """Without TorchRec there are no models; on a simulated NPU, Triton's interpreter runs the kernels of these tests."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

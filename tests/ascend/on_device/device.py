@@ -1,7 +1,5 @@
 """The device that tests of kernels run on, and how close their results have to be."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

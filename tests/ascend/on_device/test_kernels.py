@@ -1,7 +1,5 @@
 """Every kernel, in every compiled form, against its reference."""
 
-from __future__ import annotations
-
 import pytest
 
 from recfx.commandline.doctor.checks import ON_A_DEVICE

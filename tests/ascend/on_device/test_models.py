@@ -1,7 +1,5 @@
 """Converted models on the device: they train, answer, are saved and exported as on the CPU."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The operators, whose launches are sized for the device, against their references on many shapes."""
 
-from __future__ import annotations
-
 import os
 from itertools import pairwise
 from typing import Any

@@ -1,7 +1,5 @@
 """A small model, converted, that trains on the device as it does on the CPU."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -8,8 +8,6 @@ run (bytes read and written, too).
 With ``TRITON_INTERPRET=1``, ``--device cpu --quick`` shows in seconds that all of it runs; it measures nothing.
 """
 
-from __future__ import annotations
-
 from tests.support import without_torchrec
 
 without_torchrec.prepare()

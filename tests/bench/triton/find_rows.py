@@ -6,8 +6,6 @@ slots.
 Bytes: each id, one slot (id and row), and the row.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from itertools import accumulate
 

@@ -7,8 +7,6 @@ after their first step.
 Bytes: each id and the gradient of its bag, and every row that the batch touches, with its state: read and written once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any

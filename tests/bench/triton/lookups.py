@@ -4,8 +4,6 @@ with a step: rows of every width, and tables of several widths at once.
 Bytes: each id and the row that it names (as it is stored), the offsets, and the output, or its gradient and theirs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import accumulate

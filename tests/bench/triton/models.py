@@ -8,8 +8,6 @@ Times are the host's until the device is done. ``launches`` and ``waits`` are th
 which counts nothing on the CPU.
 """
 
-from __future__ import annotations
-
 import copy
 import sys
 import tempfile

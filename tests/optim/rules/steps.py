@@ -1,7 +1,5 @@
 """Steps of a rule beside those of the dense optimizer that it stands for."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Every rule: its step beside a dense optimizer and beside FBGEMM's formulas, what it keeps, and its names."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

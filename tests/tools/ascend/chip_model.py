@@ -17,8 +17,6 @@ one that takes longest binds::
 ``series`` is how many copies' latencies follow one another: with eight rows in flight, an eighth per row.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType

@@ -5,8 +5,6 @@ function in Python, and that function tells a :class:`Core` what the text tells 
 contents, except integers that were copied from memory and are read one by one later.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from math import prod

@@ -1,7 +1,5 @@
 """Scalars of HIVM in Python, and how many operations on them a compiler leaves."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -5,8 +5,6 @@ It is ``tests.tools.ascend.chip_model``, for the kernels alone: not for what sor
 With ``--write``, the table goes into ``kernels/README.md``.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Mapping

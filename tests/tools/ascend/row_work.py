@@ -5,8 +5,6 @@ What a batch looks like is known by the names of a kernel's parameters. The figu
 ``row_work.txt`` by ``python -m tests.tools.ascend.row_work``.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf

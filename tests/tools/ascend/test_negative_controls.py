@@ -1,7 +1,5 @@
 """Each level notices a kernel that is wrong in the way that this level is there for."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The model of a chip says what follows from what compiled kernels do per row, which is counted again."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.ascend import tools

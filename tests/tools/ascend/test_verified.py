@@ -1,7 +1,5 @@
 """What kernels/README.md says has been verified is what there is to verify."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.ascend import tools

@@ -5,8 +5,6 @@ vectors (V). Each pipe begins its instructions in order, and waits where it is t
 long are the assumptions of ``tests.tools.ascend.chip_model``; nothing was timed on a chip.
 """
 
-from __future__ import annotations
-
 from collections import Counter, OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from typing import Any

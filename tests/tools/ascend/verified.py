@@ -4,8 +4,6 @@
 them passed and none was skipped.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping

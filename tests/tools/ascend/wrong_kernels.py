@@ -1,7 +1,5 @@
 """Kernels that are wrong on purpose, one way each: the check that should notice is shown to notice."""
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -1,7 +1,5 @@
 """``make matrix SETS="2.7 2.14"``: recfx's tests on other versions of torch, TorchRec and FBGEMM."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from typing import Any

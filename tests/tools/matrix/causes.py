@@ -1,7 +1,5 @@
 """Why single tests fail on older sets, and what of a run has no such cause."""
 
-from __future__ import annotations
-
 import re
 import runpy
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The environment of a set: ``.sets/2.7`` has its packages, without CUDA's libraries, and its C++ library."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import subprocess

@@ -5,8 +5,6 @@ looked for in the oldest and the newest set (``make names``) before it is used. 
 ``recfx/versions/differences.py``, which is not looked at.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib
 import sys

@@ -1,7 +1,5 @@
 """The shortest way through recfx, on the versions that are installed: convert, train, save, two ranks, export."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 

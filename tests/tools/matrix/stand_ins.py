@@ -3,8 +3,6 @@
 Each library has the symbols that torch takes from it, under the versions that it asks for, and every function fails.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import tempfile

@@ -3,8 +3,6 @@
 Exit status 0 when at least nine in ten of those that are not equivalent (``equivalent.txt``) are noticed.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import random

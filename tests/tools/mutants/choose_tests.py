@@ -1,7 +1,5 @@
 """Which tests judge a file: those of its package and those that import it, the nearest first."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import re

@@ -5,8 +5,6 @@ that it sees in its own process. recfx reads code objects and runs most of its s
 mutmut only says what to change, and ``tests.tools.mutants.run`` changes the files of a copy of the repository.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Runs the tests of one mutant, in a copy of the repository."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
