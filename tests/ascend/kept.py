@@ -25,5 +25,4 @@ def kept(name: str, make: Callable[[], Made]) -> Made:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not file.exists():
             file.write_bytes(pickle.dumps(make()))
-        made: Made = pickle.loads(file.read_bytes())
-        return made
+        return pickle.loads(file.read_bytes())

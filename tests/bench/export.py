@@ -44,8 +44,7 @@ class Pooled(nn.Module):
 
     def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
         """The pooled embeddings ``[B, sum D]``."""
-        pooled: torch.Tensor = self.ebc(features).values()
-        return pooled
+        return self.ebc(features).values()
 
 
 # TorchRec's tracer writes them into the graph's code as they are, and strings would not compile.

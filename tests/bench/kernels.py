@@ -65,8 +65,7 @@ def bucketize(setup: Setup) -> Iterator[Result]:
 
     def fbgemm(i: int) -> torch.Tensor:
         arguments = (lengths, values[i], False, False, blocks, PIECES, None)
-        routed: torch.Tensor = torch.ops.fbgemm.block_bucketize_sparse_features(*arguments)[1]
-        return routed
+        return torch.ops.fbgemm.block_bucketize_sparse_features(*arguments)[1]
 
     calls: Calls = {
         "bucketize": lambda i: route(values[i], lengths, setup.batch, routes)[0],

@@ -43,8 +43,7 @@ def on_ranks(ranks: int, run: Callable[..., Iterable[Result]], setup: Setup, *ar
     with tempfile.TemporaryDirectory() as folder:
         given = (ranks, folder, run, setup, arguments)
         mp.start_processes(_process, given, nprocs=max(1, ranks), start_method="forkserver")
-        results: list[Result] = torch.load(os.path.join(folder, "results"), weights_only=False)
-        return results
+        return torch.load(os.path.join(folder, "results"), weights_only=False)
 
 
 def cases_on_ranks(

@@ -32,8 +32,7 @@ def mch(rows: int = ROWS, policy: Any = None, interval: int = 1, **settings: Any
 
 def hash_zch(rows: int = ROWS, **settings: Any) -> HashZchManagedCollisionModule:
     """With identities as training on a GPU leaves them: in the slots where they are looked for."""
-    module = HashZchManagedCollisionModule(rows, CPU, total_num_buckets=1, max_probe=rows, **settings)
-    return module
+    return HashZchManagedCollisionModule(rows, CPU, total_num_buckets=1, max_probe=rows, **settings)
 
 
 def managed(

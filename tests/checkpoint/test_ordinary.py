@@ -215,8 +215,7 @@ class Model(nn.Module):
         self.over = nn.Linear(self.ebc.embedding_bag_configs()[0].embedding_dim, 1)
 
     def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
-        total: torch.Tensor = self.over(self.ebc(features).values()).square().sum()
-        return total
+        return self.over(self.ebc(features).values()).square().sum()
 
 
 def stages() -> list[WarmupStage]:

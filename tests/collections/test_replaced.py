@@ -68,8 +68,7 @@ class Helper:
 
 
 def _bound(method: str, module: nn.Module) -> Lookup:
-    lookup: Lookup = getattr(module, method)
-    return lookup
+    return getattr(module, method)
 
 
 REACHED: dict[str, Callable[[nn.Module], Lookup]] = {

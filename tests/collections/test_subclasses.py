@@ -54,8 +54,7 @@ def identity(model: nn.Module) -> nn.Module:
 
 
 def pickled(model: nn.Module) -> nn.Module:
-    loaded: nn.Module = pickle.loads(pickle.dumps(model))
-    return loaded
+    return pickle.loads(pickle.dumps(model))
 
 
 @pytest.mark.parametrize(

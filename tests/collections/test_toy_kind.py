@@ -30,8 +30,7 @@ class Model(nn.Module):
 
     def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
         """Sum everything."""
-        values: torch.Tensor = self.sparse(features).values()
-        return values
+        return self.sparse(features).values()
 
 
 @pytest.fixture

@@ -23,8 +23,7 @@ class Model(nn.Module):
         self.over = nn.Linear(4, 1)
 
     def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
-        answer: torch.Tensor = self.over(self.sparse(features).values())
-        return answer
+        return self.over(self.sparse(features).values())
 
 
 def batch(ids: torch.Tensor) -> KeyedJaggedTensor:
@@ -42,8 +41,7 @@ def converted(hashing: recfx.HashConfig | None) -> Model:
     torch.manual_seed(0)
     model = Model()
     attach(model.sparse, torch.optim.Adagrad, lr=0.5)
-    made: Model = recfx.convert(model, hashing=hashing)
-    return made
+    return recfx.convert(model, hashing=hashing)
 
 
 def hashed() -> Model:

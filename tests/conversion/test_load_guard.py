@@ -60,8 +60,7 @@ def reloaded(model: nn.Module) -> nn.Module:
     stream = io.BytesIO()
     torch.save(model, stream)
     stream.seek(0)
-    copied: nn.Module = torch.load(stream, weights_only=False)
-    return copied
+    return torch.load(stream, weights_only=False)
 
 
 def in_place() -> nn.Module:

@@ -86,8 +86,7 @@ def pickled(model: nn.Module) -> nn.Module:
     file = io.BytesIO()
     torch.save(model, file)
     file.seek(0)
-    loaded: nn.Module = torch.load(file, weights_only=False)
-    return loaded
+    return torch.load(file, weights_only=False)
 
 
 HAND_ON = NodeKind(

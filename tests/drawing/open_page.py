@@ -39,10 +39,7 @@ def opened(page: Page, model: nn.Module, tmp_path: Path) -> Page:
 
 
 def texts(page: Page, selector: str) -> list[str]:
-    shown: list[str] = page.run(
-        f"[...document.querySelectorAll({json.dumps(selector)})].map((e) => e.textContent.trim())"
-    )
-    return shown
+    return page.run(f"[...document.querySelectorAll({json.dumps(selector)})].map((e) => e.textContent.trim())")
 
 
 def boxes(page: Page, side: str = "after") -> list[str]:
@@ -64,5 +61,4 @@ def shown_costs(page: Page, time: bool = False) -> dict[str, float]:
 
 
 def focused(page: Page) -> str:
-    label: str = page.run("document.activeElement.getAttribute('aria-label') ?? document.activeElement.id")
-    return label
+    return page.run("document.activeElement.getAttribute('aria-label') ?? document.activeElement.id")

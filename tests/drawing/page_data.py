@@ -14,8 +14,7 @@ def data_of(path: Path) -> dict[str, Any]:
     """The data in a page."""
     packed = re.search(r'id="data">([^<]*)</script>', path.read_bytes().decode())
     assert packed is not None
-    data: dict[str, Any] = json.loads(gzip.decompress(base64.b64decode(packed[1])))
-    return data
+    return json.loads(gzip.decompress(base64.b64decode(packed[1])))
 
 
 def text_of(path: Path) -> str:

@@ -34,8 +34,7 @@ class Ranker(nn.Module):
         self.over = nn.Linear(128, 1)
 
     def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
-        logits: torch.Tensor = self.over(self.ebc(features).values())
-        return logits
+        return self.over(self.ebc(features).values())
 
 
 def sharded() -> nn.Module:

@@ -40,8 +40,7 @@ class Inner(nn.Module):
 
     def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
         pooled = self.ebc(features)  # inner
-        values: torch.Tensor = pooled.values()
-        return values
+        return pooled.values()
 
 
 class Middle(nn.Module):
@@ -62,8 +61,7 @@ class Nested(nn.Module):
         self.middle = Middle()
 
     def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
-        pooled: torch.Tensor = self.middle(features)
-        return pooled
+        return self.middle(features)
 
 
 class Shared(nn.Module):

@@ -47,8 +47,7 @@ class WithBuffer(nn.Module):
         self.register_buffer("scale", torch.ones(1, device="meta"), persistent=False)
 
     def forward(self, *batch: Any) -> torch.Tensor:
-        result: torch.Tensor = self.model(*batch) * self.scale
-        return result
+        return self.model(*batch) * self.scale
 
 
 def with_buffer_on_meta() -> tuple[nn.Module, recfx.Sample]:

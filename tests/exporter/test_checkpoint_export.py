@@ -115,8 +115,7 @@ class WithLoss(nn.Module):
         self.scale = nn.Parameter(torch.ones(()))
 
     def forward(self, *batch: Any) -> torch.Tensor:
-        loss: torch.Tensor = (self.ranker(*batch) * self.scale).square().mean()
-        return loss
+        return (self.ranker(*batch) * self.scale).square().mean()
 
 
 def with_loss(wrapped: str) -> Any:

@@ -156,8 +156,7 @@ class _OneIsNotCalled(nn.Module):
     def forward(self, dense: torch.Tensor, features: KeyedJaggedTensor) -> torch.Tensor:
         if self.training:
             dense = dense + self.other(dense, features)
-        output: torch.Tensor = self.called(dense, features)
-        return output
+        return self.called(dense, features)
 
 
 def test_a_collection_that_is_not_called_is_not_in_the_report_either(tmp_path: Path) -> None:

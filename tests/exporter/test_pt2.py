@@ -57,8 +57,7 @@ class Concatenated(nn.Module):
 
     def forward(self, wide: Tensor, narrow: Tensor, padded: Tensor, features: KeyedJaggedTensor) -> Tensor:
         pooled = self.ebc(features.permute([2, 0, 1])).values()
-        over: Tensor = self.over(torch.cat([wide, narrow, pooled], dim=1)) + padded.sum(dim=1, keepdim=True)
-        return over
+        return self.over(torch.cat([wide, narrow, pooled], dim=1)) + padded.sum(dim=1, keepdim=True)
 
 
 class Checked(nn.Module):
@@ -159,8 +158,7 @@ class Scripted(nn.Module):
         self.ebc, self.over = collection(4), torch.jit.script(nn.Sequential(nn.Linear(12, 1)))
 
     def forward(self, features: KeyedJaggedTensor) -> Tensor:
-        output: Tensor = self.over(self.ebc(features).values())
-        return output
+        return self.over(self.ebc(features).values())
 
 
 def test_a_scripted_submodule_is_refused_by_a_code(tmp_path: Path) -> None:

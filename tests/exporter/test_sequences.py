@@ -26,8 +26,7 @@ def model() -> nn.Module:
 
 
 def batch(batch_size: int, **options: Any) -> KeyedJaggedTensor:
-    features: KeyedJaggedTensor = call(batch_size, seed=9, **options).args[1]
-    return features
+    return call(batch_size, seed=9, **options).args[1]
 
 
 def assert_same(answer: Answer, expected: Answer) -> None:

@@ -224,8 +224,7 @@ class _Averages(_Model):
         self.running = _Mean()
 
     def forward(self, features: KeyedJaggedTensor) -> Tensor:
-        averaged: Tensor = self.running(self.ebc(features).values())
-        return averaged
+        return self.running(self.ebc(features).values())
 
 
 class _Assigns(_Model):

@@ -34,8 +34,7 @@ def groups() -> list[str]:
 @cache
 def facts_in(group: str) -> Mapping[str, Facts]:
     """What is known of each file in a group, by its name there."""
-    facts: dict[str, Facts] = json.loads((DATA / f"{group}.json").read_text())
-    return facts
+    return json.loads((DATA / f"{group}.json").read_text())
 
 
 def facts_of(name: str) -> Facts:

@@ -118,8 +118,7 @@ def in_place(target: HashIndex, source: HashIndex) -> None:
 
 
 def found_in(view: IndexView, *ids: int) -> list[int]:
-    rows: list[int] = hash_index.find(torch.tensor(ids), view.slot_groups, view.side_row, 0).tolist()
-    return rows
+    return hash_index.find(torch.tensor(ids), view.slot_groups, view.side_row, 0).tolist()
 
 
 def test_views_are_kept_until_a_state_is_written() -> None:

@@ -65,8 +65,7 @@ class Wrapped(nn.Module):
         self.inner = inner
 
     def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
-        pooled: torch.Tensor = self.inner(features).values()
-        return pooled
+        return self.inner(features).values()
 
 
 def towers() -> tuple[nn.Module, tuple[KeyedJaggedTensor]]:

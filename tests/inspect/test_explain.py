@@ -147,8 +147,7 @@ class Branching(nn.Module):
         self.branch = _Branch(self.inner)
 
     def forward(self, features: object) -> torch.Tensor:
-        output: torch.Tensor = self.branch(features)
-        return output
+        return self.branch(features)
 
 
 class _Branch(nn.Module):

@@ -39,10 +39,7 @@ def served_lookup(
     """The operator."""
     count, columns, formats, *index = map(list, zip(*tables, strict=True))
     of_tables = (count, columns, formats, table_of_feature, slots, *index)
-    result: torch.Tensor = library.operators().served_lookup(
-        ids, offsets, rows, *of_tables, mean, per_sample_weights, unpooled
-    )
-    return result
+    return library.operators().served_lookup(ids, offsets, rows, *of_tables, mean, per_sample_weights, unpooled)
 
 
 def served_lookup_reference(

@@ -44,8 +44,7 @@ def weight_of(model: nn.Module) -> nn.Parameter:
 
 def state_of(model: nn.Module) -> dict[str, Any]:
     (optimizer,) = attached_optimizers(weight_of(model))
-    state: dict[str, Any] = optimizer.state[weight_of(model)]
-    return state
+    return optimizer.state[weight_of(model)]
 
 
 def assert_same(fused: nn.Module, expected: nn.Module, near: float) -> None:

@@ -36,8 +36,7 @@ def train(model: Any, steps: int = 2) -> None:
 
 
 def state(model: Any) -> dict[str, dict[str, torch.Tensor]]:
-    states: dict[str, dict[str, torch.Tensor]] = copy.deepcopy(model.fused_optimizer.state_dict()["state"])
-    return states
+    return copy.deepcopy(model.fused_optimizer.state_dict()["state"])
 
 
 def assert_same(actual: dict[str, dict[str, torch.Tensor]], expected: dict[str, dict[str, torch.Tensor]]) -> None:

@@ -106,8 +106,7 @@ def test_a_hook_makes_it_dense_and_its_removal_fuses_it_again(kind: type, dtype:
     converted: Any = recfx.convert(model)
 
     def state() -> dict[str, Any]:
-        fused_state: dict[str, Any] = converted.fused_optimizers()["t"].state
-        return fused_state
+        return converted.fused_optimizers()["t"].state
 
     train(converted, 0)
     hook = converted.weight("t").register_hook(lambda gradient: None)

@@ -170,8 +170,7 @@ def test_inside_torch_func_it_gives_gradients() -> None:
     parameters = dict(converted.named_parameters())
 
     def loss(parameters: dict[str, torch.Tensor]) -> torch.Tensor:
-        pooled: torch.Tensor = torch.func.functional_call(converted, parameters, (batch,)).values().sum()
-        return pooled
+        return torch.func.functional_call(converted, parameters, (batch,)).values().sum()
 
     gradients = torch.func.grad(loss)(parameters)
     assert gradients["embedding_bags.ads.weight"].sum() == 4

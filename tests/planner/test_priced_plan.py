@@ -42,8 +42,7 @@ class Model(nn.Module):
         self.ebc = EmbeddingBagCollection(TABLES)
 
     def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
-        pooled: torch.Tensor = self.ebc(features).values()
-        return pooled
+        return self.ebc(features).values()
 
 
 def prices(report: recfx.Report) -> list[str]:

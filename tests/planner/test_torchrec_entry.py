@@ -85,8 +85,7 @@ class Both(nn.Module):
         self.pooled, self.sequence = converted(**options), converted(case=SEQUENCE, **options)
 
     def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
-        loss: torch.Tensor = self.pooled(features)[0] + self.sequence(features)[0]
-        return loss
+        return self.pooled(features)[0] + self.sequence(features)[0]
 
 
 HOW: dict[str, Callable[[], Any]] = {

@@ -32,8 +32,7 @@ class Model(nn.Module):
         self.ebc, self.over = collection(), nn.Linear(24, 3)
 
     def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
-        over: torch.Tensor = self.over(self.ebc(features).values())
-        return over
+        return self.over(self.ebc(features).values())
 
 
 def hashed(optimizer: str = "adagrad") -> nn.Module:

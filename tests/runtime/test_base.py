@@ -102,8 +102,7 @@ def pickled(model: fx.GraphModule) -> fx.GraphModule:
     stream = io.BytesIO()
     torch.save(model, stream)
     stream.seek(0)
-    loaded: fx.GraphModule = torch.load(stream, weights_only=False)
-    return loaded
+    return torch.load(stream, weights_only=False)
 
 
 @pytest.mark.parametrize("trace", TRACERS, ids=["torch", "torchrec"])

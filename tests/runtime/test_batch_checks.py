@@ -236,8 +236,7 @@ def test_torch_func(hashing: recfx.HashConfig | None, fused: bool, how: str) -> 
 
         parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
         if how == "grad":
-            grads: dict[str, torch.Tensor] = torch.func.grad(loss)(parameters)
-            return grads
+            return torch.func.grad(loss)(parameters)
         value, backward = torch.func.vjp(loss, parameters)
         return backward(torch.ones_like(value))[0]
 

@@ -152,8 +152,7 @@ def values_of(output: Any, keys: Iterable[str] = ()) -> torch.Tensor:
         output = output.wait()
     if isinstance(output, dict):
         keys = list(output)
-    values: torch.Tensor = torch.cat([output[key].values() for key in keys]) if keys else output.values()
-    return values
+    return torch.cat([output[key].values() for key in keys]) if keys else output.values()
 
 
 def values_by_rank(output: Any, sizes: list[int]) -> list[torch.Tensor]:

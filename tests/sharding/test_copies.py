@@ -43,8 +43,7 @@ CASE = Case(
 
 def sharded(training: bool = True) -> ShardedHashEmbeddingBagCollection:
     converted = with_optimizer(CASE, recfx.convert(build(CASE)[0], hashing=CASE.hashing)).train(training)
-    module: ShardedHashEmbeddingBagCollection = shard_converted(CASE, converted, 2)
-    return module
+    return shard_converted(CASE, converted, 2)
 
 
 def test_a_copy_has_its_own_tables_the_same_groups_and_what_else_was_shared() -> None:

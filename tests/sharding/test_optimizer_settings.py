@@ -136,8 +136,7 @@ def sharded(
     if optimizer is not None:
         attach([parameter for parameter in standard.parameters() if parameter.requires_grad], optimizer, lr=0.1)
     converted = recfx.convert(standard, hashing=hashing)
-    module: ShardedHashEmbeddingBagCollection = shard_converted(case, converted, 2, **options)
-    return module
+    return shard_converted(case, converted, 2, **options)
 
 
 @pytest.fixture

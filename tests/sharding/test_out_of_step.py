@@ -43,8 +43,7 @@ def collection(
     standard = build(case)[0]
     rows = 100 * int(feature[1:]) + torch.arange(8.0).unsqueeze(1).expand(8, 4)
     standard.embedding_bags[f"of_{feature}"].weight.data.copy_(rows)
-    made: ShardedHashEmbeddingBagCollection = shard_converted(case, recfx.convert(standard), world_size, path=path)
-    return made
+    return shard_converted(case, recfx.convert(standard), world_size, path=path)
 
 
 class Towers(nn.Module):

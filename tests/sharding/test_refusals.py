@@ -26,8 +26,7 @@ HASHED = Case(CASE.tables, hashing=recfx.HashConfig(dense_rows=0, rows=24, bucke
 
 
 def sharded_over(group: dist.ProcessGroup) -> ShardedHashEmbeddingBagCollection:
-    module: ShardedHashEmbeddingBagCollection = shard_converted(CASE, recfx.convert(build(CASE)[0]), 1, group)
-    return module
+    return shard_converted(CASE, recfx.convert(build(CASE)[0]), 1, group)
 
 
 def saved_in_vain(rank: int, world_size: int, folder: str, kind: str) -> tuple[str, str, bool]:

@@ -88,8 +88,7 @@ class Model(nn.Module):
             self.ebc.embedding_bags[name].weight.requires_grad_(False)
 
     def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
-        pooled: torch.Tensor = self.ebc(features).values()
-        return pooled
+        return self.ebc(features).values()
 
 
 def sharded(settings: Settings, entry: str) -> Any:

@@ -161,8 +161,7 @@ class Browser:
             if answer.get("id") == self._number:
                 if "error" in answer:
                     raise AssertionError(f"{method}: {answer['error']}")
-                result: dict[str, Any] = answer["result"]
-                return result
+                return answer["result"]
             if "method" in answer and answer.get("sessionId") in self._pages:
                 self._pages[answer["sessionId"]].heard(answer["method"], answer["params"])
 
@@ -176,8 +175,7 @@ class Browser:
                 raise AssertionError("the browser has ended")
             self._buffer += piece
         message, _, self._buffer = self._buffer.partition(b"\0")
-        answer: dict[str, Any] = json.loads(message)
-        return answer
+        return json.loads(message)
 
 
 @contextmanager

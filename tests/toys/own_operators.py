@@ -33,8 +33,7 @@ class Model(nn.Module):
         self.over = nn.Linear(7, 1)
 
     def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
-        answer: torch.Tensor = self.over(self.ebc(features).values())
-        return answer
+        return self.over(self.ebc(features).values())
 
 
 class Scale(nn.Module):

@@ -108,8 +108,7 @@ class HashStacks(UnshardedCollection):
 
     def stack_configs(self) -> list[StackConfig]:
         """The configs."""
-        configs: list[StackConfig] = self._stack_configs
-        return configs
+        return self._stack_configs
 
     def forward(self, features: KeyedJaggedTensor) -> Any:
         """Answer as the forward of the standard collection does."""
@@ -123,8 +122,7 @@ class ShardedStacks(ShardedCollection):
 
     def stack_configs(self) -> list[StackConfig]:
         """The configs."""
-        configs: list[StackConfig] = self._stack_configs
-        return configs
+        return self._stack_configs
 
 
 @contextmanager

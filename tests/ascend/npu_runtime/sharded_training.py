@@ -91,5 +91,4 @@ class Steps:
         loss, output = self.model(next(source).to(self.device))
         loss.backward()
         self.optimizer.step()
-        answer: torch.Tensor = output
-        return answer
+        return output

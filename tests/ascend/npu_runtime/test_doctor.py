@@ -16,8 +16,7 @@ INTERPRETED = True
 
 def examined(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     main(["doctor", "--device", "npu:1", "--quick", "--json"])
-    report: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return report
+    return json.loads(capsys.readouterr().out)
 
 
 @pytest.mark.usefixtures("interpreted_kernels")

@@ -24,10 +24,7 @@ RAW = recfx.HashConfig(dense_rows=0)
 def converted(hashing: recfx.HashConfig | None = RAW, weighted: bool = False) -> HashEmbeddingBagCollection:
     torch.manual_seed(0)
     tables = [table("t0", ["f0"], dim=4), table("t1", ["f1"], dim=4)]
-    model: HashEmbeddingBagCollection = recfx.convert(
-        EmbeddingBagCollection(tables, is_weighted=weighted), hashing=hashing
-    )
-    return model
+    return recfx.convert(EmbeddingBagCollection(tables, is_weighted=weighted), hashing=hashing)
 
 
 def kinds(collection: HashEmbeddingBagCollection) -> list[str]:
@@ -120,8 +117,7 @@ def test_copies_are_pinned_and_not_waited_for(monkeypatch: pytest.MonkeyPatch) -
 
     def noted(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         made.append((self.is_pinned(), kwargs.get("non_blocking")))
-        moved: torch.Tensor = to(self, *args, **kwargs)
-        return moved
+        return to(self, *args, **kwargs)
 
     monkeypatch.setattr(torch.Tensor, "to", noted)
     rows = copy_to_device(torch.arange(5), torch.device(DEVICE))

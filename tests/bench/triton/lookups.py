@@ -93,8 +93,7 @@ def _per_sample_weights(workload: Workload) -> Iterator[Result]:
 
     def ours(i: int) -> torch.Tensor:
         arguments = (workload.ids[i], workload.offsets, gradients, weights, workload.features)
-        given: torch.Tensor = per_sample_weight_gradients_triton(*arguments)
-        return given
+        return per_sample_weight_gradients_triton(*arguments)
 
     def forward(i: int) -> None:
         pooled[:] = workload.embedding_bags(i, weights, scales)

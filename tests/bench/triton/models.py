@@ -47,8 +47,7 @@ class Model(nn.Module):
     def forward(self, features: Any) -> torch.Tensor:
         """``[B, 1]``."""
         pooled = self.ebc(features)
-        output: torch.Tensor = self.over(pooled if isinstance(pooled, torch.Tensor) else pooled.values())
-        return output
+        return self.over(pooled if isinstance(pooled, torch.Tensor) else pooled.values())
 
 
 class Plain(nn.Module):

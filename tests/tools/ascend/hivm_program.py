@@ -75,8 +75,7 @@ def program_of(hivm: str) -> Callable[[Core, Sequence[Any]], None]:
     unpacked = f"{', '.join(map(name_of, own))} = arguments"
     scope: dict[str, Any] = {"Vector": Vector, "part": _part, "quotient": quotient, "remainder": remainder}
     exec("\n".join(["def kernel(core, arguments):", f" {unpacked}", *writer.lines]), scope)
-    program: Callable[[Core, Sequence[Any]], None] = scope["kernel"]
-    return program
+    return scope["kernel"]
 
 
 def _part(of: Vector, offset: int, sizes: tuple[int, ...]) -> Vector:
