@@ -22,7 +22,7 @@ from recfx.pipeline.train_pipeline import Agreement, Held
 from tests.sharding.cases import Case, Model, Table, as_sequence, build, plan_of
 from tests.sharding.pipelined import CPU, PIPELINES, batches_of_rank, collections, dense_optimizer, sharded_model
 from tests.sharding.pipelined import what_is_left as _what_is_left
-from tests.sharding.ranks import ranks
+from tests.sharding.ranks import on_ranks, ranks
 
 HASHED = recfx.HashConfig(dense_rows=0, rows=24, buckets=2)
 TABLES = (
@@ -468,21 +468,19 @@ def test_own_code_that_fails_on_one_rank_ends_both_in_the_same_step(
     assert "" not in errors[0][3:] + errors[1][4:]
 
 
-def one_rank_calls_otherwise(rank: int, world_size: int, training: bool) -> list[str]:
-    """From the third step on, rank 0 calls the collection with what it computes."""
-    model, driver = in_a_group_that_waits_two_seconds(FITS, world_size, training)
-    model.__class__ = Turning if rank == 0 else Model
-    return six_steps(driver, iter(batches_of_rank(FITS, rank, world_size, 6, "alone")))
-
-
 @pytest.mark.parametrize(("training", "reason"), [(True, "rank_lost"), (False, "ranks_at_different_calls")])
-def test_a_collection_that_one_rank_alone_keeps_out_while_its_next_batch_was_sent(training: bool, reason: str) -> None:
+@on_ranks(2)
+def test_a_collection_that_one_rank_alone_keeps_out_while_its_next_batch_was_sent(
+    rank: int, world_size: int, training: bool, reason: str
+) -> None:
     """Its sizes are not taken for the ids of the next batch. In training, the others wait for it in their backward."""
-    for answers in ranks(2).run(one_rank_calls_otherwise, training):
-        assert answers[:2] == ["", ""]
-        first = next(answer for answer in answers if answer)
-        assert first.startswith(f"OutOfStepError: [{reason}]")
-        assert "" not in answers[4:]
+    model, driver = in_a_group_that_waits_two_seconds(FITS, world_size, training)
+    model.__class__ = Turning if rank == 0 else Model  # from the third step on, rank 0 calls it with what it computes
+    answers = six_steps(driver, iter(batches_of_rank(FITS, rank, world_size, 6, "alone")))
+    assert answers[:2] == ["", ""]
+    first = next(answer for answer in answers if answer)
+    assert first.startswith(f"OutOfStepError: [{reason}]")
+    assert "" not in answers[4:]
 
 
 def changed_batches(rank: int, world_size: int, by: str) -> list[str]:
@@ -549,28 +547,23 @@ def test_ranks_meet_once_after_a_step_that_failed(monkeypatch: pytest.MonkeyPatc
 # What is left behind
 
 
-def threads_left(rank: int, world_size: int) -> tuple[int, int]:
+def _running() -> int:
+    gc.collect()  # those of other tests' pipelines
+    return sum(thread.name == "recfx-pipeline" for thread in threading.enumerate())
+
+
+@on_ranks(2)
+def test_its_thread_ends_with_it(rank: int, world_size: int) -> None:
     """So many of the pipeline's threads run before it is gone, and after."""
     model, driver, mine = made(FITS, rank, world_size, "recfx")
     run(model, driver, iter(mine))
-    before = _running()
     del driver
     gc.collect()
     deadline = time.monotonic() + 5
     while _running() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert all("forward" not in collection.__dict__ for collection in collections(model))
-    return before, _running()
-
-
-def _running() -> int:
-    gc.collect()  # those of other tests' pipelines
-    return sum(thread.name == "recfx-pipeline" for thread in threading.enumerate())
-
-
-def test_its_thread_ends_with_it() -> None:
-    for _, after in ranks(2).run(threads_left):
-        assert after == 0
+    assert _running() == 0
 
 
 # What is refused

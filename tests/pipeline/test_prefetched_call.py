@@ -15,7 +15,7 @@ from recfx.pipeline.batch_paths import follow, move, path_in, tensors_in
 from recfx.pipeline.prefetched_call import KnownCall, StartedCall
 from tests.builders.batches import one_bag
 from tests.sharding.cases import Case, Table, batches, build, shard
-from tests.sharding.ranks import ranks
+from tests.sharding.ranks import on_ranks, ranks
 
 CASE = Case((Table("rows", 24, 8, ("f0",), "SUM", ("row_wise",)),))
 
@@ -71,7 +71,8 @@ class NotedStreams(Streams):
         self.threads.append(threading.get_ident())
 
 
-def thread_that_waits(rank: int, world_size: int) -> None:
+@on_ranks(2)
+def test_the_thread_that_waits_for_ids_uses_the_device_of_the_tables(rank: int, world_size: int) -> None:
     module = shard(CASE, build(CASE)[0], world_size)
     features = batches(CASE, world_size, 1)[0][rank]
     call = KnownCall.find("", module, features, (features,), {})
@@ -81,10 +82,6 @@ def thread_that_waits(rank: int, world_size: int) -> None:
     started.send(streams, worker)
     started.finish(streams).values()
     assert streams.threads == [worker.run(threading.get_ident).result()]
-
-
-def test_the_thread_that_waits_for_ids_uses_the_device_of_the_tables() -> None:
-    ranks(2).run(thread_that_waits)
 
 
 Pair = namedtuple("Pair", ["dense", "sparse"])

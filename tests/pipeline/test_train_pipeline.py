@@ -31,7 +31,7 @@ from tests.sharding.pipelined import (
     train,
     what_is_left,
 )
-from tests.sharding.ranks import ranks
+from tests.sharding.ranks import on_ranks, ranks
 from tests.sharding.typical_cases import CASES as STOCK_CASES
 from tests.sharding.typical_cases import MIXED, SEQUENCES, hashed_case
 
@@ -196,8 +196,10 @@ def train_and_watch(rank: int, world_size: int, case: Case) -> dict[str, Any]:
     }
 
 
-def train_with_a_slow_worker(rank: int, world_size: int, case: Case) -> list[list[bool]]:
-    """Whether the worker has finished with each call of later batches when ``progress`` returns."""
+@on_ranks(2)
+def test_between_steps_the_worker_has_finished(rank: int, world_size: int) -> None:
+    """Whoever changes an index there has it to himself."""
+    case = CASES["hashed_error"]
     model, kind = sharded_model(case, world_size, "alone"), ShardedHashEmbeddingBagCollection
     original = kind.prefetcher
 
@@ -218,13 +220,7 @@ def train_with_a_slow_worker(rank: int, world_size: int, case: Case) -> list[lis
             pipeline.progress(source)
             calls = [call for batch in pipeline._batches for call in batch.calls or ()]
             finished.append([call._arrived.done() for call in calls if call._arrived is not None])
-    return finished
-
-
-def test_between_steps_the_worker_has_finished() -> None:
-    """Whoever changes an index there has it to himself."""
-    for finished in ranks(2).run(train_with_a_slow_worker, CASES["hashed_error"]):
-        assert finished == [[True]] * 3
+    assert finished == [[True]] * 3
 
 
 @pytest.mark.parametrize("name", ["hashed_error", "sequence_row_wise"])
@@ -264,8 +260,10 @@ class TurnsFirst(Two):
         return self.loss_and_output(features, batch)
 
 
-def called_otherwise(rank: int, world_size: int, case: Case) -> list[str]:
-    """Which collections send ids in each of five steps, before the model runs and while it does."""
+@on_ranks(2)
+def test_a_collection_that_is_called_otherwise_is_kept_out_alone(rank: int, world_size: int) -> None:
+    """It sends its ids when it is called; those of the other one are still sent before the model runs."""
+    case = CASES["mixed"]
     model: Any = sharded_model(case, world_size, "two")
     model.__class__ = TurnsFirst
     sends = {id(module): name for name in ("first", "second") for module in getattr(model, name).modules()}
@@ -285,12 +283,6 @@ def called_otherwise(rank: int, world_size: int, case: Case) -> list[str]:
             steps.append(" ".join(events))
             events.clear()
     assert {call.path: call.pipelined for call in driver.report()} == {"first": False, "second": True}
-    return steps
-
-
-def test_a_collection_that_is_called_otherwise_is_kept_out_alone() -> None:
-    """It sends its ids when it is called; those of the other one are still sent before the model runs."""
-    for steps in ranks(2).run(called_otherwise, CASES["mixed"]):
-        assert steps == [
-            "| first second first second", "first second | first", "second | first", "second | first", "| first",
-        ]  # fmt: skip
+    assert steps == [
+        "| first second first second", "first second | first", "second | first", "second | first", "| first",
+    ]  # fmt: skip

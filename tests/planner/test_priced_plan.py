@@ -29,7 +29,7 @@ from recfx.versions.differences import make_topology
 from tests.builders.collections import table
 from tests.builders.plans import model_of_tables
 from tests.sharding.models import fused_collection
-from tests.sharding.ranks import ranks
+from tests.sharding.ranks import on_ranks
 
 KEYS = [f"f{number}" for number in range(4)]
 TABLES = [table(f"t{number}", [key], rows=50) for number, key in enumerate(KEYS)]
@@ -63,7 +63,9 @@ WAYS: dict[str, Callable[[ShardingEnv, ShardingPlan], nn.Module]] = {
 }
 
 
-def reported(rank: int, world_size: int, way: str) -> dict[str, Any]:
+@pytest.mark.parametrize("way", WAYS)
+@on_ranks(2)
+def test_equals_what_the_report_of_the_plan_says(rank: int, world_size: int, way: str) -> None:
     plan = made_plan(world_size)
     sharded = WAYS[way](ShardingEnv.from_process_group(dist.group.WORLD), plan)
     report = recfx.explain(sharded)
@@ -72,16 +74,10 @@ def reported(rank: int, world_size: int, way: str) -> dict[str, Any]:
         shown["copied"] = prices(recfx.explain(copy.deepcopy(sharded)))
     record = conversion_of(sharded)
     assert pickle.loads(pickle.dumps(record)) == record
-    return shown
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_equals_what_the_report_of_the_plan_says(way: str) -> None:
-    for shown in ranks(2).run(reported, way):
-        (expected,) = shown["plan"]
-        assert "; the runner-up (" in expected
-        assert shown["reasons"] == shown.get("copied", [expected]) == [expected]
-        assert expected in " ".join(shown["text"].split())
+    (expected,) = shown["plan"]
+    assert "; the runner-up (" in expected
+    assert shown["reasons"] == shown.get("copied", [expected]) == [expected]
+    assert expected in " ".join(shown["text"].split())
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda plan: pickle.loads(pickle.dumps(plan))])

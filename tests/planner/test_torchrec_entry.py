@@ -46,7 +46,7 @@ from tests.sharding.cases import (
     train_unsharded,
     with_optimizer,
 )
-from tests.sharding.ranks import ranks
+from tests.sharding.ranks import on_ranks, ranks
 from tests.support.refusals import refused
 
 CASE = Case((Table("a", 11, 8, ("f0",)), Table("b", 13, 8, ("f1", "f0"), "MEAN")))
@@ -144,7 +144,10 @@ def test_the_script_shards_what_was_converted() -> None:
         torch.testing.assert_close(of_tables, expected, rtol=1e-5, atol=1e-6)
 
 
-def other_ways(rank: int, world_size: int, case: Case) -> list[str]:
+@pytest.mark.parametrize("case", [CASE, SEQUENCE], ids=["pooled", "sequence"])
+@on_ranks(2)
+def test_every_other_way_keeps_the_indexes(rank: int, world_size: int, case: Case) -> None:
+    kind = "ShardedHashEmbeddingBagCollection" if case.is_pooled else "ShardedHashEmbeddingCollection"
     env, sharder = ShardingEnv.from_process_group(dist.group.WORLD), STOCK[case.is_pooled]
     model, _shard_modules = (
         converted(case=case, hashing=RAW),
@@ -158,13 +161,7 @@ def other_ways(rank: int, world_size: int, case: Case) -> list[str]:
         _shard_modules(converted(RAW, case=case), env, CPU, whole, sharders=[sharder()]).sparse,
         DistributedModelParallel(converted(RAW, case=case).sparse, device=CPU).module,
     ]
-    return [type(shard).__name__ for shard in shards if all(table.has_index for table in shard.tables)]
-
-
-@pytest.mark.parametrize("case", [CASE, SEQUENCE], ids=["pooled", "sequence"])
-def test_every_other_way_keeps_the_indexes(case: Case) -> None:
-    kind = "ShardedHashEmbeddingBagCollection" if case.is_pooled else "ShardedHashEmbeddingCollection"
-    assert ranks(2).run(other_ways, case) == [[kind] * 4] * 2
+    assert [type(shard).__name__ for shard in shards if all(table.has_index for table in shard.tables)] == [kind] * 4
 
 
 def refusals(rank: int, world_size: int, case: Case) -> list[tuple[str, str]]:
@@ -215,8 +212,8 @@ def test_ordinary_gradients_of_an_unsharded_collection_are_averaged(case: Case) 
     assert ranks(1).run(left_to_ddp, case) == [{}]
 
 
-def in_ddp(rank: int, world_size: int) -> str:
-    """A fused optimizer inside a plain DistributedDataParallel."""
+@on_ranks(2)
+def test_a_fused_optimizer_inside_ddp_is_refused_in_training(rank: int, world_size: int) -> None:
     model, batch = converted(), batches(CASE, world_size, 1)[0][rank]
     before = _whole(model)
     for name, parameter in model.named_parameters():
@@ -230,11 +227,7 @@ def in_ddp(rank: int, world_size: int) -> str:
         wrapped.train()(batch)
     assert all(torch.equal(value, before[name]) for name, value in _whole(model).items())
     model(batch)[0].backward()  # models of their own, one on each rank
-    return f"{caught.value.reason} {caught.value.module_path}"
-
-
-def test_a_fused_optimizer_inside_ddp_is_refused_in_training() -> None:
-    assert ranks(2).run(in_ddp) == ["unsharded_fused_optimizer sparse"] * 2
+    assert (caught.value.reason, caught.value.module_path) == ("unsharded_fused_optimizer", "sparse")
 
 
 def feature_processed(rank: int, world_size: int, trained: bool) -> str:
@@ -308,7 +301,8 @@ def test_every_sharder_passes_the_codecs_on() -> None:
             assert by_class[module_type].qcomm_codecs_registry == codecs
 
 
-def index_dedup(rank: int, world_size: int) -> None:
+@on_ranks(1)
+def test_index_dedup_is_followed(rank: int, world_size: int) -> None:
     """Which tables send each different id once."""
 
     def tables(sharder: EmbeddingCollectionSharder, dedup: Any) -> tuple[str, ...]:
@@ -331,10 +325,6 @@ def index_dedup(rank: int, world_size: int) -> None:
         assert tables(EmbeddingCollectionSharder(), False) == ()
 
 
-def test_index_dedup_is_followed() -> None:
-    ranks(1).run(index_dedup)
-
-
 def test_other_models_and_second_calls_change_nothing() -> None:
     listed = [EmbeddingBagCollectionSharder()]
     standard, width = build(CASE)
@@ -346,7 +336,8 @@ def test_other_models_and_second_calls_change_nothing() -> None:
     assert len(sharders_for(converted(), sharders_for(converted(), listed))) == 2
 
 
-def shard_where_others_have_wrapped(rank: int, world_size: int) -> None:
+@on_ranks(1)
+def test_functions_that_others_have_wrapped_before(rank: int, world_size: int) -> None:
     """Another library's wrapper, which names no argument, and was there before recfx was imported."""
     seen: list[tuple[int, set[str]]] = []
     init = inspect.unwrap(DistributedModelParallel.__init__)
@@ -368,7 +359,3 @@ def shard_where_others_have_wrapped(rank: int, world_size: int) -> None:
         assert not sharded_collections(DistributedModelParallel(Model(standard, width), device=CPU))
     named = {"device", "sharders"}
     assert seen == [(2, named), (1, {"module"} | named), (6, set()), (2, {"device"})]
-
-
-def test_functions_that_others_have_wrapped_before() -> None:
-    ranks(1).run(shard_where_others_have_wrapped)

@@ -21,7 +21,7 @@ from recfx.planner.topology import npu_topology
 from tests.builders.optimizers import attach
 from tests.builders.plans import model_of_tables, plan_of_kinds
 from tests.sharding.models import Model
-from tests.sharding.ranks import ranks
+from tests.sharding.ranks import on_ranks
 from tests.support.refusals import refused
 
 
@@ -40,7 +40,8 @@ def many_tables(count: int, is_pooled: bool = True) -> nn.Module:
     return model_of_tables([4096] * count, dim=16, is_pooled=is_pooled)
 
 
-def planned_and_sharded(rank: int, world_size: int) -> tuple[Any, ...]:
+@on_ranks(2)
+def test_a_plan_costs_what_the_sharded_model_costs(rank: int, world_size: int) -> None:
     torch.manual_seed(0)
     model = Model("cpu", rows=100)
     for path in ("plain", "own"):
@@ -51,20 +52,16 @@ def planned_and_sharded(rank: int, world_size: int) -> tuple[Any, ...]:
     after = recfx.cost(sharded, CPU_HOST)
     own = after.at(64, L=3)
     planned = before.at(64, L=3)
-    return (
+    names, planned, sharded, expected, actual = (
         ([node.name for node in before.nodes], [node.name for node in after.nodes] if rank == 0 else None),
         (planned.ranks, planned.seconds),
         (own.ranks, own.seconds),
         (planned.ranks[rank].wire_bytes, planned.ranks[rank].resident),
         (own.totals.wire_bytes, own.totals.resident),
     )
-
-
-def test_a_plan_costs_what_the_sharded_model_costs() -> None:
-    for names, planned, sharded, expected, actual in ranks(2).run(planned_and_sharded):
-        assert names[1] is None or names[0] == names[1]
-        assert planned == sharded
-        assert expected == actual
+    assert names[1] is None or names[0] == names[1]
+    assert planned == sharded
+    assert expected == actual
 
 
 def test_the_nodes_of_a_plan_are_those_of_its_device() -> None:

@@ -27,7 +27,7 @@ from tests.sharding.cases import (
     values_of,
     with_optimizer,
 )
-from tests.sharding.ranks import ranks
+from tests.sharding.ranks import on_ranks, ranks
 from tests.sharding.recorded import recorded
 from tests.sharding.typical_cases import CONFIGS, TYPES, hashed_case, one_type
 from tests.support.pairwise import pairwise
@@ -121,8 +121,10 @@ def test_every_kind_of_index_and_optimizer_and_weights(case: Case) -> None:
     check(case, 2)
 
 
-def trained_beside(rank: int, world_size: int, case: Case) -> tuple[Any, ...]:
+@on_ranks(2)
+def test_gradients_of_the_rest_of_the_model_are_averaged(rank: int, world_size: int) -> None:
     """The bytes of DistributedDataParallel's all-reduces; predicted before and after sharding."""
+    case = one_type("row_wise")
     standard, width = build(case)
     model = Model(standard, width)
     model.over.bias.requires_grad_(False)
@@ -134,13 +136,12 @@ def trained_beside(rank: int, world_size: int, case: Case) -> tuple[Any, ...]:
     buckets = parallel._get_ddp_logging_data()["bucket_sizes"]
     cost = recfx.cost(parallel, H100)
     of_eval = recfx.cost(parallel.eval(), H100)
-    return buckets, [(price.nodes[-1].name, price.at(4).nodes[-1].wire_bytes) for price in (planned, cost, of_eval)]
-
-
-def test_gradients_of_the_rest_of_the_model_are_averaged() -> None:
-    for buckets, (planned, sharded, of_eval) in ranks(2).run(trained_beside, one_type("row_wise")):
-        assert planned == sharded == ("dense_all_reduce", int(buckets))
-        assert of_eval == ("dense", 0)
+    buckets, (planned, sharded, of_eval) = (
+        buckets,
+        [(price.nodes[-1].name, price.at(4).nodes[-1].wire_bytes) for price in (planned, cost, of_eval)],
+    )
+    assert planned == sharded == ("dense_all_reduce", int(buckets))
+    assert of_eval == ("dense", 0)
 
 
 def nodes_of_plan(rank: int, world_size: int, case: Case, backend: str) -> tuple[list[str], list[str], float, float]:

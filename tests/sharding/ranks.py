@@ -1,7 +1,9 @@
 """Real processes, with gloo by default, that stay for all tests: starting one takes seconds, a call milliseconds."""
 
 import atexit
+import functools
 import gc
+import inspect
 import os
 import tempfile
 import time
@@ -126,6 +128,24 @@ def ranks(world_size: int, backend: str = "gloo") -> Ranks:
     if asked not in _running:
         _running[asked] = Ranks(*asked)
     return _running[asked]
+
+
+def on_ranks(world_size: int, backend: str = "gloo") -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The test runs on every rank, as ``test(rank, world_size, ...)``; the other arguments are pytest's."""
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(function)
+        _, _, *given = signature.parameters.values()
+
+        @functools.wraps(function)
+        def test(**arguments: Any) -> None:
+            ranks(world_size, backend).run(function, *(arguments[parameter.name] for parameter in given))
+
+        test.__signature__ = signature.replace(parameters=given)
+        function.__qualname__ = f"{function.__qualname__}.__wrapped__"  # where ranks find it
+        return test
+
+    return decorate
 
 
 def stop(world_size: int, backend: str = "gloo") -> None:

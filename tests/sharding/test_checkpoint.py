@@ -12,7 +12,7 @@ import recfx
 from recfx.checkpoint.tables import tables_of as tables_in
 from recfx.errors import CheckpointError
 from tests.sharding.cases import Case
-from tests.sharding.ranks import ranks
+from tests.sharding.ranks import on_ranks, ranks
 from tests.sharding.stateful import LRU, assert_equal, case_of, in_kinds, make, tables_of, train
 
 STEPS = 3
@@ -147,19 +147,15 @@ def fail_on(rank: int, world_size: int, case: Case, folder: str, where: str) -> 
     return str(getattr(caught.value, "reason", "OSError"))
 
 
-def apart(rank: int, world_size: int, case: Case, folder: str) -> list[str]:
-    model, reasons = make(case, world_size), []
-    recfx.save_checkpoint(model, f"{folder}/0")
+@on_ranks(2)
+def test_ranks_that_name_different_directories_are_refused(rank: int, world_size: int, tmp_path: Path) -> None:
+    model, reasons = make(case_of("mixed"), world_size), []
+    recfx.save_checkpoint(model, tmp_path / "0")
     for call, name in ((recfx.load_checkpoint, rank), (recfx.save_checkpoint, 2 * rank)):
         with pytest.raises(CheckpointError) as caught:
-            call(model, f"{folder}/{name}")
+            call(model, tmp_path / str(name))
         reasons.append(caught.value.reason)
-    return reasons
-
-
-def test_ranks_that_name_different_directories_are_refused(tmp_path: Path) -> None:
-    expected = ["checkpoint_torn", "checkpoint_not_written"]
-    assert ranks(2).run(apart, case_of("mixed"), str(tmp_path)) == [expected] * 2
+    assert reasons == ["checkpoint_torn", "checkpoint_not_written"]
 
 
 def test_a_rank_that_fails_leaves_the_checkpoint_before(tmp_path: Path) -> None:

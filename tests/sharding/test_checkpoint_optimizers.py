@@ -20,12 +20,17 @@ from torchrec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
 import recfx
 from recfx.collections.sharding.gather import gather_tables
 from tests.sharding.cases import Case, Model, batches, concatenate, model_and_plan, model_parallel, values_of
-from tests.sharding.ranks import ranks
+from tests.sharding.ranks import on_ranks, ranks
 from tests.sharding.stateful import assert_equal, case_of, in_kinds, make, tables_of, train
 
 
-def in_model_parallel(rank: int, world_size: int, case: Case, folder: str, wrapped: bool) -> None:
+@pytest.mark.parametrize("kind", ["pooled", "sequence"])
+@pytest.mark.parametrize("wrapped", [False, True])
+@on_ranks(2)
+def test_in_torchrecs_model_parallel(rank: int, world_size: int, wrapped: bool, kind: str, tmp_path: Path) -> None:
     """TorchRec's flow, with its optimizers."""
+    case = in_kinds(case_of("mixed"))[kind]
+    folder = str(tmp_path)
     stages = [WarmupStage(WarmupPolicy.LINEAR, max_iters=1, value=0.5), WarmupStage(max_iters=9, value=0.1)]
 
     def build_one(seed: int) -> tuple[DistributedModelParallel, CombinedOptimizer]:
@@ -58,12 +63,6 @@ def in_model_parallel(rank: int, world_size: int, case: Case, folder: str, wrapp
         steps(resumed, again, 2, 4)
     inner: Any = [recfx.models.discover.unwrap(model_of) for model_of in (resumed, model)]
     assert_equal(tables_of(inner[0]), tables_of(inner[1]))
-
-
-@pytest.mark.parametrize("kind", ["pooled", "sequence"])
-@pytest.mark.parametrize("wrapped", [False, True])
-def test_in_torchrecs_model_parallel(wrapped: bool, kind: str, tmp_path: Path) -> None:
-    ranks(2).run(in_model_parallel, in_kinds(case_of("mixed"))[kind], str(tmp_path), wrapped)
 
 
 def dense(
@@ -152,21 +151,15 @@ def test_row_sums_of_any_shards_go_to_an_ordinary_optimizer(tmp_path: Path, plan
     assert_equal({**sharded[0], **sharded[1]}, expected)
 
 
-def with_an_optimizer_on_one_rank(rank: int, world_size: int, case: Case, folder: str) -> tuple[str, str]:
+@on_ranks(2)
+def test_an_optimizer_on_some_ranks_alone(rank: int, world_size: int, tmp_path: Path) -> None:
+    case = replace(case_of("columns", None, "adam", 2), kernel="dense")
     model = make(case, world_size)
     optimizer = torch.optim.Adam(model.get_submodule("sparse").parameters())
-    with pytest.raises(recfx.CheckpointError) as not_saved:
-        recfx.save_checkpoint(model, folder, optimizer=optimizer if rank == 1 else None)
-    assert not list(Path(folder).iterdir())
+    with pytest.raises(recfx.CheckpointError, match="only 1 of 2 ranks have an ordinary optimizer to save"):
+        recfx.save_checkpoint(model, tmp_path, optimizer=optimizer if rank == 1 else None)
+    assert not list(tmp_path.iterdir())
     dist.barrier()
-    recfx.save_checkpoint(model, folder, optimizer=optimizer)
-    with pytest.raises(recfx.CheckpointError) as not_loaded:
-        recfx.load_checkpoint(model, folder, optimizer=optimizer if rank == 0 else None)
-    return not_saved.value.message, not_loaded.value.message
-
-
-def test_an_optimizer_on_some_ranks_alone(tmp_path: Path) -> None:
-    case = replace(case_of("columns", None, "adam", 2), kernel="dense")
-    not_saved = "only 1 of 2 ranks have an ordinary optimizer to save."
-    not_loaded = "optimizer= or in_backward= is not the same on all ranks: some would train on from another state."
-    assert ranks(2).run(with_an_optimizer_on_one_rank, case, str(tmp_path)) == [(not_saved, not_loaded)] * 2
+    recfx.save_checkpoint(model, tmp_path, optimizer=optimizer)
+    with pytest.raises(recfx.CheckpointError, match="optimizer= or in_backward= is not the same on all ranks"):
+        recfx.load_checkpoint(model, tmp_path, optimizer=optimizer if rank == 0 else None)

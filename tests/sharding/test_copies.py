@@ -26,9 +26,10 @@ from tests.sharding.cases import (
     shard_converted,
     with_optimizer,
 )
-from tests.sharding.ranks import ranks
+from tests.sharding.ranks import on_ranks, ranks
 from tests.sharding.stateful import ADMIT, LRU, case_of, in_kinds, make, sharded_of, train
 from tests.support.fake_group import fake_group
+from tests.support.refusals import refused
 
 CASE = Case(
     (
@@ -72,26 +73,20 @@ PICKLED: dict[str, Callable[[nn.Module, ShardingPlan, KeyedJaggedTensor], nn.Mod
 }
 
 
-def pickled(rank: int, world_size: int, form: str) -> list[tuple[str, str, str]]:
+@pytest.mark.parametrize("form", PICKLED)
+@on_ranks(2)
+def test_a_sharded_model_that_is_pickled_names_what_saves_it(rank: int, world_size: int, form: str) -> None:
     case = Case((Table("b", 32, 8, ("f0",), "SUM", ("row_wise",)),))
     (batch,) = (step[rank] for step in batches(case, world_size, 1))
     model = PICKLED[form](*model_and_plan(case, world_size, is_converted=False), batch)
-    told = []
     for save in (pickle.dumps, lambda model: torch.save(model, io.BytesIO())):
-        with pytest.raises(recfx.errors.CheckpointError) as caught:
+        with refused("sharded_not_pickled", error=CheckpointError) as caught:
             save(model)
-        told.append((caught.value.reason, caught.value.module_path, caught.value.what_to_do))
+        assert caught.value.module_path.rpartition(".")[2] == "sparse"
+        advised = ("save_checkpoint", "state_dict", "unconvert", "export", "deepcopy")
+        assert all(way in caught.value.what_to_do for way in advised)
     for one, other in zip(model(batch), copy.deepcopy(model)(batch), strict=True):
         assert torch.equal(one, other)
-    return told
-
-
-@pytest.mark.parametrize("form", PICKLED)
-def test_a_sharded_model_that_is_pickled_names_what_saves_it(form: str) -> None:
-    for told in ranks(2).run(pickled, form):
-        for reason, path, advice in told:
-            assert (reason, path.rpartition(".")[2]) == ("sharded_not_pickled", "sparse")
-            assert all(way in advice for way in ("save_checkpoint", "state_dict", "unconvert", "export", "deepcopy"))
 
 
 KEYS = {"adagrad": ("sum",), "rowwise_adagrad": ("sum",), "adam": ("exp_avg", "exp_avg_sq", "step")}
@@ -140,30 +135,24 @@ def test_equals_the_unsharded_model_unconverted(plan: str, hashing: Any, optimiz
             assert torch.equal(answer["mapping"][table][1], rows)
 
 
-def refused(rank: int, world_size: int, case: Case) -> str:
+@on_ranks(2)
+def test_ids_in_an_index_are_refused_on_all_ranks(rank: int, world_size: int) -> None:
+    case = case_of("tables")
     model = make(case, world_size)
     train(model, case, rank, world_size, 0, 1)
-    with pytest.raises(ConversionError) as caught:
+    with refused("index_holds_ids"):
         recfx.unconvert(model)
-    return caught.value.reason
 
 
-def test_ids_in_an_index_are_refused_on_all_ranks() -> None:
-    assert ranks(2).run(refused, case_of("tables")) == ["index_holds_ids"] * 2
-
-
-def torn(rank: int, world_size: int, case: Case) -> str:
+@on_ranks(2)
+def test_a_torn_index_on_one_rank_is_an_error_on_all(rank: int, world_size: int) -> None:
+    case = case_of("rows")
     model = make(case, world_size)
     train(model, case, rank, world_size, 0, 1)
     if rank == 1:
         next(iter(sharded_of(model).hash_indexes.values())).row_state.fill_(7)  # type: ignore[operator, union-attr]
-    with pytest.raises(CheckpointError) as caught:
+    with refused("torn_state", error=CheckpointError):
         recfx.unconvert(model, with_mapping=True)
-    return caught.value.reason
-
-
-def test_a_torn_index_on_one_rank_is_an_error_on_all() -> None:
-    assert ranks(2).run(torn, case_of("rows")) == ["torn_state"] * 2
 
 
 def test_ranks_whose_process_group_was_destroyed(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from tests.sharding.cases import (
     values_of,
     variable_batch,
 )
-from tests.sharding.ranks import ranks
+from tests.sharding.ranks import on_ranks, ranks
 from tests.sharding.stateful import gather
 
 MIXED = (
@@ -79,21 +79,18 @@ class Compiled(Model):
         self.compile(backend="eager")
 
 
-def outputs_after_refill(rank: int, world_size: int, case: Case) -> tuple[torch.Tensor, torch.Tensor]:
+@on_ranks(2)
+def test_means_are_those_of_the_lengths_of_the_call(rank: int, world_size: int) -> None:
     """What one process answers, and what ranks do if the lengths change before the output is read."""
+    case = Case(tuple(replace(table, pooling="MEAN") for table in MIXED))
     standard, _ = build(case)
     sharded = shard(case, standard, world_size)
     batch = batches(case, world_size, 1)[0][rank]
     lengths = batch.lengths().clone()
     output = sharded(KeyedJaggedTensor(batch.keys(), batch.values(), batch.weights_or_none(), lengths=lengths))
     lengths.zero_()
-    return values_of(standard(batch)).detach(), values_of(output).detach()
-
-
-def test_means_are_those_of_the_lengths_of_the_call() -> None:
-    case = Case(tuple(replace(table, pooling="MEAN") for table in MIXED))
-    for expected, found in ranks(2).run(outputs_after_refill, case):
-        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)  # sums of float32 in another order
+    # Sums of float32 in another order.
+    torch.testing.assert_close(values_of(output), values_of(standard(batch)), rtol=1e-6, atol=1e-6)
 
 
 def train_compiled(rank: int, world_size: int, case: Case) -> dict[str, Any]:
@@ -131,21 +128,19 @@ def test_gradients_of_weights_are_not_lost_without_a_word() -> None:
     torch.testing.assert_close(ranks(1).run(weights_that_are_trained)[0], weights.grad)
 
 
-def settings_after(rank: int, world_size: int) -> list[dict[str, Any]]:
+@on_ranks(2)
+def test_settings_of_optimizers_are_not_written_into(rank: int, world_size: int) -> None:
+    """As TorchRec's sharders do."""
     standard, _ = build(Case(MIXED))
     in_backward, fused_params = {"lr": 0.5}, {"learning_rate": 0.25}
     _apply_optimizer_in_backward(torch.optim.SGD, standard.parameters(), in_backward)
     model = torch.nn.ModuleDict({"sparse": recfx.convert(standard)})
     DistributedModelParallel(model, device=torch.device("cpu"), sharders=recfx.sharders(fused_params=fused_params))
-    return [in_backward, fused_params]
+    assert [in_backward, fused_params] == [{"lr": 0.5}, {"learning_rate": 0.25}]
 
 
-def test_settings_of_optimizers_are_not_written_into() -> None:
-    """As TorchRec's sharders do."""
-    assert ranks(2).run(settings_after) == [[{"lr": 0.5}, {"learning_rate": 0.25}]] * 2
-
-
-def train_with_schedule(rank: int, world_size: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+@on_ranks(2)
+def test_a_schedule_and_variable_batches(rank: int, world_size: int) -> None:
     """DistributedModelParallel, a schedule over its optimizers, and variable batches; what is found and expected."""
     case = Case(MIXED)
     oracle, wrapped = plain_model(case), model_parallel(*model_and_plan(case, world_size))
@@ -170,10 +165,5 @@ def train_with_schedule(rank: int, world_size: int) -> list[tuple[torch.Tensor, 
     state = wrapped.module.sparse.state_dict()
     compared += [(gather(state[name]), weight.detach()) for name, weight in oracle.sparse.named_parameters()]
     dist.barrier()
-    return compared
-
-
-def test_a_schedule_and_variable_batches() -> None:
-    for compared in ranks(2).run(train_with_schedule):
-        for output, expected in compared:
-            torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-6)
+    for output, expected in compared:
+        torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-6)

@@ -21,9 +21,10 @@ from tests.sharding.cases import (
     sharded_model,
     shards_of,
 )
-from tests.sharding.ranks import ranks
+from tests.sharding.ranks import on_ranks, ranks
 from tests.sharding.typical_cases import FOUR
 from tests.support.needs import needs
+from tests.support.refusals import refused
 
 TABLES = tuple(table for table in FOUR if table.name != "columns")
 
@@ -96,7 +97,8 @@ def test_fsdp_after_the_conversion_and_before_one_in_place() -> None:
             torch.testing.assert_close(weights, expected)
 
 
-def refused_after_fsdp(rank: int, world_size: int) -> list[tuple[str, str, str]]:
+@on_ranks(2)
+def test_copies_of_what_fsdp_has_are_refused_with_what_to_do(rank: int, world_size: int) -> None:
     case = Case(TABLES)
     model: Any = plain_model(case)
     converted, plan = model_and_plan(case, world_size)
@@ -112,22 +114,13 @@ def refused_after_fsdp(rank: int, world_size: int) -> list[tuple[str, str, str]]
         lambda: recfx.unconvert(converted),
         lambda: recfx.export(converted, "not_written.pt", (features,)),
     ]
-    refusals = []
-    for call in calls:
-        with pytest.raises(recfx.ConversionError) as caught:
+    for number, call in enumerate(calls):
+        with refused("fully_sharded", "over") as caught:
             call()
-        refusals.append((caught.value.reason, caught.value.module_path, caught.value.what_to_do))
+        assert "fully_shard afterwards" in caught.value.what_to_do
+        assert ("inplace=True" in caught.value.what_to_do) == (number < 3)
     report = recfx.explain(model)
     assert not report.ok
     assert "[fully_sharded] over" in str(report) or "fully_sharded" in report.to_json()
     for trained in (model, converted):
         trained(features)[0].backward()  # as before
-    return refusals
-
-
-def test_copies_of_what_fsdp_has_are_refused_with_what_to_do() -> None:
-    for refusals in ranks(2).run(refused_after_fsdp):
-        assert {(reason, path) for reason, path, _ in refusals} == {("fully_sharded", "over")}
-        advice = [advised for *_, advised in refusals]
-        assert all("fully_shard afterwards" in advised for advised in advice)
-        assert ["inplace=True" in advised for advised in advice] == [True, True, True, False, False, False]

@@ -14,25 +14,24 @@ from recfx.collections.sharding.gather import gather_tables
 from recfx.errors import CheckpointError
 from recfx.runtime.dist_groups import DistGroups
 from tests.sharding.cases import Case, Table, check, train_sharded
-from tests.sharding.ranks import ranks
+from tests.sharding.ranks import on_ranks, ranks
 from tests.sharding.stateful import LRU, assert_same, case_of, make, sharded_of, train, whole_state
 
 HALVES = [[0, 2], [1, 3]]
 
 
-def timeouts(rank: int, world_size: int, backend: str) -> list[timedelta]:
+@pytest.mark.parametrize("backend", ["gloo", "cpu:gloo", "undefined"])  # the last one: none was named
+@on_ranks(2)
+def test_a_peer_that_is_gone_is_noticed_in_new_groups_as_soon_as_in_the_whole(
+    rank: int, world_size: int, backend: str
+) -> None:
     whole = dist.new_group(range(world_size), timedelta(seconds=17), backend)
     groups = DistGroups.of(ShardingEnv.from_process_group(whole), local_size=world_size)
     assert groups.ids is not groups.pooled
     assert groups.ids_on_host
-    return [
+    assert [
         group._get_backend(torch.device("cpu")).options._timeout for group in (groups.ids, groups.intra, groups.cross)
-    ]
-
-
-@pytest.mark.parametrize("backend", ["gloo", "cpu:gloo", "undefined"])  # the last one: none was named
-def test_a_peer_that_is_gone_is_noticed_in_new_groups_as_soon_as_in_the_whole(backend: str) -> None:
-    assert ranks(2).run(timeouts, backend) == [[timedelta(seconds=17)] * 3] * 2
+    ] == [timedelta(seconds=17)] * 3
 
 
 # Ranks that belong to different numbers of process groups

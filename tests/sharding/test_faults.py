@@ -23,7 +23,7 @@ from recfx.collections.sharding.collection import ShardedHashEmbeddingBagCollect
 from tests.sharding.cases import FORMS, Case, Model, Table, batches, build, shard, sharded_model, values_of
 from tests.sharding.pipelined import CPU, PIPELINES, batches_of_rank, dense_optimizer
 from tests.sharding.pipelined import sharded_model as two_collections
-from tests.sharding.ranks import ranks
+from tests.sharding.ranks import on_ranks
 from tests.support.forkserver import forkserver
 
 TIMEOUT = 4.0  # of the groups, in seconds
@@ -232,7 +232,9 @@ def test_ranks_that_wait_in_the_backward_of_a_collection_name_it(
     assert told == [("backward", "rank_lost", True, True), *[("forward", "rank_lost", False, True)] * (world_size - 1)]
 
 
-def forwards_without_backward(rank: int, world_size: int, form: str) -> int:
+@pytest.mark.parametrize("form", ["pooled", "rows"])
+@on_ranks(2)
+def test_forwards_without_a_backward_leave_nothing(rank: int, world_size: int, form: str) -> None:
     """How many of TorchRec's requests are left."""
     case = FORMS[form](Case((Table("a", 12, 8, ("f0",), sharding=("row_wise",)),)))
     collection = shard(case, build(case)[0], world_size)
@@ -241,12 +243,7 @@ def forwards_without_backward(rank: int, world_size: int, form: str) -> int:
     for _ in range(3):
         values_of(collection(batch))
     gc.collect()
-    return sum(isinstance(thing, Request) and thing not in before for thing in gc.get_objects())
-
-
-@pytest.mark.parametrize("form", ["pooled", "rows"])
-def test_forwards_without_a_backward_leave_nothing(form: str) -> None:
-    assert ranks(2).run(forwards_without_backward, form) == [0, 0]
+    assert sum(isinstance(thing, Request) and thing not in before for thing in gc.get_objects()) == 0
 
 
 # A table that runs full on one rank

@@ -11,7 +11,7 @@ from recfx.errors import InputError, OutOfStepError
 from recfx.runtime.marks import has_failed
 from tests.sharding.cases import Case, Table, as_sequence, batches, build, shard, values_of
 from tests.sharding.cases import sharded_model as sharded_parts
-from tests.sharding.ranks import ranks
+from tests.sharding.ranks import on_ranks, ranks
 from tests.sharding.stateful import make, sharded_of
 from tests.sharding.typical_cases import TYPES
 from tests.support.pairwise import pairwise
@@ -130,18 +130,14 @@ def test_a_rank_refuses_a_backward_if_it_has_lost_the_rows_and_sends_nothing_mor
     assert ranks(2).run(late) == [("backward_after_eviction", "out_of_step"), ("", "")]
 
 
-def different_depths(rank: int, world_size: int) -> str:
+@on_ranks(2)
+def test_ranks_that_differ_in_batches_in_flight_are_told(rank: int, world_size: int) -> None:
     sparse = sharded_of(make(EVICTING, world_size))
     sparse.batches_in_flight = 2 + rank
-    with pytest.raises(OutOfStepError) as caught:
+    with refused("ranks_at_different_calls", error=OutOfStepError):
         sparse(batches(EVICTING, world_size, 1)[0][rank]).values()
     sparse.batches_in_flight = 3
     sparse(batches(EVICTING, world_size, 1)[0][rank]).values()
-    return caught.value.reason
-
-
-def test_ranks_that_differ_in_batches_in_flight_are_told() -> None:
-    assert ranks(2).run(different_depths) == ["ranks_at_different_calls"] * 2
 
 
 CASE = Case(
@@ -149,8 +145,10 @@ CASE = Case(
 )
 
 
-def fails_between(rank: int, world_size: int, case: Case) -> list[str]:
+@on_ranks(2)
+def test_after_a_step_that_failed_nothing_that_was_sent_before_is_run(rank: int, world_size: int) -> None:
     """Two batches are sent; the first one's lookup fails."""
+    case = Case(CASE.tables[:1])
     module: Any = sharded_parts(case, world_size).sparse
     calls = []
     for step in batches(case, world_size, 2):
@@ -167,7 +165,7 @@ def fails_between(rank: int, world_size: int, case: Case) -> list[str]:
     for handle in handles:
         handle.remove()
     assert has_failed(module.groups.pooled)
-    third, said = module.create_context(), []
+    third = module.create_context()
     for call in (
         lambda: module.compute(*calls[1]),
         lambda: module.input_dist(third, batches(case, world_size, 1)[0][rank]),
@@ -175,11 +173,4 @@ def fails_between(rank: int, world_size: int, case: Case) -> list[str]:
     ):
         with refused("out_of_step", "sparse", error=OutOfStepError) as caught:
             call()
-        said.append(caught.value.message)
-    return said
-
-
-def test_after_a_step_that_failed_nothing_that_was_sent_before_is_run() -> None:
-    for said in ranks(2).run(fails_between, Case(CASE.tables[:1])):  # a table with a lookup on every rank
-        assert len(said) == 3
-        assert all(message.endswith("too (sparse: ValueError: not this one).") for message in said)
+        assert caught.value.message.endswith("too (sparse: ValueError: not this one).")

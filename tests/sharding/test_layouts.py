@@ -8,11 +8,19 @@ import torch
 import recfx
 from tests.builders.optimizers import attach
 from tests.sharding.cases import Case, Table, shard_converted
-from tests.sharding.ranks import ranks
+from tests.sharding.ranks import on_ranks
 from tests.support.layouts import LAYOUTS, batch_of_two, contiguous, laid_out, standard, trained
 
 
-def different(rank: int, world_size: int, sharding: str, kind: str) -> list[tuple[str, str]]:
+@pytest.mark.parametrize(
+    ("kind", "sharding"),
+    [
+        ("pooled", "data_parallel"), ("pooled", "column_wise"), ("weighted", "row_wise"), ("weighted", "table_wise"),
+        ("sequence", "row_wise"), ("sequence", "table_wise"),
+    ],
+)  # fmt: skip
+@on_ranks(2)
+def test_ranks_exchange_any_layout(rank: int, world_size: int, kind: str, sharding: str) -> None:
     """Layouts, and what has them, with which two steps leave something else than with contiguous tensors."""
     on = {"table_wise": (0,), "column_wise": (0, 1)}.get(sharding, ())
     tables = tuple(Table(name, 20, 8, (key,), "SUM", (sharding, *on)) for name, key in (("t", "a"), ("u", "b")))
@@ -33,15 +41,4 @@ def different(rank: int, world_size: int, sharding: str, kind: str) -> list[tupl
             expected = trained(collection(), laid_out(features, part, as_contiguous), as_contiguous)
             if not all(map(torch.equal, actual, expected)):
                 wrong.append((name, part))
-    return wrong
-
-
-@pytest.mark.parametrize(
-    ("kind", "sharding"),
-    [
-        ("pooled", "data_parallel"), ("pooled", "column_wise"), ("weighted", "row_wise"), ("weighted", "table_wise"),
-        ("sequence", "row_wise"), ("sequence", "table_wise"),
-    ],
-)  # fmt: skip
-def test_ranks_exchange_any_layout(kind: str, sharding: str) -> None:
-    assert ranks(2).run(different, sharding, kind) == [[], []]
+    assert wrong == []

@@ -13,7 +13,7 @@ import recfx
 from tests.builders.managed_collisions import DIM, FEATURES, LEARNED, ROWS, Model, batch, hash_zch, learn, managed, mch
 from tests.builders.optimizers import attach
 from tests.sharding.cases import Case, Table, concatenate, shard_converted
-from tests.sharding.ranks import ranks
+from tests.sharding.ranks import on_ranks, ranks
 from tests.support.pairwise import pairwise
 from tests.support.refusals import refused
 
@@ -62,7 +62,8 @@ def returns_rows() -> Any:
     return recfx.convert(Model(collection), managed_collisions="convert")
 
 
-def sharded_anyway(rank: int, world_size: int) -> None:
+@on_ranks(2)
+def test_rows_are_not_returned_from_several_ranks(rank: int, world_size: int) -> None:
     """By TorchRec, and by hand, which nothing sees before the first call."""
     env = ShardingEnv.from_process_group(dist.group.WORLD)
     with refused("rows_of_sharded", "mc"):
@@ -76,10 +77,6 @@ def sharded_anyway(rank: int, world_size: int) -> None:
         with refused("rows_of_sharded", "mc._embedding_module"):
             model(batch(LEARNED, [7], [3]))
         assert not any(len(index) for index in model.mc._embedding_module.hash_indexes.values())
-
-
-def test_rows_are_not_returned_from_several_ranks() -> None:
-    ranks(2).run(sharded_anyway)
 
 
 def trained(model: Any, features: list[Any], parts: int) -> tuple[list[list[Tensor]], dict[str, Any]]:

@@ -23,7 +23,7 @@ from tests.sharding.cases import (
     values_of,
     with_optimizer,
 )
-from tests.sharding.ranks import ranks
+from tests.sharding.ranks import on_ranks, ranks
 from tests.sharding.typical_cases import FOUR_LARGER, TYPES, hashed_case
 
 RAW = Case(
@@ -61,7 +61,8 @@ def test_ranks_have_their_own_rows_and_the_sum_of_all(wrapped: bool) -> None:
     assert answers[0]["all"][f"{prefix}rows/worst_bucket"] == pytest.approx(max(worst))
 
 
-def sent_once(rank: int, world_size: int) -> None:
+@on_ranks(2)
+def test_the_share_of_different_ids_is_what_is_counted_by_hand(rank: int, world_size: int) -> None:
     case = deduped(Case(FOUR_LARGER))
     sharded = shard(case, build(case)[0], world_size)
     counts: dict[str, list[int]] = {table.name: [0, 0] for table in case.tables}
@@ -81,12 +82,12 @@ def sent_once(rank: int, world_size: int) -> None:
         recfx.monitor(sharded)
 
 
-def test_the_share_of_different_ids_is_what_is_counted_by_hand() -> None:
-    ranks(2).run(sent_once)
-
-
-def loaded(rank: int, world_size: int, case: Case, folder: str) -> list[dict[str, float]]:
+@pytest.mark.parametrize("kind", ["column_wise", "row_wise"])
+@on_ranks(4)
+def test_after_a_load_the_interval_begins_with_the_load(rank: int, world_size: int, kind: str, tmp_path: Path) -> None:
     """The sum of all ranks right after the load of a saved state, and after one more step of ids that it has."""
+    case = hashed_case(kind, "error", local_size=2, sizes=(3,))
+    folder = str(tmp_path / "saved")
     first, *_ = batches(case, world_size, 1)
     sharded = shard(case, build(case)[0], world_size)
     sharded(first[rank]).values().sum().backward()
@@ -102,19 +103,13 @@ def loaded(rank: int, world_size: int, case: Case, folder: str) -> list[dict[str
     told.append(monitor.scalars(dist.group.WORLD))
     second.load_state_dict(sharded.state_dict())
     told.append(monitor.scalars(dist.group.WORLD))
-    return told
-
-
-@pytest.mark.parametrize("kind", ["column_wise", "row_wise"])
-def test_after_a_load_the_interval_begins_with_the_load(kind: str, tmp_path: Path) -> None:
-    case = hashed_case(kind, "error", local_size=2, sizes=(3,))
-    for at_load, after, again in ranks(4).run(loaded, case, str(tmp_path / "saved")):
-        of_intervals = [value for told in (at_load, again) for tag, value in told.items() if tag.endswith("_rate")]
-        assert of_intervals
-        assert all(map(isnan, of_intervals))
-        rates = [value for tag, value in after.items() if tag.endswith("insert_rate")]
-        assert rates
-        assert set(rates) == {0.0}
+    at_load, after, again = told
+    of_intervals = [value for told in (at_load, again) for tag, value in told.items() if tag.endswith("_rate")]
+    assert of_intervals
+    assert all(map(isnan, of_intervals))
+    rates = [value for tag, value in after.items() if tag.endswith("insert_rate")]
+    assert rates
+    assert set(rates) == {0.0}
 
 
 _STEPS = 14

@@ -22,7 +22,7 @@ from recfx.collections.sharding.collection import ShardedHashEmbeddingBagCollect
 from tests.sharding.cases import FORMS, Case, Table, build, plan_of, shard_converted, values_of
 from tests.sharding.pipelined import CPU, PIPELINES, Two, batches_of_rank, dense_optimizer, sharded_model, what_is_left
 from tests.sharding.pipelined import Batch as DenseBatch
-from tests.sharding.ranks import ranks
+from tests.sharding.ranks import on_ranks, ranks
 
 TYPES = {
     "table_wise": ("table_wise", 1),
@@ -131,14 +131,12 @@ def test_a_batch_that_one_rank_refuses_is_refused_by_all(
 # Several models in one group
 
 
-def models_mixed_up(rank: int, world_size: int) -> list[Any]:
+@on_ranks(2)
+def test_two_models_with_equal_paths_are_told_apart(rank: int, world_size: int) -> None:
     models = [Towers(TYPES["row_wise"], world_size) for _ in range(2)]
-    return [answers(models[number], steps(BOTH), training=True) for number in (rank, 0, 1)]
-
-
-def test_two_models_with_equal_paths_are_told_apart() -> None:
-    expected = [steps(BOTH)[0].expected]
-    assert ranks(2).run(models_mixed_up) == [[["ranks_at_different_calls"], expected, expected]] * 2
+    mixed_up, *right = (answers(models[number], steps(BOTH), training=True) for number in (rank, 0, 1))
+    assert mixed_up == ["ranks_at_different_calls"]
+    assert right == [[steps(BOTH)[0].expected]] * 2
 
 
 # Ranks at different calls
@@ -392,8 +390,12 @@ def test_a_loss_without_a_collection_on_some_ranks_is_noticed_with_the_next_ids(
         assert where in told[2]
 
 
-def saved_after_other_losses(rank: int, world_size: int, path: Path, save: str) -> list[str]:
-    """What saving and loading raise after a step in which each rank's loss uses another collection."""
+@pytest.mark.parametrize("save", ["save_checkpoint", "unconvert", "load_checkpoint"])
+@on_ranks(2)
+def test_what_other_losses_have_trained_is_not_saved(rank: int, world_size: int, save: str, tmp_path: Path) -> None:
+    """Another collection's gradients were exchanged; loading puts ranks in step again."""
+    expected = "" if save == "load_checkpoint" else "backward_on_some_ranks"
+    path = tmp_path / "saved"
     model, told = Towers(TYPES["row_wise"], world_size), []
     pooled = model(Batch(BOTH, 0))
     recfx.save_checkpoint(model, path)
@@ -411,17 +413,7 @@ def saved_after_other_losses(rank: int, world_size: int, path: Path, save: str) 
             told.append("")
         except recfx.RecfxError as error:
             told.append(error.reason)
-    return told
-
-
-@pytest.mark.parametrize("save", ["save_checkpoint", "unconvert", "load_checkpoint"])
-def test_what_other_losses_have_trained_is_not_saved(save: str, tmp_path: Path) -> None:
-    """Another collection's gradients were exchanged; loading puts ranks in step again."""
-    expected = "" if save == "load_checkpoint" else "backward_on_some_ranks"
-    assert (
-        ranks(2).run(saved_after_other_losses, tmp_path / "saved", save)
-        == [[expected, "checkpoint_missing", expected, "", ""]] * 2
-    )
+    assert told == [expected, "checkpoint_missing", expected, "", ""]
 
 
 @pytest.mark.parametrize("losses", [[(0,), (1,)], [(1,)], [(0, 1), (0, 1), (0, 1), (0, 1)], []])

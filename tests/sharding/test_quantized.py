@@ -10,7 +10,7 @@ import recfx
 from recfx.ir import format_graph
 from recfx.ir.operator_graph import lowered_from
 from tests.sharding.cases import FORMS, Case, batches, build, concatenate, shard, shards_of, values_by_rank, values_of
-from tests.sharding.ranks import ranks
+from tests.sharding.ranks import on_ranks, ranks
 from tests.sharding.typical_cases import MIXED, TYPES, one_type
 from tests.support.pairwise import pairwise
 
@@ -90,13 +90,10 @@ def test_ranks_send_what_the_wire_holds(
             assert torch.equal(weight, moved.detach()[first:end, left:right]), f"table {table}"
 
 
-def explained(rank: int, world_size: int, case: Case) -> list[str]:
-    sharded = recfx.explain(shard(case, build(case)[0], world_size)).collections[0]
-    return [table.sharding.travels for table in sharded.tables if table.sharding is not None]
-
-
-def test_the_report_says_in_which_precision_rows_travel() -> None:
+@on_ranks(2)
+def test_the_report_says_in_which_precision_rows_travel(rank: int, world_size: int) -> None:
     case = Case(MIXED, wire=("fp16", "bf16"))
     sent = "fp16 forward, bf16 backward"
-    for travels in ranks(2).run(explained, case):
-        assert travels == [f"all-to-all, {sent}", f"summed over ranks, {sent}", "stay", f"all-to-all, {sent}"]
+    sharded = recfx.explain(shard(case, build(case)[0], world_size)).collections[0]
+    travels = [table.sharding.travels for table in sharded.tables if table.sharding is not None]
+    assert travels == [f"all-to-all, {sent}", f"summed over ranks, {sent}", "stay", f"all-to-all, {sent}"]

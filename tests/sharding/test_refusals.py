@@ -18,8 +18,9 @@ from tests.builders.batches import one_bag
 from tests.builders.collections import tables_named
 from tests.sharding.cases import Case, Table, build, shard_converted
 from tests.sharding.pipelined import CPU, PIPELINES, batches_of_rank, dense_optimizer, sharded_model
-from tests.sharding.ranks import ranks
+from tests.sharding.ranks import on_ranks, ranks
 from tests.support.needs import needed
+from tests.support.refusals import refused
 
 CASE = Case((Table("a", 8, 4, ("f0",)), Table("b", 6, 4, ("f1",), "MEAN", ("row_wise",))))
 HASHED = Case(CASE.tables, hashing=recfx.HashConfig(dense_rows=0, rows=24, buckets=2), raw_ids=8)
@@ -59,23 +60,20 @@ def test_models_that_no_checkpoint_is_made_of(kind: str, reason: str, path: str,
     assert module_path.endswith(path)
 
 
-def load_nothing(rank: int, world_size: int, value: Any) -> tuple[str, str, bool]:
+@pytest.mark.parametrize("value", ["no tensor", torch.empty(6, 4, device="meta")])
+@on_ranks(1)
+def test_a_weight_that_is_none_changes_nothing(rank: int, world_size: int, value: Any) -> None:
     model = sharded_over(dist.group.WORLD)
     before = [weight.detach().clone() for weight in model.parameters()]
     state = build(Case(CASE.tables, seed=3))[0].state_dict()
     state["embedding_bags.b.weight"] = value
-    with pytest.raises(recfx.CheckpointError) as caught:
+    with refused("not_a_tensor", "embedding_bags.b.weight", error=recfx.CheckpointError):
         model.load_state_dict(state)
-    same = all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
-    return caught.value.reason, caught.value.module_path, same
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
-@pytest.mark.parametrize("value", ["no tensor", torch.empty(6, 4, device="meta")])
-def test_a_weight_that_is_none_changes_nothing(value: Any) -> None:
-    assert ranks(1).run(load_nothing, value) == [("not_a_tensor", "embedding_bags.b.weight", True)]
-
-
-def worker_fails(rank: int, world_size: int) -> list[str]:
+@on_ranks(2)
+def test_an_error_of_the_pipelines_worker_ends_the_group(rank: int, world_size: int) -> None:
     """A pipeline's steps; what looks rows up on its thread fails once."""
     model = sharded_model(HASHED, world_size, "alone")
     pipeline = PIPELINES["recfx"](model, dense_optimizer(HASHED, model), CPU)
@@ -93,13 +91,8 @@ def worker_fails(rank: int, world_size: int) -> list[str]:
             answers.append("")
         except (ValueError, recfx.RecfxError) as error:
             answers.append(type(error).__name__)
-    return answers
-
-
-def test_an_error_of_the_pipelines_worker_ends_the_group() -> None:
-    for answers in ranks(2).run(worker_fails):
-        first = answers.index("ValueError")
-        assert answers[first + 1 :] == ["OutOfStepError"] * (len(answers) - first - 1) != []
+    first = answers.index("ValueError")
+    assert answers[first + 1 :] == ["OutOfStepError"] * (len(answers) - first - 1) != []
 
 
 _TRACKER = "torchrec.distributed.model_tracker"
@@ -134,18 +127,16 @@ TOOLS: dict[str, Callable[[], Any]] = {
 }
 
 
-def refused(rank: int, world_size: int, tool: str) -> tuple[str, str]:
-    with pytest.raises(recfx.ConversionError) as caught:
-        TOOLS[tool]()
-    return caught.value.reason, caught.value.module_path.rpartition("ebc")[1]
-
-
 @pytest.mark.parametrize("tool", TOOLS)
-def test_a_tool_that_would_be_told_nothing(tool: str) -> None:
-    assert ranks(1).run(refused, tool) == [("torchrec_hook_not_called", "ebc")]
+@on_ranks(1)
+def test_a_tool_that_would_be_told_nothing(rank: int, world_size: int, tool: str) -> None:
+    with refused("torchrec_hook_not_called") as caught:
+        TOOLS[tool]()
+    assert "ebc" in caught.value.module_path
 
 
-def allowed(rank: int, world_size: int) -> list[str]:
+@on_ranks(1)
+def test_what_skips_converted_collections_and_what_tracks_others(rank: int, world_size: int) -> None:
     """What skips the collections, and what TorchRec's own ones are told."""
     model = parallel()
     assert ModelDeltaTrackerTrec(model, fqns_to_skip=["ebc"]).get_tracked_modules() == {}
@@ -153,20 +144,12 @@ def allowed(rank: int, world_size: int) -> list[str]:
     tracker = ModelDeltaTrackerTrec(stock)
     tracker.step()
     stock(one_bag(0, 1, feature="t"))
-    return [name.rpartition("ebc.")[2] for name in tracker.get_unique_ids()]
+    assert [name.rpartition("ebc.")[2] for name in tracker.get_unique_ids()] == ["embedding_bags.t"]
 
 
-def test_what_skips_converted_collections_and_what_tracks_others() -> None:
-    assert ranks(1).run(allowed) == [["embedding_bags.t"]]
-
-
-def in_two_dimensions(rank: int, world_size: int) -> str:
+@on_ranks(1)
+def test_tables_that_would_never_be_synchronised(rank: int, world_size: int) -> None:
     """Its own constructor takes only CUDA; it calls this one."""
     model = recfx.convert(Model())  # whose first use gives TorchRec's classes their checks
-    with pytest.raises(recfx.ConversionError) as caught:
+    with refused("two_dimensional_parallelism"):
         DistributedModelParallel.__init__(DMPCollection.__new__(DMPCollection), model)
-    return caught.value.reason
-
-
-def test_tables_that_would_never_be_synchronised() -> None:
-    assert ranks(1).run(in_two_dimensions) == ["two_dimensional_parallelism"]

@@ -18,7 +18,7 @@ from recfx.collections.sharding import settings as settings_of_ranks
 from recfx.collections.sharding.collection import sharded_collections
 from tests.builders.optimizers import attach
 from tests.sharding.pipelined import CPU
-from tests.sharding.ranks import ranks
+from tests.sharding.ranks import on_ranks, ranks
 
 
 @dataclass(frozen=True)
@@ -130,13 +130,10 @@ def test_ranks_with_different_settings_are_all_told_what_differs(name: str, entr
         torch.testing.assert_close(pooled, Model(Settings())(batch(rank)).detach())
 
 
-def alike(rank: int, world_size: int) -> int:
+@on_ranks(2)
+def test_what_no_other_rank_depends_on_may_differ(rank: int, world_size: int) -> None:
     """One rank's optimizer names an implementation, and it has asked for properties that are computed once."""
     model = recfx.convert(Model(with_adagrad(**({"foreach": True} if rank else {}))))
     if rank:
         assert not any(table.sends_different for table in model.ebc.tables)
-    return len(sharded_collections(recfx.convert(model, env=ShardingEnv.from_process_group(dist.group.WORLD))))
-
-
-def test_what_no_other_rank_depends_on_may_differ() -> None:
-    assert ranks(2).run(alike) == [1, 1]
+    assert len(sharded_collections(recfx.convert(model, env=ShardingEnv.from_process_group(dist.group.WORLD)))) == 1

@@ -12,7 +12,7 @@ from torchrec.distributed.types import LazyAwaitable
 import recfx
 from tests.sharding.cases import Case, as_sequence, batches, build, shard, shard_converted, values_of
 from tests.sharding.pipelined import CPU, PIPELINES
-from tests.sharding.ranks import ranks
+from tests.sharding.ranks import on_ranks, ranks
 from tests.sharding.stateful import gather
 from tests.sharding.typical_cases import MIXED
 from tests.support.pairwise import pairwise
@@ -65,7 +65,8 @@ def test_outputs_are_those_of_the_standard_collection(
     ranks(world_size).run(returned, sizes, has_ids, dedup)
 
 
-def trained_on_some_keys(rank: int, world_size: int) -> None:
+@on_ranks(2)
+def test_a_key_that_some_ranks_leave_out_has_gradients_of_zero_there(rank: int, world_size: int) -> None:
     states = []
     for leaves_out in (True, False):
         sparse = shard(CASE, build(CASE)[0], world_size)
@@ -77,10 +78,6 @@ def trained_on_some_keys(rank: int, world_size: int) -> None:
         states.append({name: gather(value) for name, value in sparse.state_dict().items()})
     for name, value in states[1].items():
         assert torch.equal(states[0][name], value), name
-
-
-def test_a_key_that_some_ranks_leave_out_has_gradients_of_zero_there() -> None:
-    ranks(2).run(trained_on_some_keys)
 
 
 class Returned(nn.Module):

@@ -13,12 +13,16 @@ from recfx.collections.sharding.collection import ShardedHashEmbeddingBagCollect
 from recfx.runtime.in_flight import on_a_copy
 from tests.builders.optimizers import attach
 from tests.sharding.cases import Case, Model, Table, batches, build, shard_converted, with_optimizer
-from tests.sharding.ranks import ranks
+from tests.sharding.ranks import on_ranks, ranks
 from tests.sharding.stateful import assert_same, case_of, train
 
 
-def frozen(rank: int, world_size: int, case: Case) -> dict[str, Any]:
+@pytest.mark.parametrize("plan", ["rows", "mixed"])
+@on_ranks(2)
+def test_frozen_tables_stay_as_they_are_and_come_back_frozen(rank: int, world_size: int, plan: str) -> None:
     """Tables a and c are not trained."""
+    case = case_of(plan, None)
+    standard, _ = build(case)
     standard, width = build(case)
     model = Model(standard, width)
     for name in ("a", "c"):
@@ -31,27 +35,26 @@ def frozen(rank: int, world_size: int, case: Case) -> dict[str, Any]:
     reasons = [reason.code for reason in recfx.explain(model).reasons]
     assert "default_fused_optimizer" not in reasons
     plain: Any = recfx.unconvert(model)
-    return {
+    answer = {
         "fused": sorted(collection.fused),
         "weights": {name: weight.detach() for name, weight in plain.sparse.named_parameters()},
         "trained": [name for name, weight in plain.sparse.named_parameters() if weight.requires_grad],
         "stepped": [name for name, w in plain.sparse.named_parameters() if hasattr(w, "_in_backward_optimizers")],
     }
+    names = [f"embedding_bags.{table}.weight" for table in "bd"]
+    assert (answer["fused"], answer["trained"], answer["stepped"]) == (["b", "d"], names, names)
+    for name, weight in standard.named_parameters():
+        assert torch.equal(answer["weights"][name], weight) == (name not in names)
 
 
-@pytest.mark.parametrize("plan", ["rows", "mixed"])
-def test_frozen_tables_stay_as_they_are_and_come_back_frozen(plan: str) -> None:
-    case = case_of(plan, None)
-    standard, _ = build(case)
-    for answer in ranks(2).run(frozen, case):
-        names = [f"embedding_bags.{table}.weight" for table in "bd"]
-        assert (answer["fused"], answer["trained"], answer["stepped"]) == (["b", "d"], names, names)
-        for name, weight in standard.named_parameters():
-            assert torch.equal(answer["weights"][name], weight) == (name not in names)
-
-
-def from_meta(rank: int, world_size: int) -> list[tuple[str, torch.dtype, torch.device, list[float]]]:
+@on_ranks(2)
+def test_tables_on_meta_are_made_and_initialised_where_their_shards_are(rank: int, world_size: int) -> None:
     """Tables on meta; rank 1 gets no shard of them if the plan says so."""
+    cpu = torch.device("cpu")
+    expected = [
+        ("embedding_bags.a.weight", torch.float32, cpu, [0.25]),
+        ("embedding_bags.b.weight", torch.float16, cpu, [0.25]),
+    ]
 
     def collection(kind: tuple[Any, ...]) -> ShardedHashEmbeddingBagCollection:
         tables = (Table("a", 8, 4, ("f0",), "SUM", kind), Table("b", 8, 4, ("f1",), "SUM", kind))
@@ -75,16 +78,7 @@ def from_meta(rank: int, world_size: int) -> list[tuple[str, torch.dtype, torch.
     assert torch.equal(pooled, torch.full((1, 8), 0.25))
     assert len(list(alone.parameters())) == (2, 0)[rank]
     named = collection(("row_wise",)).named_parameters()
-    return [(name, weight.dtype, weight.device, weight.unique().tolist()) for name, weight in named]
-
-
-def test_tables_on_meta_are_made_and_initialised_where_their_shards_are() -> None:
-    cpu = torch.device("cpu")
-    expected = [
-        ("embedding_bags.a.weight", torch.float32, cpu, [0.25]),
-        ("embedding_bags.b.weight", torch.float16, cpu, [0.25]),
-    ]
-    assert ranks(2).run(from_meta) == [expected] * 2
+    assert [(name, weight.dtype, weight.device, weight.unique().tolist()) for name, weight in named] == expected
 
 
 def halves(rank: int, world_size: int) -> torch.Tensor:

@@ -16,7 +16,7 @@ from recfx.collections.sharding.gather import gather_tables
 from recfx.errors import CheckpointError
 from recfx.kernels.index.index_buffers import FREED
 from tests.sharding.cases import Case, batches, build, model_and_plan, model_parallel
-from tests.sharding.ranks import ranks
+from tests.sharding.ranks import on_ranks, ranks
 from tests.sharding.stateful import (
     ADMIT,
     LRU,
@@ -35,6 +35,7 @@ from tests.sharding.stateful import (
     whole_state,
 )
 from tests.support.pairwise import pairwise
+from tests.support.refusals import refused
 
 
 def plain_state(case: Case, steps: int = 3) -> dict[str, torch.Tensor]:
@@ -44,37 +45,26 @@ def plain_state(case: Case, steps: int = 3) -> dict[str, torch.Tensor]:
     return whole_state(model)
 
 
-def layout(rank: int, world_size: int, case: Case) -> dict[str, tuple[str, tuple[int, ...], torch.dtype]]:
-    sparse = sharded_of(make(case, world_size))
-    layouts = {}
-    for key, value in sparse.state_dict().items():
-        if isinstance(value, ShardedTensor):
-            metadata = value.metadata()
-            assert all(0 not in shard.shard_sizes for shard in metadata.shards_metadata)
-            layouts[key] = "sharded", tuple(metadata.size), metadata.tensor_properties.dtype
-        else:
-            layouts[key] = "plain", tuple(value.shape), value.dtype
-    return layouts
-
-
-def layouts_by_place(rank: int, world_size: int, case: Case) -> list[dict[str, type]]:
+@on_ranks(2)
+def test_a_model_that_was_converted_in_place_has_the_state_of_a_copy(rank: int, world_size: int) -> None:
     """The classes in the state of a model that was converted as a copy, and of one that was in place."""
+    case = case_of("rows", LRU)
     states = []
     for inplace in (False, True):
         model, plan = model_and_plan(case, world_size, is_converted=False)
         sharded: Any = recfx.convert(model, hashing=case.hashing, plan=plan, inplace=inplace)
         states.append(sharded.state_dict() | dict.fromkeys(sharded.fused_optimizer.params, 0))
-    return [{key: type(value) for key, value in state.items()} for state in states]
+    copied, in_place = ({key: type(value) for key, value in state.items()} for state in states)
+    assert in_place == copied
+    assert ShardedTensor in copied.values()
 
 
-def test_a_model_that_was_converted_in_place_has_the_state_of_a_copy() -> None:
-    for copied, in_place in ranks(2).run(layouts_by_place, case_of("rows", LRU)):
-        assert in_place == copied
-        assert ShardedTensor in copied.values()
-
-
-def hooks_that_run(rank: int, world_size: int, case: Case, way: str) -> list[list[str]]:
+@pytest.mark.parametrize("way", ["copy", "inplace", "copy later", "inplace later", "parallel"])
+@on_ranks(2)
+def test_hooks_of_a_collection_are_those_of_its_sharded_form(rank: int, world_size: int, way: str) -> None:
     """What runs in a sharded model, in the model that it becomes again, and once the hooks are removed."""
+    expected = ["before forward", "state_dict", "before load"]
+    case = case_of("rows", None)
     ran: list[tuple[str, nn.Module]] = []
 
     def note(name: str) -> Callable[..., None]:
@@ -113,30 +103,30 @@ def hooks_that_run(rank: int, world_size: int, case: Case, way: str) -> list[lis
     for handle in handles:
         handle.remove()
     use(sharded, sharded_collections(sharded).popitem()[1])
-    return noted
-
-
-@pytest.mark.parametrize("way", ["copy", "inplace", "copy later", "inplace later", "parallel"])
-def test_hooks_of_a_collection_are_those_of_its_sharded_form(way: str) -> None:
-    expected = ["before forward", "state_dict", "before load"]
-    for sharded, plain, without in ranks(2).run(hooks_that_run, case_of("rows", None), way):
-        assert sharded == plain == expected
-        assert without == (expected if "copy" in way else [])
+    sharded, plain, without = noted
+    assert sharded == plain == expected
+    assert without == (expected if "copy" in way else [])
 
 
 @pytest.mark.parametrize("plan", sorted(PLANS))
 @pytest.mark.parametrize("of_kind", ["pooled", "sequence"])
-def test_keys_sizes_and_dtypes_are_those_of_the_unsharded_collection(plan: str, of_kind: str) -> None:
+@on_ranks(2)
+def test_keys_sizes_and_dtypes_are_those_of_the_unsharded_collection(
+    rank: int, world_size: int, plan: str, of_kind: str
+) -> None:
     case = in_kinds(case_of(plan, ADMIT))[of_kind]
     expected = make(case, 0).get_submodule("sparse").state_dict()
     replicated = {table.name for table in case.tables if table.sharding[0] == "data_parallel"}
-    for layouts in ranks(2).run(layout, case):
-        assert list(layouts) == list(expected)
-        for key, value in expected.items():
-            kind, size, dtype = layouts[key]
-            assert (size, dtype) == (tuple(value.shape), value.dtype), key
-            plain = key.split(".")[1] in replicated or key.endswith(".identity")
-            assert kind == ("plain" if plain else "sharded"), key
+    sparse = sharded_of(make(case, world_size))
+    state = sparse.state_dict()
+    assert list(state) == list(expected)
+    for key, value in expected.items():
+        size, dtype = state[key].shape, state[key].dtype
+        if key.split(".")[1] not in replicated and not key.endswith(".identity"):
+            metadata = state[key].metadata()
+            assert all(0 not in shard.shard_sizes for shard in metadata.shards_metadata)
+            size, dtype = metadata.size, metadata.tensor_properties.dtype
+        assert (size, dtype) == (value.shape, value.dtype), key
 
 
 def one_rank_alone(rank: int, world_size: int, case: Case) -> int:
@@ -198,36 +188,6 @@ def test_a_state_without_index_empties_it() -> None:
         assert not any(bool(value.any()) for value in states)
 
 
-Refused = tuple[str, str, bool]
-
-
-def refuse(rank: int, world_size: int, case: Case, saved_case: Case, damage: str, state: dict[str, Any]) -> Refused:
-    """Load what must be refused into a whole model; the reason, the path, and whether anything has changed."""
-    model = make(case, world_size)
-    train(model, case, rank, world_size, 0, 2)
-    source = make(saved_case, world_size, seed=3)
-    saved: dict[str, Any] = dict(source.state_dict())
-    if state:
-        saved.update({f"over.{key}": torch.zeros_like(v) for key, v in model.over.state_dict().items()})  # type: ignore[operator, union-attr]
-        saved.update({f"sparse.{key}": value.clone() for key, value in model_state(state).items()})
-    if damage == "torn_slices":
-        for shard in saved["sparse.hash_indexes.a.row_state"].local_shards():
-            shard.tensor[-1] = 9
-    elif damage == "whole_weight":
-        saved["sparse.embedding_bags.a.weight"] = torch.ones(80, 8)
-    elif damage == "torn":
-        saved["sparse.hash_indexes.d.row_state"][-1] = 9
-    elif damage == "shape":
-        saved["sparse.embedding_bags.d.weight"] = saved["sparse.embedding_bags.d.weight"][:, :-1]
-    elif damage == "no_weight":
-        del saved["sparse.embedding_bags.d.weight"]
-    before = whole_state(model), model.over.weight.clone()  # type: ignore[operator, union-attr]
-    with pytest.raises(CheckpointError) as caught:
-        model.load_state_dict(saved)
-    assert_same(whole_state(model), before[0])
-    return caught.value.reason, caught.value.module_path, torch.equal(model.over.weight, before[1])  # type: ignore[arg-type, union-attr]
-
-
 SEEDED, WHOLE = replace(LRU, seed=99), "whole tensors"
 
 
@@ -247,14 +207,44 @@ SEEDED, WHOLE = replace(LRU, seed=99), "whole tensors"
         ("rows", "rows", SEEDED, "", "wrong_seed", "a"),
     ],
 )
+@on_ranks(2)
 def test_what_is_refused_changes_nothing_on_any_rank(
-    plan: str, saved: str, hashing: recfx.HashConfig | None, damage: str, reason: str, path: str
+    rank: int,
+    world_size: int,
+    plan: str,
+    saved: str,
+    hashing: recfx.HashConfig | None,
+    damage: str,
+    reason: str,
+    path: str,
 ) -> None:
     """Also where tables before it have more rows than were saved."""
     case = case_of(plan, hashing and LRU)
     state = plain_state(case_of(plan, hashing)) if saved == WHOLE else {}
     saved_case = case if saved == WHOLE else case_of(saved, hashing)
-    assert ranks(2).run(refuse, case, saved_case, damage, state) == [(reason, path, True)] * 2
+    model = make(case, world_size)
+    train(model, case, rank, world_size, 0, 2)
+    source = make(saved_case, world_size, seed=3)
+    loaded: dict[str, Any] = dict(source.state_dict())
+    if state:
+        loaded.update({f"over.{key}": torch.zeros_like(v) for key, v in model.over.state_dict().items()})  # type: ignore[operator, union-attr]
+        loaded.update({f"sparse.{key}": value.clone() for key, value in model_state(state).items()})
+    if damage == "torn_slices":
+        for shard in loaded["sparse.hash_indexes.a.row_state"].local_shards():
+            shard.tensor[-1] = 9
+    elif damage == "whole_weight":
+        loaded["sparse.embedding_bags.a.weight"] = torch.ones(80, 8)
+    elif damage == "torn":
+        loaded["sparse.hash_indexes.d.row_state"][-1] = 9
+    elif damage == "shape":
+        loaded["sparse.embedding_bags.d.weight"] = loaded["sparse.embedding_bags.d.weight"][:, :-1]
+    elif damage == "no_weight":
+        del loaded["sparse.embedding_bags.d.weight"]
+    before = whole_state(model), model.over.weight.clone()  # type: ignore[operator, union-attr]
+    with refused(reason, path, error=CheckpointError):
+        model.load_state_dict(loaded)
+    assert_same(whole_state(model), before[0])
+    assert torch.equal(model.over.weight, before[1])  # type: ignore[arg-type, union-attr]
 
 
 def missing(rank: int, world_size: int, case: Case, state: dict[str, Any]) -> list[str]:

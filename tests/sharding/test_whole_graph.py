@@ -16,7 +16,7 @@ import recfx
 from recfx.collections.sharding.collection import ShardedHashEmbeddingBagCollection
 from tests.sharding import cases
 from tests.sharding.cases import Case, Model, batches, model_parallel
-from tests.sharding.ranks import ranks
+from tests.sharding.ranks import on_ranks
 from tests.sharding.stateful import gather
 from tests.sharding.typical_cases import FOUR, FOUR_LARGER
 from tests.support.refusals import refused
@@ -27,7 +27,9 @@ EMPTY = Case(FOUR, sizes=(3, 0))
 model_and_plan = partial(cases.model_and_plan, is_converted=False)
 
 
-def traced(rank: int, world_size: int, case: Case) -> dict[str, Any]:
+@pytest.mark.parametrize("case", [RAW, EMPTY], ids=["raw", "empty_batch"])
+@on_ranks(2)
+def test_trace_shows_the_nodes_of_communication(rank: int, world_size: int, case: Case) -> None:
     model, plan = model_and_plan(case, world_size)
     (batch,) = (step[rank] for step in batches(case, world_size, 1))
     model = recfx.convert(model, hashing=case.hashing, plan=plan)
@@ -35,26 +37,21 @@ def traced(rank: int, world_size: int, case: Case) -> dict[str, Any]:
     graph = recfx.trace(model, (batch,))
     after = {name: gather(value) for name, value in model.state_dict().items()}
     torch.testing.assert_close(after, before, rtol=0, atol=0)
-    ids_held = [len(index) for index in model.sparse.hash_indexes.values()]
+    assert not any(len(index) for index in model.sparse.hash_indexes.values())  # what was compared were copies
     output, expected = (module.eval()(batch) for module in (graph, model))
     torch.testing.assert_close(output, expected, rtol=0, atol=0, equal_nan=True)
     alone = recfx.trace(model.sparse, (batch,))
     assert alone is model.sparse.graph_module
-    return {"code": graph.code, "ids": sum(ids_held), "kinds": [node.name for node in graph.graph.nodes]}
+    nodes = ["select_features", "bucketize", "input_dist_start", "input_dist_wait", "lookup", "output_dist_start"]
+    nodes += ["output_dist_wait", "mean_divide", "keyed_tensor"] + (["hash_ids"] if case.hashing else [])
+    for node in nodes:
+        assert f"sparse_{node} = self.sparse.graph_module.{node}(" in graph.code
+    assert "over" in [node.name for node in graph.graph.nodes]
 
 
-@pytest.mark.parametrize("case", [RAW, EMPTY], ids=["raw", "empty_batch"])
-def test_trace_shows_the_nodes_of_communication(case: Case) -> None:
-    for answer in ranks(2).run(traced, case):
-        nodes = ["select_features", "bucketize", "input_dist_start", "input_dist_wait", "lookup", "output_dist_start"]
-        nodes += ["output_dist_wait", "mean_divide", "keyed_tensor"] + (["hash_ids"] if case is RAW else [])
-        for node in nodes:
-            assert f"sparse_{node} = self.sparse.graph_module.{node}(" in answer["code"]
-        assert "over" in answer["kinds"]
-        assert answer["ids"] == 0  # what was compared were copies
-
-
-def trained(rank: int, world_size: int, case: Case) -> None:
+@pytest.mark.parametrize("case", [CASE, RAW], ids=["adopted", "raw"])
+@on_ranks(2)
+def test_a_whole_graph_trains_as_the_python_model(rank: int, world_size: int, case: Case) -> None:
     answers = []
     for whole_graph in (False, True):
         model, plan = model_and_plan(case, world_size)
@@ -76,11 +73,6 @@ def trained(rank: int, world_size: int, case: Case) -> None:
     torch.testing.assert_close(answers[1], answers[0], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("case", [CASE, RAW], ids=["adopted", "raw"])
-def test_a_whole_graph_trains_as_the_python_model(case: Case) -> None:
-    ranks(2).run(trained, case)
-
-
 class Branching(Model):
     """Cannot be traced: its path depends on values."""
 
@@ -89,7 +81,8 @@ class Branching(Model):
         return (loss * 2, pooled) if loss > 100 else (loss, pooled)
 
 
-def refused_on_ranks(rank: int, world_size: int) -> None:
+@on_ranks(2)
+def test_a_model_that_cannot_be_traced_says_so_on_every_rank(rank: int, world_size: int) -> None:
     model, plan = model_and_plan(CASE, world_size)
     branching = Branching(model.sparse, model.over.in_features)
     (batch,) = (step[rank] for step in batches(CASE, world_size, 1))
@@ -104,11 +97,20 @@ def refused_on_ranks(rank: int, world_size: int) -> None:
     converted(batch)[0].backward()
 
 
-def test_a_model_that_cannot_be_traced_says_so_on_every_rank() -> None:
-    ranks(2).run(refused_on_ranks)
+@on_ranks(2)
+def test_a_model_in_distributed_model_parallel_is_traced(rank: int, world_size: int) -> None:
+    model, plan = model_and_plan(CASE, world_size)
+    (batch,) = (step[rank] for step in batches(CASE, world_size, 1))
+    wrapped = model_parallel(recfx.convert(model), plan)
+    assert recfx.convert(wrapped) is wrapped
+    with refused("already_sharded"):
+        recfx.convert(wrapped, plan=plan)
+    code = recfx.trace(wrapped, (batch,)).code
+    assert "sparse_input_dist_start = self.sparse.graph_module.input_dist_start(" in code
 
 
-def again(rank: int, world_size: int) -> None:
+@on_ranks(2)
+def test_what_is_sharded_is_converted_and_stays_as_it_is(rank: int, world_size: int) -> None:
     model, plan = model_and_plan(CASE, world_size)
     (batch,) = (step[rank] for step in batches(CASE, world_size, 1))
     original = copy.deepcopy(model)
@@ -132,25 +134,6 @@ def again(rank: int, world_size: int) -> None:
         ), name
 
 
-def in_model_parallel(rank: int, world_size: int) -> str:
-    model, plan = model_and_plan(CASE, world_size)
-    (batch,) = (step[rank] for step in batches(CASE, world_size, 1))
-    wrapped = model_parallel(recfx.convert(model), plan)
-    assert recfx.convert(wrapped) is wrapped
-    with refused("already_sharded"):
-        recfx.convert(wrapped, plan=plan)
-    return recfx.trace(wrapped, (batch,)).code
-
-
-def test_a_model_in_distributed_model_parallel_is_traced() -> None:
-    for code in ranks(2).run(in_model_parallel):
-        assert "sparse_input_dist_start = self.sparse.graph_module.input_dist_start(" in code
-
-
-def test_what_is_sharded_is_converted_and_stays_as_it_is() -> None:
-    ranks(2).run(again)
-
-
 # The tracers of torch and TorchRec
 
 
@@ -162,7 +145,19 @@ def sharded(case: Case, world_size: int, form: str) -> nn.Module:
     return model_parallel(*cases.model_and_plan(case, world_size), init_data_parallel=False)
 
 
-def as_one_leaf(rank: int, world_size: int, case: Case, form: str, tracer: str) -> list[str]:
+@pytest.mark.parametrize(
+    ("case", "form", "tracer", "path"),
+    [
+        (CASE, "convert", "torch", "sparse"),
+        (RAW, "convert", "torch", "sparse"),
+        (RAW, "convert", "torchrec", "sparse"),
+        (CASE, "wrapped", "torchrec", "_dmp_wrapped_module.sparse"),
+    ],
+)
+@on_ranks(2)
+def test_a_sharded_collection_is_one_leaf(
+    rank: int, world_size: int, case: Case, form: str, tracer: str, path: str
+) -> None:
     """The modules that the traced graph calls; the graph runs and trains as the model."""
     trace = {"torch": torch.fx.symbolic_trace, "torchrec": torchrec.fx.symbolic_trace}[tracer]
     reference, model = (sharded(case, world_size, form) for _ in range(2))
@@ -177,31 +172,15 @@ def as_one_leaf(rank: int, world_size: int, case: Case, form: str, tracer: str) 
         assert (ours.grad is None) == (theirs.grad is None)
         assert ours.grad is None or torch.equal(ours.grad, theirs.grad), name
     calls = [str(node.target) for node in graph.graph.nodes if node.op == "call_module"]
-    return [call for call in calls if "sparse" in call]
+    assert [call for call in calls if "sparse" in call] == [path]
 
 
-@pytest.mark.parametrize(
-    ("case", "form", "tracer", "path"),
-    [
-        (CASE, "convert", "torch", "sparse"),
-        (RAW, "convert", "torch", "sparse"),
-        (RAW, "convert", "torchrec", "sparse"),
-        (CASE, "wrapped", "torchrec", "_dmp_wrapped_module.sparse"),
-    ],
-)
-def test_a_sharded_collection_is_one_leaf(case: Case, form: str, tracer: str, path: str) -> None:
-    assert ranks(2).run(as_one_leaf, case, form, tracer) == [[path]] * 2
-
-
-def sharded_too_late(rank: int, world_size: int) -> None:
+@on_ranks(2)
+def test_graphs_are_made_after_sharding(rank: int, world_size: int) -> None:
+    """They would go on with the unsharded tables, and the shards would not be trained."""
     model, plan = model_and_plan(CASE, world_size)
     (batch,) = (step[rank] for step in batches(CASE, world_size, 1))
     model = recfx.convert(model, (batch,))
     for graph in (recfx.trace(model, (batch,)), recfx.convert(model, (batch,), whole_graph=True)):
         with refused("traced_graph"):
             model_parallel(graph, plan)
-
-
-def test_graphs_are_made_after_sharding() -> None:
-    """They would go on with the unsharded tables, and the shards would not be trained."""
-    ranks(2).run(sharded_too_late)

@@ -12,8 +12,8 @@ from tests.ascend.npu_runtime.round_trips import COPY, Meeting, Moment
 from tests.ascend.npu_runtime.sharded_training import model_on_npus
 from tests.ascend.npu_runtime.training import DEVICE
 from tests.exporter.hashed_models import by_name, call, trained
-from tests.sharding.cases import Case, batches
-from tests.sharding.ranks import ranks
+from tests.sharding.cases import batches
+from tests.sharding.ranks import on_ranks
 from tests.sharding.typical_cases import hashed_case
 
 
@@ -54,7 +54,10 @@ def test_the_file_answers_on_the_device_and_on_the_host(
             assert torch.equal(on_device.serve(inputs)["output"], answer)
 
 
-def exported_on_npus(rank: int, world_size: int, case: Case, path: Path) -> None:
+@on_ranks(2, "hccl")
+def test_sharded_models(rank: int, world_size: int, tmp_path: Path) -> None:
+    case = hashed_case("row_wise", "error")
+    path = tmp_path / "model"
     device = torch.device("npu", rank)
     torch.npu.set_device(device)
     model = model_on_npus(case, world_size, device, ids_on_host=False)
@@ -64,10 +67,6 @@ def exported_on_npus(rank: int, world_size: int, case: Case, path: Path) -> None
     assert {parameter.device.type for parameter in model.parameters()} == {"npu"}
     answers = zip(recfx.load(path)(features), model.eval()(features.to(device)), strict=True)
     assert all(torch.allclose(served, answer.cpu(), rtol=1e-5, atol=1e-5) for served, answer in answers)
-
-
-def test_sharded_models(tmp_path: Path) -> None:
-    ranks(2, "hccl").run(exported_on_npus, hashed_case("row_wise", "error"), tmp_path / "model")
 
 
 def test_a_batch_is_checked_once_and_nothing_else_waits(tmp_path: Path) -> None:
