@@ -5,8 +5,6 @@ copies them. In training, the few ids that have no row yet get one afterwards, a
 again.
 """
 
-from __future__ import annotations
-
 import torch
 
 from recfx.errors import Diagnostic

@@ -3,8 +3,6 @@
 FBGEMM's module owns one flat buffer; its operator is called here with each table where it is, the same ``Parameter``.
 """
 
-from __future__ import annotations
-
 import fbgemm_gpu  # noqa: F401  (loads the operators)
 import torch
 

@@ -1,7 +1,5 @@
 """Target ``reference``: plain ATen, one call per feature. It serves every lookup, and tests compare targets with it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

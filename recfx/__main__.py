@@ -1,7 +1,5 @@
 """``python -m recfx``: see ``recfx/commandline``. Ctrl-C ends it with status 130."""
 
-from __future__ import annotations
-
 import sys
 
 INTERRUPTED = 130

@@ -5,8 +5,6 @@ A wheel carries such libraries, one for each minor version of torch, whose C++ i
 matter who owns the files. A digest of the sources in the name keeps a library of other sources from being taken.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import os

@@ -4,8 +4,6 @@ recfx's own operators run on one thread in a child (``csrc/build/parallel.h``). 
 the parent had ever run one on several threads. Workers of a ``DataLoader`` limit torch to one thread themselves.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 

@@ -1,7 +1,5 @@
 """Huge pages for big tensors that are read at random, where address translation otherwise costs as much as reading."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Iterator, Sequence

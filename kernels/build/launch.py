@@ -1,7 +1,5 @@
 """Where kernels in Triton can be launched, and in how many programs."""
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import os

@@ -14,8 +14,6 @@ then has the same operators with the same signatures, which are read from the so
 torch (``reference``) run by it. With the library, the references run on devices other than the CPU.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import logging

@@ -1,7 +1,5 @@
 """Operators whose kernels address memory themselves get plain tensors, whatever they were called with."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable, Sequence

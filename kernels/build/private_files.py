@@ -1,7 +1,5 @@
 """Files and directories that nobody else can write to, and files that exist either completely or not at all."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

@@ -4,8 +4,6 @@ Every limit of a chip stands here once, with its reason. Another chip is one mor
 one more entry of ``NEEDS``. ``tests/ascend`` compares both with what Ascend's compiler says.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType

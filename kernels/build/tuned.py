@@ -6,8 +6,6 @@ asks at a time. That changes no result: a program takes whole bags or ids, and a
 Of kernels whose sums would depend on such a number, the fused step above all, nothing is kept.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json

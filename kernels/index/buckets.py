@@ -4,8 +4,6 @@ The rows from ``dense_rows`` on are divided into buckets; bucket ``b`` owns the 
 ``bucket_begin(b + 1)``. An id belongs to bucket ``mixed_modulo(id, buckets, seed)``.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -4,8 +4,6 @@
 slot table's hash: otherwise the ids of one bucket would cluster there.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -10,8 +10,6 @@ Each index draws a seed of its own (``index_buffers.choose_seeds``). Whoever cho
 many of them have the same home, which would make every search for them long. Which row an id has does not depend on it.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -7,8 +7,6 @@ linear, from ``murmur3_finalizer(id) % slots``. Hash, probing and layout are tho
 one slot is always empty; otherwise probing for an absent id would not end.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -4,8 +4,6 @@
 where they can be launched, and in ATen everywhere else.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from itertools import accumulate, chain
 from typing import Any, NamedTuple, NoReturn

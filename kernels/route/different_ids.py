@@ -4,8 +4,6 @@
 everywhere else.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Where bags begin, from their lengths."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -3,8 +3,6 @@
 ``recfx::select_keys_triton`` runs by the kernel in ``select_keys_triton.py``.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -4,8 +4,6 @@
 ``step_touched_rows`` with a rule's ``update``, table by table; ``fused_step_triton.py`` has the kernels in Triton.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 

@@ -10,8 +10,6 @@ everywhere else. ``recfx::init_rows_triton_`` initialises the rows of several ta
 ``row_initialization_triton.py``, and what the states of their optimizers begin with. All write the same bits.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from functools import lru_cache

@@ -9,8 +9,6 @@ int32 and, in a second stable pass, int8. That is 40 bits instead of 64. To sort
 where each has less than 2**15 rows, and a sort for each; the host would have to wait for their sizes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate

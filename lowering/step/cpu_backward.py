@@ -1,7 +1,5 @@
 """The backward of recfx's own lookups on the CPU: all tables of a lookup in one call, whatever the rule."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext

@@ -3,8 +3,6 @@
 Without a profiler, all of this is the test of one flag.
 """
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections.abc import Iterator

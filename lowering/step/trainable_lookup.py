@@ -4,8 +4,6 @@ A fused step waits until the backward pass has reached every lookup of the table
 until its backward has run.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple

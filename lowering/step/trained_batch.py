@@ -1,7 +1,5 @@
 """Batches whose backward is to come, by feature and by table, and several of one lookup as one."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate

@@ -1,7 +1,5 @@
 """What a checkpoint may contain: the names and dtypes of its tensors, and the errors for those that do not fit."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Collection, Iterator, Mapping
 from typing import TypeVar

@@ -4,8 +4,6 @@ What is no table is read into separate memory and checked, and so are indexes. W
 optimizers, would not all fit into memory twice: they are read in place, once everything else is known to be right.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import functools

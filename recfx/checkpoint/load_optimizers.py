@@ -1,7 +1,5 @@
 """Loads what was saved of optimizers: into fused ones by table, and into the ``state_dict`` of all others."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ round. The state of a sharded table is stored as that of a whole one, of which e
 ``optimizer=`` may be a ``torch.optim`` optimizer, also inside TorchRec's wrappers and beside fused ones.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """The ranks that save or load one checkpoint together: an error on one of them is raised on all."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``recfx.save_checkpoint``: writes everything beside the old checkpoint, which one rename then replaces."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -5,8 +5,6 @@ every rank has and the first one saves. If a table has more rows than it was sav
 index, because ids move. No rank ever holds whole weights or optimizer state of a table that was saved in shards.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property

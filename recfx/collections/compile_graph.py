@@ -1,7 +1,5 @@
 """From a collection to its graph: context, rewrites, lowering."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """What the unsharded and the sharded converted collection have in common."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeVar

@@ -5,8 +5,6 @@ a model, made a collection, or read one from a pickle. Nothing else of recfx nee
 This file imports no torch.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """The converted collections and configs that users build, and what the sharded ones of each kind share with them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import get_type_hints
 

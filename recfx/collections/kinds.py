@@ -1,7 +1,5 @@
 """``CollectionKind``: what differs between TorchRec's kinds of collections, so that nothing else asks for a class."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from copy import copy

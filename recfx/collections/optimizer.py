@@ -1,7 +1,5 @@
 """TorchRec's view of the fused optimizers of a collection: the same names on every rank, whatever is sharded."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

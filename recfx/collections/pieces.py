@@ -1,7 +1,5 @@
 """How whole tensors of a table are cut into pieces, one for each shard; and ``ShardedTensor``s of these pieces."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Collection

@@ -1,7 +1,5 @@
 """What takes the place of a managed-collision collection: a collection of raw ids, with the same output."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

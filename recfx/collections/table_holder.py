@@ -1,7 +1,5 @@
 """The module that holds a converted table's weight; the lookups read the weight, and never call the module."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any, NoReturn

@@ -5,8 +5,6 @@ sharded collection has the keys of the unsharded one on every rank, without any 
 an index, as of column shards, says that the piece is its own: torch.distributed.checkpoint saves one, and loads all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any

@@ -1,7 +1,5 @@
 """What the user passes: models inside wrappers of torch and TorchRec, and devices."""
 
-from __future__ import annotations
-
 import contextlib
 
 import torch

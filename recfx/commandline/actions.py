@@ -1,7 +1,5 @@
 """What the commands of ``python -m recfx`` do. Each returns what is printed, and whether all is well."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from dataclasses import asdict

@@ -3,8 +3,6 @@
 Nothing is known about the file: it may print, fail, or call ``sys.exit``. Whatever prevents a model is one line.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import os

@@ -3,8 +3,6 @@
 Standard output carries the result alone, whatever the model's code prints, and may be closed at any time.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import io

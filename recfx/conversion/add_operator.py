@@ -1,7 +1,5 @@
 """``recfx.add_operator``: declares an operator that passes of the user's put into graphs."""
 
-from __future__ import annotations
-
 import keyword
 import re
 from collections.abc import Callable

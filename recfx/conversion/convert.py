@@ -1,7 +1,5 @@
 """``recfx.convert``: the whole pipeline, top to bottom, one named step per line; and ``recfx.trace``."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 

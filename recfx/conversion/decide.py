@@ -1,7 +1,5 @@
 """Decides what becomes of each collection of a model, and what is refused: for ``convert``, and for ``explain``."""
 
-from __future__ import annotations
-
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Mapping

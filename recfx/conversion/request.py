@@ -1,7 +1,5 @@
 """What the user asks ``convert`` for, and what is wrong with it whatever the model holds."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal

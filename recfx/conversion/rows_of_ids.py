@@ -1,7 +1,5 @@
 """What ``unconvert`` says about ids: which rows they have in the plain model, and how a batch gets these."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeVar

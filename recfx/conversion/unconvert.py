@@ -1,7 +1,5 @@
 """``recfx.unconvert``: back to standard collections."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The whole model as one graph: a shallow trace with the collections inlined, kept only if it agrees with Python."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 from collections.abc import Iterator

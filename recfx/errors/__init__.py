@@ -4,8 +4,6 @@ It carries a machine-readable reason code, the path of the module (or the name o
 do about it. Its text also contains the reason code, in brackets, so that users can search for it.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 import reprlib

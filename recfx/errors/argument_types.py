@@ -1,7 +1,5 @@
 """Arguments of public functions that are of another type than their parameter: one error that names it."""
 
-from __future__ import annotations
-
 import inspect
 import numbers
 import os

@@ -2,8 +2,6 @@
 shows, without other files and with everything escaped.
 """
 
-from __future__ import annotations
-
 import io
 import sys
 from abc import ABC, abstractmethod

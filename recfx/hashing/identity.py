@@ -1,7 +1,5 @@
 """The identity of a saved index, which tells the indexes of different tables apart."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """``HashIndex``: from raw 64-bit ids to the rows of one table."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

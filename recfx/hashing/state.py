@@ -1,7 +1,5 @@
 """The buffers of an index: new ones that are empty, or made from a saved state, which is checked before any change."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

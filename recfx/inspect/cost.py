@@ -1,7 +1,5 @@
 """``recfx.cost``: what each node of a model, or of a graph, costs per step."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial

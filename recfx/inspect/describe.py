@@ -2,8 +2,6 @@
 ``convert``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import warnings

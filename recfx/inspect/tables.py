@@ -1,7 +1,5 @@
 """The tables of a collection as rows of the report, with everything that is worth saying about each."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 

@@ -3,8 +3,6 @@
 Nothing here lives: a context can be made for any rank of any plan, on any device, anywhere.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property

@@ -3,8 +3,6 @@
 It follows from the table alone, so that the passes, the bytes on the wire and the planner agree about it.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from recfx.errors import Diagnostic

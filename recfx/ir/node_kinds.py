@@ -4,8 +4,6 @@ Each is declared once, here. The verifier, the passes, the pipeline's stages and
 new kind is one declaration and one file in ``recfx/runtime``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum

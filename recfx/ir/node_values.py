@@ -1,7 +1,5 @@
 """How big the value of a node is, where it is, and what the node sends: all of it follows from graph and context."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ They are data: calling one is an error, because ``lower`` makes what runs. Under
 trace, so tracing a graph again gives the same nodes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

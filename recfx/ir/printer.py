@@ -1,7 +1,5 @@
 """The stable text of a graph: the same graph always prints the same, so that tests can compare texts."""
 
-from __future__ import annotations
-
 import operator
 import re
 from collections.abc import Mapping

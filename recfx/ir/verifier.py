@@ -1,7 +1,5 @@
 """The graph verifier: it runs after every pass, and names the pass and the node if something is wrong."""
 
-from __future__ import annotations
-
 import operator
 from collections import Counter
 from collections.abc import Callable

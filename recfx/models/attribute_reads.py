@@ -1,7 +1,5 @@
 """Which plain Python attributes of modules code reads while it is traced: a graph has their values for ever."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import threading

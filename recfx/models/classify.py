@@ -3,8 +3,6 @@
 Classes are identified by the class object, never by name (except inside a ScriptModule, where only the name is left).
 """
 
-from __future__ import annotations
-
 import contextlib
 from dataclasses import dataclass, field, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """One step of a model, and whether two steps, or two models in one mode, agree: value by value, on copies."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping

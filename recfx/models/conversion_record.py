@@ -1,7 +1,5 @@
 """What a converted model records about its conversion: plain data, so that it is copied and pickled with the model."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any

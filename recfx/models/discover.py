@@ -4,8 +4,6 @@ The module walk finds all of them, under every name that they have; with a sampl
 one is called.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections import Counter

@@ -1,7 +1,5 @@
 """Managed collisions of TorchRec's: which collections can be taken over, and a model in which they are."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal

@@ -3,8 +3,6 @@
 ``torch.utils._pytree`` takes a dataclass for a leaf, unless its class was registered for the whole process.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 from collections import OrderedDict, defaultdict

@@ -3,8 +3,6 @@
 What a proxy cannot answer raises, and the tracer remembers it: code that handles the error has taken another branch.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import operator

@@ -1,7 +1,5 @@
 """The model that a conversion is compared with: the original on its own copies of the converted model's tables."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable, Mapping
 from functools import partial

@@ -1,7 +1,5 @@
 """Replaces each standard collection with a converted one around the same parameters."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import operator

@@ -1,7 +1,5 @@
 """Gives tables more rows: the parameter object stays, and its data is replaced."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from typing import Any, NamedTuple

@@ -3,8 +3,6 @@
 A module that cannot be traced is rolled back to one opaque leaf, with the reason.
 """
 
-from __future__ import annotations
-
 import operator
 import os
 import threading

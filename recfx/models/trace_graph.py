@@ -4,8 +4,6 @@ What a graph would lose silently (autocast, activation checkpointing, gradient m
 tracer makes a leaf of the module whose code it is.
 """
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import os

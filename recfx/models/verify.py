@@ -1,7 +1,5 @@
 """``recfx.verify``: is the converted model the original one? Outputs, gradients and one optimizer step, on copies."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 from collections.abc import Iterator

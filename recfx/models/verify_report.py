@@ -1,7 +1,5 @@
 """The result of a verification: every comparison, and the largest differences by table."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args

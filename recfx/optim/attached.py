@@ -5,8 +5,6 @@ were created from. Only this file knows these names. It imports ``torch.distribu
 optimizers, where one is attached.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any

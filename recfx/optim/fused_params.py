@@ -1,7 +1,5 @@
 """``fused_params``, TorchRec's dict of arguments for FBGEMM, converted to a fused optimizer."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

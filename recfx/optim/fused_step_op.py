@@ -1,7 +1,5 @@
 """``kernels/step/fused_step_triton.py`` as the operator ``recfx::fused_step_triton_``: one step of a rule."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from importlib.util import find_spec
 

@@ -1,7 +1,5 @@
 """Optimizers in backward: which of them have a fused form, and how to go back to the dense form."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Sequence
 from operator import attrgetter

@@ -3,8 +3,6 @@
 Torch calls a hook before each step of any optimizer, which is how those of a table become known.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -7,8 +7,6 @@ Example:
     ['expand_collection', 'insert_dist']
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from types import MappingProxyType, ModuleType

@@ -3,8 +3,6 @@
 The graph is verified before the first one, and after a row of our own or one of a user's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol

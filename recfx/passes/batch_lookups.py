@@ -6,8 +6,6 @@ nodes, which count the same ids, are merged as well. If the tables of a group ar
 ``jagged_dict``, puts the keys back into the standard order.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable
 
 from torch import fx

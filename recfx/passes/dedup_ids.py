@@ -8,8 +8,6 @@ Tables are declined whose rows are pooled, whose indexes count every sight of an
 or not expected, that it pays.
 """
 
-from __future__ import annotations
-
 from torch import fx
 
 from recfx.errors import Diagnostic

@@ -5,8 +5,6 @@ If all ids of a table are declared to be below ``dense_rows`` (``TableSpec.id_ra
 table left, and turns a MEAN that ran as SUM because of hashing back into a MEAN.
 """
 
-from __future__ import annotations
-
 from recfx.errors import Diagnostic
 from recfx.ir.operator_graph import OperatorGraph, names_in
 from recfx.passes.base import PassResult, restore_means

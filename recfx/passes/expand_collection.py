@@ -4,8 +4,6 @@
 Nothing is hashed or batched yet: the result is the standard collection's loop over tables, unrolled.
 """
 
-from __future__ import annotations
-
 from torch import fx
 
 from recfx.ir.operator_graph import OperatorGraph

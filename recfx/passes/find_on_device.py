@@ -5,8 +5,6 @@
 node runs the nodes that it replaces where it cannot serve.
 """
 
-from __future__ import annotations
-
 from torch import fx
 
 from recfx.errors import Diagnostic

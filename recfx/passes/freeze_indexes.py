@@ -5,8 +5,6 @@ lookup are hashed here, because rows of -1 then stay in their bags and count in 
 ``recfx.passes()``: it makes graphs for files.
 """
 
-from __future__ import annotations
-
 import operator
 
 from torch import fx

@@ -5,8 +5,6 @@ in the cache when they are read. In training, ids that have no row yet get one a
 again.
 """
 
-from __future__ import annotations
-
 import operator
 from dataclasses import replace
 

@@ -3,8 +3,6 @@
 It is not one of ``recfx.passes()``: it makes graphs for files that are read with recfx's operators.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from recfx.ir.operator_graph import OperatorGraph, attributes_in, names_in

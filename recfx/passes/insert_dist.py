@@ -9,8 +9,6 @@ to where their ids came from. What an ``output_dist`` must know about the ``inpu
 All ranks run the same collectives in the same order, even those that have no shard of some tables.
 """
 
-from __future__ import annotations
-
 from torch import fx
 
 from recfx.ir.node_kinds import ASSEMBLERS, NOT_COMBINED

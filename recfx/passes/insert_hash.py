@@ -6,8 +6,6 @@ but still counts in the bag's length, so a MEAN over rows alone would be wrong. 
 runs as SUM, and ``mean_divide`` divides by the lengths from before hashing. Lookups of shards already pool sums.
 """
 
-from __future__ import annotations
-
 from torch import fx
 
 from recfx.errors import Diagnostic

@@ -5,8 +5,6 @@ Indexes are always on the host. If the tables are on another device, ids are cop
 host, they are copied before they are sent. The pass leaves a collection alone whose tables are on the host as well.
 """
 
-from __future__ import annotations
-
 from torch import fx
 
 from recfx.ir.operator_graph import OperatorGraph

@@ -1,7 +1,5 @@
 """lower: gives each node the backend that serves it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from recfx.errors import Diagnostic

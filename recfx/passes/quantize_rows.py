@@ -3,8 +3,6 @@
 It is not one of ``recfx.passes()``: it makes graphs for files. The rows themselves are written when the file is.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

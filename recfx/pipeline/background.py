@@ -1,7 +1,5 @@
 """Where a pipeline's work runs: the streams of an accelerator, and one thread beside the main one."""
 
-from __future__ import annotations
-
 import threading
 import weakref
 from collections.abc import Callable

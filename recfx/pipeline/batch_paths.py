@@ -1,7 +1,5 @@
 """Finds an object within a batch: how a pipeline knows in advance what a collection will be called with."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections import deque
 from collections.abc import Iterator, Mapping

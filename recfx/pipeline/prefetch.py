@@ -1,7 +1,5 @@
 """Which calls of a model can be started ahead, learned from its first batch, and how the model gets their results."""
 
-from __future__ import annotations
-
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """``recfx.TrainPipeline``: sends the ids of the next batch while a batch computes, on every kind of device."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager

@@ -5,8 +5,6 @@ The search space, the estimates, the memory that is set aside and the places of 
 the choice is recfx's. Its class is not used: it hashes, copies and adds up all shards for each proposal.
 """
 
-from __future__ import annotations
-
 import logging
 import warnings
 from collections.abc import Iterable, Mapping, Sequence

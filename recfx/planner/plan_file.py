@@ -12,8 +12,6 @@ Collections are named by their paths in the model, ``""`` if the model is one. `
 then for, such as ``{"device": "cuda", "local_world_size": 8, ...}``; it is null or left out if that is not known.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import fields

@@ -1,7 +1,5 @@
 """Plans that know more than TorchRec's: their ranks; and, those of recfx, their price and what they were made for."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator, Mapping
 from numbers import Integral

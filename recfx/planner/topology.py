@@ -5,8 +5,6 @@ measured**. A planner compares options with each other, so the ratios matter mor
 own numbers if you have measured them.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import astuple, replace
 from functools import lru_cache

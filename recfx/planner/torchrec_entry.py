@@ -7,8 +7,6 @@ collection is not in these lists, so TorchRec would silently leave it unsharded,
 that would have sharded the standard ones. Other models are sharded as before.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence

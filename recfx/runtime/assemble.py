@@ -3,8 +3,6 @@
 ``ColumnOrder`` joins pooled parts into one tensor, here and in ``output_dist``.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from functools import lru_cache

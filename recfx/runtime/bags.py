@@ -1,7 +1,5 @@
 """Gathers whole bags of a KJT: the operation behind feature selection, repeats and variable batch sizes."""
 
-from __future__ import annotations
-
 import copy
 from itertools import accumulate
 

@@ -4,8 +4,6 @@ Tracers take these modules as leaves, because what a node does depends on the ba
 functions); profiles show their names.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn

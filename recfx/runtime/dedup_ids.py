@@ -1,7 +1,5 @@
 """``dedup_ids`` and ``expand_rows``: only different ids go to other ranks, and all ids get the rows that come back."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

@@ -8,8 +8,6 @@ A pipeline may find the rows of a batch before the batch's step, on another thre
 then takes ``FoundRows`` in place of the ids, and inserts those that have no row, in the order of the batches.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias

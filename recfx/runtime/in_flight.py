@@ -7,8 +7,6 @@ mode that a backward may follow. A backward for which no rows are kept any more 
 the meantime.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar

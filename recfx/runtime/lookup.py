@@ -1,7 +1,5 @@
 """``lookup``: one table-batched lookup of a group of tables; rows of a bag are pooled, or stay as they are."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate

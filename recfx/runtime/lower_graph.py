@@ -3,8 +3,6 @@
 This is the one place where a graph meets tables, process groups and kernels.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """What modules are made from: the node that each runs for, and what the graphs of a collection share."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -11,8 +11,6 @@ other messages. So it sends nothing more in that process group, and the peers' c
 group's timeout expires.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Iterable, Sequence

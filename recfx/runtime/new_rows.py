@@ -5,8 +5,6 @@ marks are removed when the rows are initialised: at once in a batch; for ids tha
 index is next read. Initialising rows twice changes nothing.
 """
 
-from __future__ import annotations
-
 from itertools import accumulate
 from typing import Any, NamedTuple
 

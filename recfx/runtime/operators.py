@@ -8,8 +8,6 @@ operator's backward leaves its part, and returns the gradient of the lookup's le
 code. No table changes while a compiled graph runs, so its operators may be in any order.
 """
 
-from __future__ import annotations
-
 import itertools
 import weakref
 from typing import Any

@@ -7,8 +7,6 @@ pooled rows take. Those for rows that are not pooled are in ``rows_dist.py``. Th
 average gradients over ranks like TorchRec's.
 """
 
-from __future__ import annotations
-
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """What the nodes that hash share: the indexes of one collection's tables, and the state of their batches."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate

@@ -3,8 +3,6 @@
 The collection registers the modules, so that every parameter and buffer has one name; nodes do not register them.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 import weakref

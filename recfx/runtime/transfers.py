@@ -3,8 +3,6 @@
 They go through pinned memory, which the device reads and writes by itself.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 from typing import Any

@@ -4,8 +4,6 @@ Each name is what the newest version has, or what stands for it in a version tha
 looking, not by comparing versions. It is the only module that does so, and it imports nothing of recfx.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import warnings

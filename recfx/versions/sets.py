@@ -1,7 +1,5 @@
 """The sets of packages that recfx runs on."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The whole tables of a sharded collection, on every rank, and the standard collection made of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial

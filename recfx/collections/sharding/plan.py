@@ -1,7 +1,5 @@
 """Reads TorchRec's plans: what the plan of a model names, and the shards of one collection, the same on all ranks."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """All ranks of a process group exchange something and then do the same: the one place where they ask each other."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 

@@ -1,7 +1,5 @@
 """Which fused optimizer each table of a sharded collection gets, and the settings that all ranks must have alike."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import fields
 from enum import Enum

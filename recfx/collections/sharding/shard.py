@@ -1,7 +1,5 @@
 """``shard_collection``: a converted collection becomes a sharded one, on every rank."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The sharding types, how each reads what a plan says of one table, and the errors for which a plan is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral

@@ -2,8 +2,6 @@
 formulas that a page evaluates.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

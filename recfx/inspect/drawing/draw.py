@@ -1,7 +1,5 @@
 """``recfx.draw``: a picture of a model's graphs, before and after conversion, as a file."""
 
-from __future__ import annotations
-
 import base64
 import functools
 import gzip

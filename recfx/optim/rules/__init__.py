@@ -1,7 +1,5 @@
 """The rules of fused optimizers. A new rule is one file, and one line here."""
 
-from __future__ import annotations
-
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 
 from recfx.optim.rules.adagrad import ADAGRAD

@@ -1,7 +1,5 @@
 """Adagrad, with a sum of squares per element."""
 
-from __future__ import annotations
-
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import Tensor

@@ -3,8 +3,6 @@
 The correction of averages counts the steps of the table, not of the row.
 """
 
-from __future__ import annotations
-
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import Tensor

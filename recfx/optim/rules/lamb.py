@@ -1,7 +1,5 @@
 """LAMB: the step of Adam, scaled to the length of the row that it changes; and LAMB with one divisor per row."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

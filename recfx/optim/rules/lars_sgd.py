@@ -1,7 +1,5 @@
 """LARS-SGD: SGD with momentum, whose learning rate is scaled by the norms of the row and of its gradient."""
 
-from __future__ import annotations
-
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Row-wise Adagrad: one sum per row, of the mean of its squared gradients; with any weight decay of FBGEMM's."""
 
-from __future__ import annotations
-
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import WeightDecayMode
 from torch import Tensor

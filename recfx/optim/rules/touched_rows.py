@@ -2,8 +2,6 @@
 arguments for FBGEMM. A fused optimizer becomes one of these when its table is plain again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -6,8 +6,6 @@ The formulas count what must be moved: each id and each length once, a row per i
 batch's keys had to be put into order.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -4,8 +4,6 @@ Kinds of nodes are known by their declarations, and by their formulas, so an ope
 others. A node of a graph of modules is priced by the operator that it was made from.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """Hardware as the prediction of times sees it: a few constants per device, in SI units. None was measured here."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias

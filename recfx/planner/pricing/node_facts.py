@@ -2,8 +2,6 @@
 the numbers of one batch, for the symbols of expressions.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass

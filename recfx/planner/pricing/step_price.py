@@ -4,8 +4,6 @@ of a step in which ranks wait for each other; and how long work and collectives 
 All of it is data: for any rank and device, wherever this runs.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """``HybridTrainPipelineSparseDist``: sends the ids of the next batches while a batch is trained."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """``Topology`` and ``EmbeddingShardingPlanner`` that know NPUs; TorchRec's refuse them unless they are patched."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch.distributed as dist

@@ -1,7 +1,5 @@
 """``get_default_hybrid_sharders``: sharders that send ids between the hosts."""
 
-from __future__ import annotations
-
 import torch.distributed as dist
 from torch import nn
 from torchrec.distributed.types import ModuleSharder, ShardingEnv
