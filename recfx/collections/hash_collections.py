@@ -1,7 +1,6 @@
 """The converted collections and configs that users build, and what the sharded ones of each kind share with them."""
 
 from dataclasses import dataclass, field
-from typing import get_type_hints
 
 import torch
 from torch import nn
@@ -186,10 +185,6 @@ class HashEmbeddingCollection(SequenceCollection, UnshardedCollection, Embedding
         rows: dict[str, JaggedTensor] = self._enter(self._run, self._run, features)
         return rows
 
-
-for _class in (HashEmbeddingBagCollection, HashEmbeddingCollection):
-    # Graphs of `torch.fx.symbolic_trace` name these types; as strings they could not be pickled.
-    _class.forward.__annotations__ = get_type_hints(_class.forward)
 
 CONVERTED_CLASSES: dict[CollectionKind, type[UnshardedCollection]] = {
     POOLED: HashEmbeddingBagCollection,

@@ -71,7 +71,7 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _problem(
-    given: Mapping[str, Any], hints: Mapping[str, Any], annotations: Mapping[str, str], left: Collection[str]
+    given: Mapping[str, Any], hints: Mapping[str, Any], annotations: Mapping[str, Any], left: Collection[str]
 ) -> tuple[str, str] | None:
     """What is wrong with the first argument that its parameter does not take, and what to do."""
     for name, value in given.items():
@@ -83,8 +83,12 @@ def _problem(
             continue
         is_left = name in left or (name not in HOW and {int, float, os.PathLike, Literal}.intersection(kinds))
         if not is_left and not any(_is_of(value, kind) for kind in kinds):
-            return f"{name} is {type_of(value)}.", HOW.get(name, f"pass {name}= of type {annotations[name]}.")
+            return f"{name} is {type_of(value)}.", HOW.get(name, f"pass {name}= of type {_text(annotations[name])}.")
     return None
+
+
+def _text(annotation: Any) -> str:
+    return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
 
 
 def _is_own(value: Any, hint: Any) -> bool:

@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import get_type_hints
 
 import torch
 from torch import nn
@@ -45,10 +44,6 @@ class Pooled(nn.Module):
     def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
         """The pooled embeddings ``[B, sum D]``."""
         return self.ebc(features).values()
-
-
-# TorchRec's tracer writes them into the graph's code as they are, and strings would not compile.
-Pooled.forward.__annotations__ = get_type_hints(Pooled.forward)
 
 
 def run(setup: Setup) -> Iterator[Result]:

@@ -90,10 +90,6 @@ class Tower(nn.Module):
         return self.linear(self.ebc(features).values())
 
 
-# As without postponed annotations, which torch.fx cannot pickle.
-Tower.forward.__annotations__ = {"features": KeyedJaggedTensor, "return": torch.Tensor}
-
-
 def converted_tower() -> nn.Module:
     return recfx.convert(Tower())
 
