@@ -35,7 +35,6 @@ from tests.sharding.stateful import (
     whole_state,
 )
 from tests.support.pairwise import pairwise
-from tests.support.refusals import refused
 
 
 def plain_state(case: Case, steps: int = 3) -> dict[str, torch.Tensor]:
@@ -188,6 +187,36 @@ def test_a_state_without_index_empties_it() -> None:
         assert not any(bool(value.any()) for value in states)
 
 
+Refused = tuple[str, str, bool]
+
+
+def refuse(rank: int, world_size: int, case: Case, saved_case: Case, damage: str, state: dict[str, Any]) -> Refused:
+    """Load what must be refused into a whole model; the reason, the path, and whether anything has changed."""
+    model = make(case, world_size)
+    train(model, case, rank, world_size, 0, 2)
+    source = make(saved_case, world_size, seed=3)
+    saved: dict[str, Any] = dict(source.state_dict())
+    if state:
+        saved.update({f"over.{key}": torch.zeros_like(v) for key, v in model.over.state_dict().items()})  # type: ignore[operator, union-attr]
+        saved.update({f"sparse.{key}": value.clone() for key, value in model_state(state).items()})
+    if damage == "torn_slices":
+        for shard in saved["sparse.hash_indexes.a.row_state"].local_shards():
+            shard.tensor[-1] = 9
+    elif damage == "whole_weight":
+        saved["sparse.embedding_bags.a.weight"] = torch.ones(80, 8)
+    elif damage == "torn":
+        saved["sparse.hash_indexes.d.row_state"][-1] = 9
+    elif damage == "shape":
+        saved["sparse.embedding_bags.d.weight"] = saved["sparse.embedding_bags.d.weight"][:, :-1]
+    elif damage == "no_weight":
+        del saved["sparse.embedding_bags.d.weight"]
+    before = whole_state(model), model.over.weight.clone()  # type: ignore[operator, union-attr]
+    with pytest.raises(CheckpointError) as caught:
+        model.load_state_dict(saved)
+    assert_same(whole_state(model), before[0])
+    return caught.value.reason, caught.value.module_path, torch.equal(model.over.weight, before[1])  # type: ignore[arg-type, union-attr]
+
+
 SEEDED, WHOLE = replace(LRU, seed=99), "whole tensors"
 
 
@@ -207,44 +236,14 @@ SEEDED, WHOLE = replace(LRU, seed=99), "whole tensors"
         ("rows", "rows", SEEDED, "", "wrong_seed", "a"),
     ],
 )
-@on_ranks(2)
 def test_what_is_refused_changes_nothing_on_any_rank(
-    rank: int,
-    world_size: int,
-    plan: str,
-    saved: str,
-    hashing: recfx.HashConfig | None,
-    damage: str,
-    reason: str,
-    path: str,
+    plan: str, saved: str, hashing: recfx.HashConfig | None, damage: str, reason: str, path: str
 ) -> None:
     """Also where tables before it have more rows than were saved."""
     case = case_of(plan, hashing and LRU)
     state = plain_state(case_of(plan, hashing)) if saved == WHOLE else {}
     saved_case = case if saved == WHOLE else case_of(saved, hashing)
-    model = make(case, world_size)
-    train(model, case, rank, world_size, 0, 2)
-    source = make(saved_case, world_size, seed=3)
-    loaded: dict[str, Any] = dict(source.state_dict())
-    if state:
-        loaded.update({f"over.{key}": torch.zeros_like(v) for key, v in model.over.state_dict().items()})  # type: ignore[operator, union-attr]
-        loaded.update({f"sparse.{key}": value.clone() for key, value in model_state(state).items()})
-    if damage == "torn_slices":
-        for shard in loaded["sparse.hash_indexes.a.row_state"].local_shards():
-            shard.tensor[-1] = 9
-    elif damage == "whole_weight":
-        loaded["sparse.embedding_bags.a.weight"] = torch.ones(80, 8)
-    elif damage == "torn":
-        loaded["sparse.hash_indexes.d.row_state"][-1] = 9
-    elif damage == "shape":
-        loaded["sparse.embedding_bags.d.weight"] = loaded["sparse.embedding_bags.d.weight"][:, :-1]
-    elif damage == "no_weight":
-        del loaded["sparse.embedding_bags.d.weight"]
-    before = whole_state(model), model.over.weight.clone()  # type: ignore[operator, union-attr]
-    with refused(reason, path, error=CheckpointError):
-        model.load_state_dict(loaded)
-    assert_same(whole_state(model), before[0])
-    assert torch.equal(model.over.weight, before[1])  # type: ignore[arg-type, union-attr]
+    assert ranks(2).run(refuse, case, saved_case, damage, state) == [(reason, path, True)] * 2
 
 
 def missing(rank: int, world_size: int, case: Case, state: dict[str, Any]) -> list[str]:
