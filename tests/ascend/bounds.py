@@ -134,7 +134,6 @@ def write(bounds: Bounds) -> None:
 
 
 def refused(subject: Subject) -> bool:
-    """Does the tiling table refuse it?"""
     return refusal(ASCEND_910B, subject.kernel, subject.block, subject.element_bytes, subject.needs) is not None
 
 

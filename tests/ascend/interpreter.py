@@ -48,7 +48,6 @@ class Interpreter:
         return answer
 
     def stop(self) -> None:
-        """End the process."""
         self._process.terminate()
         self._process.join()
 

@@ -106,7 +106,6 @@ def torch_npu() -> Tool:
 
 
 def c_compiler() -> str | None:
-    """The path of a C compiler."""
     return shutil.which("cc") or llvm_tool("clang")
 
 

@@ -24,7 +24,6 @@ MISSING = 3
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the named benchmarks, or all, and return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     parser.add_argument(
         "names", nargs="*", metavar="name", help=f"one of {', '.join(BENCHMARKS)}, or triton; default: all"

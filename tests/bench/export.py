@@ -35,14 +35,11 @@ TAKEN = 0.75
 
 
 class Pooled(nn.Module):
-    """A collection and nothing else."""
-
     def __init__(self, collection: nn.Module) -> None:
         super().__init__()
         self.ebc = collection
 
     def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
-        """The pooled embeddings ``[B, sum D]``."""
         return self.ebc(features).values()
 
 

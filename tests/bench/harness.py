@@ -170,7 +170,6 @@ def compare(name: str, times: Times, ours: str, peer: str, setup: dict[str, Any]
 
 
 def of_fastest_quarter(times: list[float]) -> float:
-    """The median of the fastest quarter."""
     return statistics.median(sorted(times)[: max(1, len(times) // 4)])
 
 

@@ -76,7 +76,6 @@ class Batches:
         return self.old + (ranks.long() - 1).clamp_(0, asked - 1)
 
     def filled(self, rows: int, **config: Any) -> HashIndex:
-        """An index that holds the resident ids."""
         index = HashIndex(rows, config=HashConfig(**config))
         piece = max(1, min(2**18, rows // 8))  # a batch evicts none of its own ids, so it must not fill a whole bucket
         for begin in range(0, self.size, piece):

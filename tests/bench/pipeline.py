@@ -53,7 +53,6 @@ class Elsewhere(nn.Module):
         self.seconds = seconds
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Returns ``values``."""
         if self.seconds:
             time.sleep(self.seconds / 3)
             values.register_hook(lambda _: time.sleep(self.seconds * 2 / 3))
@@ -72,7 +71,6 @@ class Model(nn.Module):
         )
 
     def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the loss and the logits."""
         pooled = self.sparse(batch.features).values()
         dense, labels = batch.dense[:, :DENSE], batch.dense[:, DENSE]
         logits = self.over(torch.cat([dense, pooled], 1)).squeeze(1)

@@ -167,5 +167,4 @@ def embedding_bags(
 
 
 def feature_names(setup: Setup) -> list[str]:
-    """One config per table."""
     return [f"feature_{table}" for table in range(setup.tables)]

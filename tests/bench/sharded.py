@@ -40,7 +40,6 @@ class Sharder(EmbeddingBagCollectionSharder):
     """TorchRec's sharder, made to cut rows on a CPU, too."""
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
-        """All types that the plans name."""
         return ["table_wise", "row_wise", "column_wise", "data_parallel"]
 
 

@@ -67,7 +67,6 @@ def with_optimizer(collection: EmbeddingBagCollection, optimizer: Optimizer) -> 
 
 
 def attach(collection: nn.Module, optimizer: Optimizer) -> None:
-    """Have the tables of the collection updated in backward."""
     apply_optimizer_in_backward(optimizer.standard, collection.parameters(), dict(optimizer.arguments))
 
 

@@ -49,7 +49,6 @@ def raw_batch() -> KeyedJaggedTensor:
 
 
 def one_bag(*ids: int, feature: str = "f", weights: torch.Tensor | None = None) -> KeyedJaggedTensor:
-    """One sample of one feature."""
     return bags({feature: [ids]}, weights)
 
 

@@ -38,7 +38,6 @@ class Ratings:
 
 
 def read_ratings(path: Path) -> Ratings:
-    """All ratings of ``ml-100k.inter``."""
     lines = path.read_text().splitlines()[1:]
     rows = sorted((line.split("\t") for line in lines), key=lambda row: (float(row[3]), int(row[0]), int(row[1])))
     last: dict[int, list[int]] = {}
@@ -92,7 +91,6 @@ def to_raw(values: torch.Tensor) -> torch.Tensor:
 
 
 def auc(scores: torch.Tensor, liked: torch.Tensor) -> float:
-    """Area under the ROC curve, by ranks."""
     order = scores.argsort()
     ranks = torch.empty_like(scores, dtype=torch.float64)
     ranks[order] = torch.arange(1, len(scores) + 1, dtype=torch.float64)

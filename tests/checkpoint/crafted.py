@@ -34,7 +34,6 @@ class Runs:
 
 
 def data_of(directory: Path) -> Path:
-    """The data folder."""
     return directory / Manifest.read(directory).data
 
 
@@ -50,7 +49,6 @@ def reseal(directory: Path, **changed: Any) -> None:
 
 
 def change_tensors(directory: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """Let other tensors be saved."""
     saved = SavedFolder(data_of(directory))
     tensors: dict[str, Any] = saved.read(saved.described)
     change(tensors)
@@ -60,7 +58,6 @@ def change_tensors(directory: Path, change: Callable[[dict[str, Any]], object]) 
 
 
 def change_settings(directory: Path, change: Callable[[Any], object]) -> None:
-    """Let other settings be saved."""
     settings = read_settings(SavedFolder(data_of(directory)))
     change(settings)
     change_tensors(directory, lambda tensors: tensors.update(settings=pack_settings(settings)))

@@ -51,7 +51,6 @@ TABLES: dict[str, Tables] = {
 
 
 def standard(tables: list[EmbeddingBagConfig], is_weighted: bool = False) -> EmbeddingBagCollection:
-    """The oracle."""
     return EmbeddingBagCollection(tables=tables, is_weighted=is_weighted)
 
 

@@ -21,15 +21,12 @@ KEYS = ["sparse.stacks.a.weight", "sparse.stacks.b.weight"]
 
 
 class Model(nn.Module):
-    """A collection, and something that reads its output."""
-
     def __init__(self, collection: type[Stacks] = Stacks) -> None:
         super().__init__()
         tables = (("a", ["f0", "f1"], 12), ("b", ["f2"], 20))
         self.sparse = collection([StackConfig(rows, 8, name, feature_names=names) for name, names, rows in tables])
 
     def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
-        """Sum everything."""
         return self.sparse(features).values()
 
 

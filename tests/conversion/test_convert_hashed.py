@@ -20,7 +20,6 @@ RAW = HashConfig(dense_rows=0)
 
 
 def flat_bags(lengths: list[int], ids: list[int], keys: list[str]) -> KeyedJaggedTensor:
-    """A KJT of these ids."""
     return KeyedJaggedTensor(keys, torch.tensor(ids, dtype=torch.int64), lengths=torch.tensor(lengths))
 
 

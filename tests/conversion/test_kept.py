@@ -51,8 +51,6 @@ def managed_sequence() -> nn.Module:
 
 
 class Beside(nn.Module):
-    """A collection that can be converted, and another one."""
-
     def __init__(self, other: nn.Module) -> None:
         super().__init__()
         self.ebc, self.other = collection(), other

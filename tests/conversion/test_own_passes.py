@@ -30,7 +30,6 @@ RAW = recfx.HashConfig(dense_rows=0)
 
 
 def scaled(by: float) -> list[Any]:
-    """The passes of recfx, and one that scales all pooled rows."""
     return [*recfx.passes(), ScaleAll(by)]
 
 
@@ -139,8 +138,6 @@ def test_an_operator_between_hashing_and_lookups(hashing: recfx.HashConfig, tmp_
 
 
 def decided(kernel: str) -> Rewrite:
-    """A pass that decides on the kernel of all lookups."""
-
     def decide(graph: OperatorGraph) -> PassResult:
         for lookup in graph.of_kind("lookup", "hash_lookup"):
             graph.change(lookup, kernel=kernel)

@@ -11,7 +11,6 @@ from typing import Any
 
 
 def data_of(path: Path) -> dict[str, Any]:
-    """The data in a page."""
     packed = re.search(r'id="data">([^<]*)</script>', path.read_bytes().decode())
     assert packed is not None
     return json.loads(gzip.decompress(base64.b64decode(packed[1])))

@@ -19,8 +19,6 @@ FORMATS = ["torchscript", "pt2"]
 
 
 class TwoTensors(nn.Module):
-    """Takes two tensors that look alike."""
-
     def __init__(self) -> None:
         super().__init__()
         table = EmbeddingBagConfig(name="t", embedding_dim=2, num_embeddings=10, feature_names=["f"])
@@ -103,8 +101,6 @@ def test_a_constant_is_itself_whatever_its_type(scale: float, tmp_path: Path) ->
 
 
 class AnyNames(nn.Module):
-    """Takes arguments of any names."""
-
     def __init__(self) -> None:
         super().__init__()
         self.two_tensors = TwoTensors()

@@ -16,8 +16,6 @@ FORMATS = ["torchscript", "pt2"]
 
 
 class Returns(nn.Module):
-    """Returns what a function makes of the pooled values and the batch."""
-
     def __init__(self, make: Callable[[torch.Tensor, KeyedJaggedTensor], Any]) -> None:
         super().__init__()
         table = EmbeddingBagConfig(name="t", embedding_dim=2, num_embeddings=10, feature_names=["f"])

@@ -83,7 +83,6 @@ def call(batch_size: int, seed: int = 0, low: int = -20, high: int = 20) -> tupl
 
 
 def converted(model: nn.Module) -> nn.Module:
-    """The model with raw ids, and Adagrad in backward for its tables."""
     own = {name.split(".")[-2] for name, _ in model.named_parameters() if "embedding" in name}
     made = recfx.convert(model, hashing={name: HASHING[name] for name in own})
     tables = [parameter for name, parameter in made.named_parameters() if "embedding" in name]
@@ -101,7 +100,6 @@ def trained(model_type: type[nn.Module]) -> nn.Module:
 
 
 def step(model: nn.Module, seed: int) -> None:
-    """One step of the tables' optimizers."""
     model.train()
     model(*call(4, seed, -12, 12)).square().sum().backward()
     model.eval()

@@ -27,7 +27,6 @@ Facts = dict[str, Any]
 
 
 def groups() -> list[str]:
-    """The names of the groups."""
     return sorted(path.stem for path in DATA.glob("*.json"))
 
 
@@ -44,7 +43,6 @@ def facts_of(name: str) -> Facts:
 
 
 def names(*kinds: str) -> list[str]:
-    """The stored files of these kinds."""
     return [
         f"{group}/{name}" for group in groups() for name, facts in facts_in(group).items() if facts["kind"] in kinds
     ]

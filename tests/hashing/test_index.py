@@ -53,7 +53,6 @@ def test_refused_configurations(config: HashConfig) -> None:
 
 
 def counters(index: HashIndex, **expected: int) -> None:
-    """The index has counted just this."""
     assert index.counters == {**dict.fromkeys(index.counters, 0), **expected}
 
 

@@ -58,8 +58,6 @@ class Towers(nn.Module):
 
 
 class Wrapped(nn.Module):
-    """One collection, called ``inner``."""
-
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
         self.inner = inner

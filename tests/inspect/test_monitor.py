@@ -41,7 +41,6 @@ def feed(model: nn.Module, *ids: list[int]) -> None:
 
 
 def of(name: str, scalars: dict[str, float]) -> dict[str, float]:
-    """The scalars of one table that are known, without the probe."""
     named = {tag.rpartition("/")[2]: value for tag, value in scalars.items() if tag.startswith(f"{name}/")}
     named = {tag: value for tag, value in named.items() if not isnan(value)}
     named.pop("longest_probe", None)

@@ -10,7 +10,6 @@ from recfx.kernels.build.compiler import library_name, packaged_library
 
 
 def write(torch_version: str, sources: Path) -> Path:
-    """A library of the wheel."""
     path = compiler.LIBRARIES / library_name(torch_version, sources)
     path.write_bytes(b"a library")
     return path

@@ -43,7 +43,6 @@ def live(
     contiguous: bool = True,
     weighted: bool = False,
 ) -> LookupSpec:
-    """The same of one that is here."""
     weight = torch.zeros(size, dtype=dtype, device=device)
     weight = weight if contiguous else weight.t().contiguous().t()
     fused = None if optimizer is None else FusedOptimizer(RULE[optimizer[0]], optimizer[1])

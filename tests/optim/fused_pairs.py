@@ -39,7 +39,6 @@ def train(one: nn.Module, features: KeyedJaggedTensor) -> None:
 
 
 def assert_alike(plain: nn.Module, converted: nn.Module) -> None:
-    """Equal weights of all tables."""
     actual, expected = converted.state_dict(), plain.state_dict()
     torch.testing.assert_close({name: actual[name] for name in expected}, dict(expected), rtol=1e-5, atol=1e-6)
 

@@ -23,7 +23,6 @@ NAME = "embedding_bags.a.weight"
 
 
 def collection(kind: Any = "adam", rows: int = 6, **settings: Any) -> Any:
-    """Two tables, ``a`` and ``b``, converted."""
     torch.manual_seed(0)
     model = tables_named("a", "b", rows=rows)
     attach(model, kind, **settings)

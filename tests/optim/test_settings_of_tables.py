@@ -46,7 +46,6 @@ def train(model: nn.Module) -> None:
 
 
 def calls_of(model: HashEmbeddingBagCollection) -> int:
-    """How many lookups there are."""
     return sum(isinstance(module, Lookup) for module in model.graph_module.modules())
 
 

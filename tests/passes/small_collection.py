@@ -70,6 +70,5 @@ def after(name: str, converted: HashEmbeddingBagCollection) -> tuple[OperatorGra
 
 
 def node(graph: OperatorGraph, name: str) -> fx.Node:
-    """The node of this name."""
     (node_named,) = [candidate for candidate in graph.graph.nodes if candidate.name == name]
     return node_named

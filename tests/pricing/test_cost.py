@@ -25,8 +25,6 @@ RAW = recfx.HashConfig(dense_rows=0)
 
 
 class Model(nn.Module):
-    """A collection of two tables, and a layer over it."""
-
     def __init__(self) -> None:
         super().__init__()
         self.ebc, self.over = collection(), nn.Linear(24, 3)

@@ -167,8 +167,6 @@ def values_by_rank(output: Any, sizes: list[int]) -> list[torch.Tensor]:
 
 
 class Model(nn.Module):
-    """A collection and a layer over it."""
-
     def __init__(self, sparse: Any, width: int) -> None:
         super().__init__()
         self.sparse, self.over = sparse, nn.Linear(width, 3)
@@ -185,7 +183,6 @@ PLANNED_AS = {"table_column_wise": "column_wise", "one_rank": "table_wise"}
 
 
 def plan_of(case: Case, module: nn.Module, world_size: int) -> dict[str, ParameterSharding]:
-    """TorchRec's own plan for the case."""
     makers: dict[str, Callable[..., Any]] = {
         "data_parallel": stock.data_parallel,
         "table_wise": lambda rank=0: stock.table_wise(rank=rank % world_size),
@@ -323,7 +320,6 @@ def taken(case: Case, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
 
 
 def shard(case: Case, standard: nn.Module, world_size: int) -> ShardedCollection:
-    """Converted and sharded."""
     converted = with_optimizer(case, recfx.convert(standard, hashing=case.hashing, dedup=case.dedup))
     return shard_converted(case, converted, world_size, wires=wires_of(case.codecs))
 

@@ -79,8 +79,6 @@ class Two(nn.Module):
 
 @dataclass
 class Batch(Pipelineable):
-    """What a data loader gives."""
-
     features: KeyedJaggedTensor
     dense: torch.Tensor
 
@@ -121,7 +119,6 @@ def batches_of_rank(case: Case, rank: int, world_size: int, steps: int, form: st
 
 
 def dense_optimizer(case: Case, model: nn.Module) -> torch.optim.Optimizer:
-    """An optimizer of what no fused optimizer trains."""
     kind, settings = OPTIMIZERS[case.optimizer]
     return kind(dense_parameters(case, model), **settings)
 

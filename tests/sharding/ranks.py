@@ -102,11 +102,9 @@ class Ranks:
 
     @property
     def alive(self) -> bool:
-        """Whether all processes are there."""
         return all(process.is_alive() for process in self._processes)
 
     def stop(self) -> None:
-        """End the processes."""
         for process in self._processes:
             if process.is_alive():  # otherwise, its number may be that of another process by now
                 process.kill()
@@ -149,7 +147,6 @@ def on_ranks(world_size: int, backend: str = "gloo") -> Callable[[Callable[..., 
 
 
 def stop(world_size: int, backend: str = "gloo") -> None:
-    """End the processes of this size and backend."""
     _running.pop((world_size, backend)).stop()
 
 

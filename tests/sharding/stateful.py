@@ -148,7 +148,6 @@ def assert_same(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tenso
 
 
 def sharded_of(model: nn.Module) -> ShardedCollection:
-    """The collection of ``make``."""
     sparse = model.get_submodule("sparse")
     assert isinstance(sparse, ShardedCollection)
     return sparse

@@ -30,8 +30,6 @@ TABLES = tuple(table for table in FOUR if table.name != "columns")
 
 
 class Around(nn.Module):
-    """What the user builds around a sharded model."""
-
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
         self.inner = inner

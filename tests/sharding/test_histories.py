@@ -73,7 +73,6 @@ class History:
 
 
 def history_of(seed: int, world_size: int, form: str = "pooled") -> History:
-    """The history with this number."""
     choose = random.Random(seed)
     tables = tuple(
         Table(name, 64, dim, features, "SUM", choose.choice(_WIDE if dim == 256 else _SHARDINGS))
@@ -118,8 +117,6 @@ def history_of(seed: int, world_size: int, form: str = "pooled") -> History:
 
 
 class Summed(nn.Module):
-    """A collection whose outputs are summed."""
-
     def __init__(self, sparse: nn.Module, scale: int) -> None:
         super().__init__()
         self.sparse, self.scale = sparse, scale

@@ -39,7 +39,6 @@ def batches(world_size: int) -> list[list[Any]]:
 
 
 def converted(is_pooled: bool, module: str) -> Any:
-    """Convert a model that is equal on every rank."""
     torch.manual_seed(0)
     collection = managed(is_pooled, hash_zch if module == "hash_zch" else mch)
     hashing = recfx.HashConfig()

@@ -62,7 +62,6 @@ class Page:
         self.requests: list[str] = []
 
     def call(self, method: str, **arguments: Any) -> dict[str, Any]:
-        """Call a method of the protocol."""
         return self._browser.call(method, self._session, **arguments)
 
     def open(self, path: Path, ready: str = "document.documentElement?.dataset.ready === 'true'") -> None:
@@ -73,7 +72,6 @@ class Page:
         self.wait_for(f"location.href !== 'about:blank' && {ready}")
 
     def run(self, script: str) -> Any:
-        """The value of an expression, which may be a promise."""
         answer = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in answer:
             raise AssertionError(f"{script}: {answer['exceptionDetails']}")
@@ -88,18 +86,15 @@ class Page:
             time.sleep(0.02)
 
     def press(self, key: str, *, shift: bool = False) -> None:
-        """Press a key, as a user does."""
         code, text = KEYS[key]
         common = {"key": key, "code": key, "windowsVirtualKeyCode": code, "modifiers": 8 if shift else 0}
         self.call("Input.dispatchKeyEvent", type="keyDown" if text else "rawKeyDown", text=text, **common)
         self.call("Input.dispatchKeyEvent", type="keyUp", **common)
 
     def type(self, text: str) -> None:
-        """Type into what has the focus."""
         self.call("Input.insertText", text=text)
 
     def click(self, selector: str) -> None:
-        """Click in the middle of an element."""
         script = f"""(() => {{
             const found = document.querySelector({json.dumps(selector)});
             found.scrollIntoView({{ block: 'center', inline: 'center' }});
@@ -117,11 +112,9 @@ class Page:
         self.call("Emulation.setEmulatedMedia", features=features)
 
     def screenshot(self, path: Path) -> None:
-        """Write what is seen as a PNG file."""
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
 
     def heard(self, method: str, given: dict[str, Any]) -> None:
-        """Take an event."""
         if method == "Runtime.exceptionThrown":
             self.complaints.append(json.dumps(given["exceptionDetails"]))
         elif method == "Runtime.consoleAPICalled" and given["type"] in ("error", "warning", "assert"):
@@ -141,14 +134,12 @@ class Browser:
         self._pages: dict[str, Page] = {}
 
     def page(self) -> Page:
-        """A new page."""
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         self._pages[session] = Page(self, session)
         return self._pages[session]
 
     def call(self, method: str, session: str = "", **arguments: Any) -> dict[str, Any]:
-        """Call a method and wait for its answer; events that come before it go to their pages."""
         self._number += 1
         message: dict[str, Any] = {"id": self._number, "method": method, "params": arguments}
         if session:

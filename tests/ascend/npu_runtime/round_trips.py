@@ -83,7 +83,6 @@ class Line(NamedTuple):
 
 
 def read() -> dict[Meeting, Line]:
-    """The table as it is committed."""
     lines = {}
     for line in LISTED.read_text().partition(HEADER)[2].splitlines():
         operator, how, where, *when, why = (cell.strip() for cell in line.strip("|").split("|"))

@@ -45,7 +45,6 @@ class Model(nn.Module):
         nn.init.constant_(self.over.weight, 1 / columns)
 
     def forward(self, features: Any) -> torch.Tensor:
-        """``[B, 1]``."""
         pooled = self.ebc(features)
         return self.over(pooled if isinstance(pooled, torch.Tensor) else pooled.values())
 
@@ -58,7 +57,6 @@ class Plain(nn.Module):
         self.tables, self.bags = nn.ParameterList(nn.Parameter(weight.detach().clone()) for weight in weights), bags
 
     def forward(self, ids: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        """``[B, sum D]``."""
         return torch.cat(embedding_bags(ids, list(self.tables), self.bags, sparse=True), 1)
 
 
@@ -85,7 +83,6 @@ def _ids(setup: Setup, universe: int, are_raw: bool) -> Ids:
 
 
 def _built(name: str, setup: Setup, device: torch.device) -> tuple[nn.Module, list[Any]]:
-    """A model, and its batches."""
     from torchrec.distributed import sharding_plan
     from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
     from torchrec.distributed.model_parallel import DistributedModelParallel

@@ -13,7 +13,6 @@ ROWS, DIM = 7, 4
 
 
 def table(seed: int = 0) -> torch.Tensor:
-    """``[ROWS, DIM]`` weights."""
     return torch.randn(ROWS, DIM, generator=torch.Generator().manual_seed(seed))
 
 
