@@ -28,19 +28,11 @@ from recfx.kernels.index.mix64 import mix64
 from tests.bench.harness import Contestant, Result, compare_all, must_agree
 from tests.bench.setup import DISTRIBUTIONS, Ids, Setup
 from tests.bench.workload import fill_with_ids, standard_collection
+from tests.builders.models import Pooled
 
 NATIVE, HASHED = "recfx file, own operators, raw ids", "recfx file, raw ids"
 ADOPTED, SCRIPTED = "recfx file, dense ids", "TorchRec file, dense ids"
 TAKEN = 0.75
-
-
-class Pooled(nn.Module):
-    def __init__(self, collection: nn.Module) -> None:
-        super().__init__()
-        self.ebc = collection
-
-    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
-        return self.ebc(features).values()
 
 
 def run(setup: Setup) -> Iterator[Result]:

@@ -27,20 +27,12 @@ from recfx.collections.copy_modules import copy_modules
 from recfx.collections.hash_collections import HashEmbeddingBagCollection
 from tests.builders.batches import batch
 from tests.builders.collections import collection
+from tests.builders.models import Block
 from tests.sharding.ranks import ranks
 from tests.support.refusals import refused
 
 Lookup = Callable[[KeyedJaggedTensor], Any]
 HELD: dict[str, Any] = {}
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.ebc = collection()
-
-    def forward(self, features: KeyedJaggedTensor) -> Any:
-        return self.ebc(features)
 
 
 class Reaching(nn.Module):

@@ -13,6 +13,7 @@ import recfx
 from recfx.conversion import decide
 from tests.builders.batches import one_bag
 from tests.builders.collections import table
+from tests.builders.models import Over
 from tests.support.refusals import refused
 
 HASHED = recfx.HashConfig(dense_rows=0)
@@ -166,28 +167,18 @@ def codes(converted: nn.Module) -> list[tuple[str, str]]:
     return [(reason.code, reason.path) for reason in recfx.explain(converted).reasons]
 
 
-class Model(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.ebc = EmbeddingBagCollection(tables())
-        self.head = nn.Linear(4, 1)
-
-    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
-        return self.head(self.ebc(features).values())
-
-
 @pytest.mark.parametrize("path", ["", "ebc"])
 def test_a_dropped_compilation_is_reported(path: str) -> None:
-    model = Model()
+    model = Over(EmbeddingBagCollection(tables()), 4)
     model.get_submodule(path).compile(backend="eager")
     converted = recfx.convert(model)
     assert codes(converted) == [("compile_dropped", path)]
     assert ".compile()" in recfx.explain(converted).reasons[0].what_to_do
-    assert codes(recfx.convert(Model())) == []
+    assert codes(recfx.convert(Over(EmbeddingBagCollection(tables()), 4))) == []
 
 
 def test_a_model_too_large_to_verify_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = Model()
+    model = Over(EmbeddingBagCollection(tables()), 4)
     size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     monkeypatch.setattr(decide, "MOST_BYTES_VERIFIED", size)
     assert codes(recfx.convert(model, (one_bag(1),))) == []

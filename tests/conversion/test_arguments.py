@@ -16,36 +16,27 @@ import recfx
 from recfx import HashConfig, HashEmbeddingBagCollection, HashEmbeddingBagConfig
 from recfx.errors import type_of
 from tests.builders.batches import batch
-from tests.builders.collections import collection
+from tests.builders.models import Block
 from tests.support.refusals import refused
 from tests.toys.count_ids import COUNT_IDS
 
 RAW = HashConfig(dense_rows=0)
 
 
-class Model(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.ebc = collection()
-
-    def forward(self, features: Any) -> Any:
-        return self.ebc(features)
-
-
 def trained() -> tuple[nn.Module, torch.optim.Optimizer]:
-    model = Model()
+    model = Block()
     return model, torch.optim.SGD(model.parameters(), lr=0.1)
 
 
-@pytest.mark.parametrize("model", [None, 3, "model", [Model()], Model], ids=str)
+@pytest.mark.parametrize("model", [None, 3, "model", [Block()], Block], ids=str)
 def test_what_is_no_module(model: Any) -> None:
     calls: list[Callable[[], Any]] = [
         lambda: recfx.explain(model),
         lambda: recfx.convert(model),
         lambda: recfx.unconvert(model),
         lambda: recfx.trace(model, (batch(2),)),
-        lambda: recfx.verify(model, Model(), (batch(2),)),
-        lambda: recfx.verify(Model(), model, (batch(2),)),
+        lambda: recfx.verify(model, Block(), (batch(2),)),
+        lambda: recfx.verify(Block(), model, (batch(2),)),
         lambda: recfx.TrainPipeline(model, trained()[1], "cpu"),
     ]
     for call in calls:
@@ -54,13 +45,13 @@ def test_what_is_no_module(model: Any) -> None:
 
 
 MEANT: dict[str, tuple[Callable[..., Any], str]] = {
-    "convert, config": (lambda _: recfx.convert(Model(), RAW), "sample is a HashConfig, which hashing= takes"),
-    "convert, batch": (lambda _: recfx.convert(Model(), plan=(batch(2),)), "plan is a tuple"),
-    "verify, order": (lambda _: recfx.verify(Model(), (batch(2),), Model()), "converted is a tuple"),
-    "export, swapped": (lambda path: recfx.export(Model(), (batch(2),), path), "sample is a str, which path= "),
-    "load_checkpoint, swapped": (lambda path: recfx.load_checkpoint(path, Model()), "model is a str"),
+    "convert, config": (lambda _: recfx.convert(Block(), RAW), "sample is a HashConfig, which hashing= takes"),
+    "convert, batch": (lambda _: recfx.convert(Block(), plan=(batch(2),)), "plan is a tuple"),
+    "verify, order": (lambda _: recfx.verify(Block(), (batch(2),), Block()), "converted is a tuple"),
+    "export, swapped": (lambda path: recfx.export(Block(), (batch(2),), path), "sample is a str, which path= "),
+    "load_checkpoint, swapped": (lambda path: recfx.load_checkpoint(path, Block()), "model is a str"),
     "save_checkpoint, order": (lambda path: recfx.save_checkpoint(*trained()), "directory is a SGD"),
-    "pipeline, order": (lambda _: recfx.TrainPipeline(Model(), "cpu", trained()[1]), "device is a SGD"),
+    "pipeline, order": (lambda _: recfx.TrainPipeline(Block(), "cpu", trained()[1]), "device is a SGD"),
 }
 
 
@@ -112,7 +103,7 @@ def test_what_no_parameter_takes(name: str, tmp_path: Path, monkeypatch: pytest.
 
 def test_tables_that_are_named_by_no_strings_or_described_by_no_configs() -> None:
     with refused("invalid_argument"):
-        recfx.convert(Model(), hashing={3: HashConfig()})  # type: ignore[dict-item]
+        recfx.convert(Block(), hashing={3: HashConfig()})  # type: ignore[dict-item]
     with refused("invalid_table_config"):
         HashEmbeddingBagCollection([HashConfig()])  # type: ignore[list-item]
 
@@ -153,7 +144,7 @@ def test_environments_without_their_rank(world_size: Any, rank: Any, named: str)
     env = ShardingEnv.from_local(world_size, rank)
     for call in (recfx.explain, recfx.convert):
         with refused("invalid_argument", match=f"env.{named} is", error=recfx.InputError):
-            call(Model(), env=env)
+            call(Block(), env=env)
 
 
 def test_a_pipeline_takes_what_steps_like_an_optimizer() -> None:

@@ -10,20 +10,11 @@ from torchrec import KeyedJaggedTensor
 
 import recfx
 from tests.builders.collections import one_table
+from tests.builders.models import Over
 from tests.builders.optimizers import attach
 from tests.support.refusals import refused
 
 DECAY = 0.7
-
-
-class Model(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.sparse = one_table(rows=192, dim=4)
-        self.over = nn.Linear(4, 1)
-
-    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
-        return self.over(self.sparse(features).values())
 
 
 def batch(ids: torch.Tensor) -> KeyedJaggedTensor:
@@ -32,19 +23,19 @@ def batch(ids: torch.Tensor) -> KeyedJaggedTensor:
 
 def by_id(model: nn.Module) -> dict[int, torch.Tensor]:
     """The row of each id."""
-    ids, rows = model.get_submodule("sparse").index("t").items()  # type: ignore[operator]
-    weight = model.get_submodule("sparse").weight("t").detach()  # type: ignore[operator]
+    ids, rows = model.get_submodule("ebc").index("t").items()  # type: ignore[operator]
+    weight = model.get_submodule("ebc").weight("t").detach()  # type: ignore[operator]
     return {int(id_): weight[row].clone() for id_, row in zip(ids, rows, strict=True)}
 
 
-def converted(hashing: recfx.HashConfig | None) -> Model:
+def converted(hashing: recfx.HashConfig | None) -> nn.Module:
     torch.manual_seed(0)
-    model = Model()
-    attach(model.sparse, torch.optim.Adagrad, lr=0.5)
+    model = Over(one_table(rows=192, dim=4), 4)
+    attach(model.ebc, torch.optim.Adagrad, lr=0.5)
     return recfx.convert(model, hashing=hashing)
 
 
-def hashed() -> Model:
+def hashed() -> nn.Module:
     return converted(recfx.HashConfig(dense_rows=0))
 
 
@@ -58,11 +49,11 @@ def test_averages_are_those_of_rows(use_buffers: bool) -> None:
     model = converted(None)
     average = AveragedModel(model, use_buffers=use_buffers)
     average.update_parameters(model)
-    torch.testing.assert_close(average.module.sparse.weight("t"), model.sparse.weight("t"))
+    torch.testing.assert_close(average.module.ebc.weight("t"), model.ebc.weight("t"))
     with_index = hashed()
     average = AveragedModel(with_index, use_buffers=use_buffers)
     before = copy.deepcopy(average.state_dict())
-    with refused("averaged_index", "sparse"):
+    with refused("averaged_index", "ebc"):
         average.update_parameters(with_index)
     assert all(torch.equal(value, before[key]) for key, value in average.state_dict().items())
 

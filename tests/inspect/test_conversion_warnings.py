@@ -18,21 +18,12 @@ import recfx
 from recfx import HashConfig, RecfxWarning
 from recfx.models.conversion_record import conversion_of
 from tests.builders.batches import batch
-from tests.builders.collections import collection
+from tests.builders.models import Block
 from tests.builders.plans import plan_of_kinds
 from tests.sharding.ranks import ranks
 from tests.support.fake_group import fake_group
 
 NO_INDEX = HashConfig(on_full="evict", admit_after=3)
-
-
-class Model(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.ebc = collection()
-
-    def forward(self, features: Any) -> Any:
-        return self.ebc(features)
 
 
 def warned(call: Callable[[], Any]) -> list[warnings.WarningMessage]:
@@ -46,20 +37,20 @@ def warned(call: Callable[[], Any]) -> list[warnings.WarningMessage]:
 def test_settings_that_do_nothing(options: dict[str, Any]) -> None:
     sample = (batch(2),)
     converted: list[nn.Module] = []
-    caught = warned(lambda: converted.append(recfx.convert(Model(), sample, hashing=NO_INDEX, **options)))
+    caught = warned(lambda: converted.append(recfx.convert(Block(), sample, hashing=NO_INDEX, **options)))
     assert [one.message.diagnostic.code for one in caught] == ["index_settings_not_used"] * 2
     assert {one.message.diagnostic.path for one in caught} == {f"ebc.embedding_bags.{name}" for name in ("t1", "t2")}
-    assert all("recfx.convert(Model(), sample" in linecache.getline(one.filename, one.lineno) for one in caught)
+    assert all("recfx.convert(Block(), sample" in linecache.getline(one.filename, one.lineno) for one in caught)
     again = [lambda: recfx.convert(converted[0]), lambda: recfx.convert(copy.deepcopy(converted[0])),
              lambda: recfx.convert(pickle.loads(pickle.dumps(converted[0])))]  # fmt: skip
     assert [warned(call) for call in again] == [[]] * 3
-    assert len(warned(lambda: recfx.convert(Model(), hashing=NO_INDEX))) == 2  # another conversion
+    assert len(warned(lambda: recfx.convert(Block(), hashing=NO_INDEX))) == 2  # another conversion
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_one_rank_warns(rank: int) -> None:
     with fake_group(rank, 2):
-        assert len(warned(lambda: recfx.convert(Model(), hashing=NO_INDEX))) == (2 if rank == 0 else 0)
+        assert len(warned(lambda: recfx.convert(Block(), hashing=NO_INDEX))) == (2 if rank == 0 else 0)
 
 
 def as_errors(*arguments: Any, **options: Any) -> RecfxWarning | None:
@@ -82,7 +73,7 @@ def plan_of(model: Any) -> ShardingPlan:
 @pytest.mark.parametrize("shards", [False, True])
 def test_warnings_that_are_errors_leave_the_model_as_it_was(converted_before: bool, shards: bool) -> None:
     with fake_group(0, 2) if shards else contextlib.nullcontext():
-        model: nn.Module = Model()
+        model: nn.Module = Block()
         if converted_before:
             warned(lambda: recfx.convert(model, hashing=NO_INDEX, inplace=True))
             conversion_of(model).warned.clear()
@@ -95,7 +86,7 @@ def test_warnings_that_are_errors_leave_the_model_as_it_was(converted_before: bo
 
 
 def on_rank(rank: int, world_size: int) -> tuple[list[tuple[str, str]], Any]:
-    model = Model()
+    model = Block()
     model.ebc.embedding_bags["t2"].weight.data = model.ebc.embedding_bags["t2"].weight.data.double()
     caught = warned(lambda: recfx.convert(model, plan=plan_of(model)))
     raised = as_errors(model, plan=plan_of(model))
@@ -117,4 +108,4 @@ def test_ranks_that_have_different_tables_do_the_same() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_nothing_is_wrong(hashing: HashConfig | None, dtype: torch.dtype) -> None:
     """An optimizer may be attached later, and a model cast."""
-    assert warned(lambda: recfx.convert(Model().to(dtype), hashing=hashing)) == []
+    assert warned(lambda: recfx.convert(Block().to(dtype), hashing=hashing)) == []

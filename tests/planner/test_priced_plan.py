@@ -27,6 +27,7 @@ from recfx.planner.priced_plan import PricedPlan
 from recfx.planner.search import Proposal, proposals
 from recfx.versions.differences import make_topology
 from tests.builders.collections import table
+from tests.builders.models import Pooled
 from tests.builders.plans import model_of_tables
 from tests.sharding.models import fused_collection
 from tests.sharding.ranks import on_ranks
@@ -36,13 +37,8 @@ TABLES = [table(f"t{number}", [key], rows=50) for number, key in enumerate(KEYS)
 BATCH = KeyedJaggedTensor(KEYS, torch.arange(8), lengths=torch.ones(8).int())
 
 
-class Model(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.ebc = EmbeddingBagCollection(TABLES)
-
-    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
-        return self.ebc(features).values()
+def model() -> nn.Module:
+    return Pooled(EmbeddingBagCollection(TABLES))
 
 
 def prices(report: recfx.Report) -> list[str]:
@@ -50,15 +46,15 @@ def prices(report: recfx.Report) -> list[str]:
 
 
 def made_plan(world_size: int) -> ShardingPlan:
-    return recfx.plan(Model(), make_topology(world_size, "cpu"))
+    return recfx.plan(model(), make_topology(world_size, "cpu"))
 
 
 WAYS: dict[str, Callable[[ShardingEnv, ShardingPlan], nn.Module]] = {
-    "no_plan": lambda env, plan: recfx.convert(Model(), env=env),
-    "whole_graph": lambda env, plan: recfx.convert(Model(), (BATCH,), env=env, whole_graph=True),
-    "given_plan": lambda env, plan: recfx.convert(Model(), plan=plan, env=env),
+    "no_plan": lambda env, plan: recfx.convert(model(), env=env),
+    "whole_graph": lambda env, plan: recfx.convert(model(), (BATCH,), env=env, whole_graph=True),
+    "given_plan": lambda env, plan: recfx.convert(model(), plan=plan, env=env),
     "model_parallel": lambda env, plan: DistributedModelParallel(
-        recfx.convert(Model()), env, plan=plan, sharders=recfx.sharders()
+        recfx.convert(model()), env, plan=plan, sharders=recfx.sharders()
     ),
 }
 
@@ -69,7 +65,7 @@ def test_equals_what_the_report_of_the_plan_says(rank: int, world_size: int, way
     plan = made_plan(world_size)
     sharded = WAYS[way](ShardingEnv.from_process_group(dist.group.WORLD), plan)
     report = recfx.explain(sharded)
-    shown = {"plan": prices(recfx.explain(Model(), plan=plan)), "reasons": prices(report), "text": str(report)}
+    shown = {"plan": prices(recfx.explain(model(), plan=plan)), "reasons": prices(report), "text": str(report)}
     if way != "model_parallel":  # TorchRec cannot copy it
         shown["copied"] = prices(recfx.explain(copy.deepcopy(sharded)))
     record = conversion_of(sharded)

@@ -18,23 +18,15 @@ from recfx.planner.pricing.hardware import ASCEND_910B, CPU_HOST, H100, NAMED, H
 from recfx.planner.topology import npu_topology
 from tests.builders.batches import batch
 from tests.builders.collections import collection
+from tests.builders.models import Over
 from tests.builders.optimizers import attach
 from tests.support.refusals import refused
 
 RAW = recfx.HashConfig(dense_rows=0)
 
 
-class Model(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.ebc, self.over = collection(), nn.Linear(24, 3)
-
-    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
-        return self.over(self.ebc(features).values())
-
-
 def hashed(optimizer: str = "adagrad") -> nn.Module:
-    model = Model()
+    model = Over(outputs=3)
     attach(model.ebc, optimizer)
     return recfx.convert(model, hashing=RAW)
 
@@ -59,7 +51,7 @@ def test_the_nodes_are_those_of_the_graph() -> None:
 
 def test_the_expressions_of_a_lookup() -> None:
     """A row of 32 bytes and its number per id, an offset per bag; 32 bytes per bag are written."""
-    model = recfx.convert(Model(), hashing=None).eval()
+    model = recfx.convert(Over(outputs=3), hashing=None).eval()
     node = next(node for node in recfx.cost(model).nodes if node.kind == "lookup" and "t2" in node.tables)
     ids = BATCH * (mean_length("f2") + mean_length("f3"))
     if node.tables == ("t1", "t2"):
@@ -74,7 +66,7 @@ def test_the_expressions_of_a_lookup() -> None:
 def test_a_traced_graph_costs_what_its_model_costs(whole: bool) -> None:
     model, sample = hashed(), batch(4)
     graph = recfx.trace(model, sample)
-    subject = recfx.convert(Model(), sample, hashing=RAW, whole_graph=True) if whole else graph
+    subject = recfx.convert(Over(outputs=3), sample, hashing=RAW, whole_graph=True) if whole else graph
     actual, expected = recfx.cost(subject, CPU_HOST).at(64), recfx.cost(model, CPU_HOST).at(64)
     if not whole:
         assert actual.totals.resident == expected.totals.resident
@@ -86,7 +78,7 @@ def test_a_traced_graph_costs_what_its_model_costs(whole: bool) -> None:
 def test_a_graph_is_not_planned(topology: Topology) -> None:
     """Not even silently: its price would be that of one rank."""
     model, sample = hashed(), batch(4)
-    whole = recfx.convert(Model(), sample, hashing=RAW, whole_graph=True)
+    whole = recfx.convert(Over(outputs=3), sample, hashing=RAW, whole_graph=True)
     for graph in (recfx.trace(model, sample), whole, model.ebc.graph_module):
         with refused("already_sharded"):
             recfx.cost(graph, topology)
@@ -95,11 +87,11 @@ def test_a_graph_is_not_planned(topology: Topology) -> None:
 
 
 def test_collections_that_are_called_twice_are_kept_once() -> None:
-    class Twice(Model):
+    class Twice(Over):
         def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
             return super().forward(features) + super().forward(features)
 
-    model = recfx.convert(Twice(), hashing=RAW)
+    model = recfx.convert(Twice(outputs=3), hashing=RAW)
     twice, once = recfx.cost(recfx.trace(model, batch(4))), recfx.cost(hashed("sgd"))
     assert twice.totals.resident == once.totals.resident
     assert sympy.expand(twice.totals.read_bytes) != sympy.expand(once.totals.read_bytes)
@@ -124,7 +116,7 @@ def changed(model: nn.Module) -> nn.Module:
 def test_what_has_changed_since_the_conversion_is_known_before_a_forward(
     change: Callable[[nn.Module], nn.Module], hashing: Any
 ) -> None:
-    model = change(recfx.convert(Model(), hashing=hashing))
+    model = change(recfx.convert(Over(outputs=3), hashing=hashing))
     price = recfx.cost(model, H100)
     model.ebc(batch(4))
     assert price.nodes == recfx.cost(model, H100).nodes
@@ -158,7 +150,7 @@ def test_numbers_start_from_the_sample() -> None:
     assert at.step_text.endswith("training step on H100, B=3, L: f2=2, f1=1, f3=1")
     on_meta = recfx.cost(hashed(), H100, sample=sample.to(torch.device("meta"))).at()
     assert (on_meta.batch, on_meta.lengths["f1"]) == (3, 1)
-    assert recfx.cost(Model(), Topology(2, "cpu"), sample=sample).at(W=4).batch == 3
+    assert recfx.cost(Over(outputs=3), Topology(2, "cpu"), sample=sample).at(W=4).batch == 3
 
 
 @pytest.mark.parametrize("topology", [ASCEND_910B, H100, npu_topology(1)], ids=["npu", "gpu", "one rank"])
@@ -175,7 +167,7 @@ def test_a_model_on_this_host_is_priced_as_on_the_device(topology: Any) -> None:
 
 
 def test_a_graph_of_this_host_says_what_it_lacks_elsewhere() -> None:
-    graph, raw = recfx.trace(hashed(), batch(4)), recfx.trace(recfx.convert(Model(), hashing=None), batch(4))
+    graph, raw = recfx.trace(hashed(), batch(4)), recfx.trace(recfx.convert(Over(outputs=3), hashing=None), batch(4))
     assert recfx.cost(graph, ASCEND_910B).copies_left_out
     for subject, hardware in ((graph, CPU_HOST), (hashed(), ASCEND_910B), (hashed(), npu_topology(2)), (raw, H100)):
         assert not recfx.cost(subject, hardware).copies_left_out
@@ -194,7 +186,7 @@ def test_hardware_by_the_names_of_the_command_line() -> None:
         (("model",), "invalid_argument"),
         ((None,), "invalid_argument"),
         (({"a": 1},), "invalid_argument"),
-        ((Model(), "A100"), "invalid_argument"),
+        ((Over(outputs=3), "A100"), "invalid_argument"),
         ((nn.Linear(2, 2),), "no_collection"),
     ],
 )

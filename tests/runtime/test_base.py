@@ -19,6 +19,7 @@ from tests.builders.batches import batch
 from tests.builders.collections import collection
 from tests.models import ZOO, Case
 from tests.models.case import BATCH_SIZES, run
+from tests.models.handwritten import Tower
 from tests.support.refusals import refused
 
 Trace = Callable[[nn.Module], fx.GraphModule]
@@ -78,16 +79,6 @@ def assert_same_gradient(name: str, gradient: torch.Tensor | None, reference: to
         assert not any(one is not None and one.any() for one in (gradient, reference)), name
     else:
         torch.testing.assert_close(gradient, reference, rtol=case.rtol, atol=case.atol, msg=name)
-
-
-class Tower(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.ebc = collection()
-        self.linear = nn.Linear(24, 2)
-
-    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
-        return self.linear(self.ebc(features).values())
 
 
 def converted_tower() -> nn.Module:

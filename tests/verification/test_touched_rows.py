@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torchrec import KeyedJaggedTensor
 
 import recfx
 from recfx.models.verify_report import DIFFERENT
 from tests.builders.batches import two_bags
 from tests.builders.collections import one_table
+from tests.builders.models import Pooled
 from tests.builders.optimizers import attach
 
 TABLE = "ebc.embedding_bags.t.weight"
@@ -21,18 +21,9 @@ MOVE_OTHERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
 }
 
 
-class Model(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.ebc = one_table()
-
-    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
-        return self.ebc(features).values()
-
-
 def trained(kind: str, hashing: recfx.HashConfig | None) -> tuple[nn.Module, nn.Module]:
     """A model whose optimizer has moments for rows that the sample does not read, and its conversion."""
-    model = Model()
+    model = Pooled(one_table())
     optimizer, settings = MOVE_OTHERS[kind]
     attach(model, optimizer, **settings)
     if hashing is None:
@@ -64,7 +55,7 @@ def test_touched_ones_must_not(kind: str) -> None:
 def test_others_must_not_either_where_the_dense_rule_leaves_them_alone(
     optimizer: type[torch.optim.Optimizer] | None,
 ) -> None:
-    model = Model()
+    model = Pooled(one_table())
     if optimizer is not None:
         attach(model, optimizer, lr=0.1)
     wrong = copy.deepcopy(recfx.convert(model))
@@ -76,7 +67,7 @@ def test_others_must_not_either_where_the_dense_rule_leaves_them_alone(
 
 @pytest.mark.parametrize("trains", [True, False])
 def test_a_frozen_hashed_table_has_no_gradient_in_the_oracle(trains: bool) -> None:
-    model = Model().requires_grad_(trains)
+    model = Pooled(one_table()).requires_grad_(trains)
     converted = recfx.convert(model, hashing=recfx.HashConfig(dense_rows=0))
     report = recfx.verify(model, converted, (two_bags(2, 3, 5),))
     assert report.ok
