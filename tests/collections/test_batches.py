@@ -34,23 +34,6 @@ def test_features_are_selected_by_name(backend: str, tables: str, keys: tuple[st
 
 
 @each_backend
-@pytest.mark.parametrize("ids", [torch.int32, torch.int64])
-@pytest.mark.parametrize("offsets", [torch.int32, torch.int64])
-@pytest.mark.parametrize("form", ["lengths", "offsets", "both"])
-def test_integer_types(backend: str, ids: torch.dtype, offsets: torch.dtype, form: str) -> None:
-    oracle = standard(TABLES["shared_features"]())
-    converted = convert(copy.deepcopy(oracle), backend=backend)
-    same = batch(6, ("f2", "f3", "f1"))
-    features = KeyedJaggedTensor(
-        same.keys(),
-        same.values().to(ids),
-        lengths=None if form == "offsets" else same.lengths().to(offsets),
-        offsets=None if form == "lengths" else same.offsets().to(offsets),
-    )
-    assert_same(oracle, converted, features, expected=same)
-
-
-@each_backend
 @each_hashing
 @pytest.mark.parametrize("tables", ["sum_and_mean", "shared_features"])
 @pytest.mark.parametrize(
@@ -90,28 +73,6 @@ def test_a_batch_of_no_samples(
     pooled.values().sum().backward()
     for weight in converted.parameters():
         assert weight.grad is None or not weight.grad.any()
-
-
-@each_backend
-@pytest.mark.parametrize("tables", ["sum_and_mean", "several_features", "shared_features"])
-@pytest.mark.parametrize("keys", [("f1", "f2", "f3"), ("f3", "other", "f1", "f2")], ids=["in_order", "permuted"])
-def test_variable_batch_per_feature(backend: str, tables: str, keys: tuple[str, ...]) -> None:
-    oracle = standard(TABLES[tables]())
-    converted = convert(copy.deepcopy(oracle), backend=backend)
-    strides = [2, 5, 3, 4][: len(keys)]
-    lengths = torch.randint(0, 4, (sum(strides),))
-    inverse = torch.stack([torch.randint(0, stride, (6,)) for stride in strides])
-
-    def features() -> KeyedJaggedTensor:
-        return KeyedJaggedTensor(
-            list(keys),
-            torch.arange(int(lengths.sum())) % 20,
-            lengths=lengths,
-            stride_per_key_per_rank=[[stride] for stride in strides],
-            inverse_indices=(list(keys), inverse),
-        )
-
-    assert_same(oracle, converted, features(), expected=features())
 
 
 def test_inverse_indices_in_another_order_than_the_keys() -> None:
