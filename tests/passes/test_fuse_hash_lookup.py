@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
-from torchrec import KeyedJaggedTensor
+from torchrec import DataType, KeyedJaggedTensor
 
 import recfx
 from recfx import HashConfig, HashEmbeddingBagCollection
@@ -85,13 +85,16 @@ def test_keys_in_another_order() -> None:
 # What runs
 
 
-def two_forms(on_full: str = "error", **config: Any) -> tuple[Any, Any]:
-    """The same collection, fused, and with its graph as it is before the fusion."""
+def two_forms(on_full: str = "error", is_weighted: bool = False, dtype: Any = "fp32", **config: Any) -> tuple[Any, Any]:
+    """The same collection of two tables of raw ids and an adopted one, fused, and with its graph as before that."""
     made = []
     for _ in range(2):
         torch.manual_seed(0)
         hashing = HashConfig(dense_rows=0, on_full=on_full, **config)  # type: ignore[arg-type]
-        converted = HashEmbeddingBagCollection([table(name, hashing) for name in "ab"])
+        tables = [table("a", hashing), table("b", hashing), table("c", ADOPTED)]
+        for config_of_table in tables:
+            config_of_table.data_type = DataType[dtype.upper()]
+        converted = HashEmbeddingBagCollection(tables, is_weighted)
         attach(converted, torch.optim.Adagrad)
         converted.fused_optimizers()  # takes them over, and compiles
         made.append(converted)
@@ -100,13 +103,16 @@ def two_forms(on_full: str = "error", **config: Any) -> tuple[Any, Any]:
     return fused, plain
 
 
-def batches(universe: int, steps: int = 6) -> list[KeyedJaggedTensor]:
+def batches(universe: int, is_weighted: bool, steps: int = 6) -> list[KeyedJaggedTensor]:
     generator = torch.Generator().manual_seed(1)
     made = []
     for _ in range(steps):
-        lengths = torch.randint(0, 3, (6,), generator=generator)
-        ids = torch.randint(-universe, universe, (int(lengths.sum()),), generator=generator)
-        made.append(KeyedJaggedTensor(["a", "b"], ids, lengths=lengths))
+        lengths = torch.randint(0, 3, (9,), generator=generator)
+        count, raw = int(lengths.sum()), int(lengths[:6].sum())
+        ids = torch.randint(-universe, universe, (count,), generator=generator)
+        ids[raw:] %= 8  # rows of the adopted table
+        weights = torch.rand(count, generator=generator).requires_grad_() if is_weighted else None
+        made.append(KeyedJaggedTensor(["a", "b", "c"], ids, weights, lengths))
     return made
 
 
@@ -118,22 +124,27 @@ def batches(universe: int, steps: int = 6) -> list[KeyedJaggedTensor]:
         {"universe": 40, "on_full": "share"},
         {"universe": 40, "on_full": "evict"},
         {"universe": 40, "on_full": "evict", "admit_after": 2, "unseen": "share"},
+        {"universe": 4, "is_weighted": True},
+        {"universe": 4, "unseen": "share", "dtype": "fp16"},
+        {"universe": 40, "on_full": "share", "is_weighted": True, "dtype": "fp16"},
     ],
     ids=str,
 )
 def test_both_forms_give_the_same_bits(config: dict[str, Any]) -> None:
-    universe = config.pop("universe")
+    universe, is_weighted = config.pop("universe"), config.get("is_weighted", False)
     fused, plain = two_forms(**config)
     assert type(fused.graph_module.get_submodule("hash_lookup")) is HashLookup
     assert type(plain.graph_module.get_submodule("hash_ids")) is HashIds
-    for number, batch in enumerate(batches(universe)):
+    for number, (batch, same) in enumerate(zip(*(batches(universe, is_weighted) for _ in range(2)), strict=True)):
         fused.train(number % 3 != 2)
         plain.train(number % 3 != 2)
-        outputs = [form(batch).values() for form in (fused, plain)]
+        outputs = [fused(batch).values(), plain(same).values()]
         assert torch.equal(*outputs)
         for output in outputs:
             if output.requires_grad and number != 1:  # the batch of step 1 stays without a backward
-                output.sum().backward()
+                output.square().sum().backward()
+        if is_weighted and number != 1:
+            assert torch.equal(batch.weights().grad, same.weights().grad)
     for mine, theirs in zip(fused.state_dict().values(), plain.state_dict().values(), strict=True):
         assert torch.equal(mine, theirs)
     for name in ("a", "b"):
@@ -156,7 +167,7 @@ def test_tables_that_moved_to_a_target_without_a_finding_kernel_run_in_two_steps
 
 def test_a_replay_inserts_and_counts_nothing() -> None:
     fused, _ = two_forms()
-    batch = KeyedJaggedTensor(["a", "b"], torch.tensor([5, 6, 5]), lengths=torch.tensor([2, 1]))
+    batch = KeyedJaggedTensor(["a", "b", "c"], torch.tensor([5, 6, 5]), lengths=torch.tensor([2, 1, 0]))
     scale = torch.ones(1, requires_grad=True)
     checkpoint(lambda s: fused(batch).values() * s, scale, use_reentrant=False).sum().backward()
     assert [fused.index(name).counters["ids_seen"] for name in ("a", "b")] == [2, 1]
@@ -178,12 +189,14 @@ def test_inside_torch_func_it_gives_gradients() -> None:
 
 def test_rows_that_eval_mode_reads_with_gradients_stay_until_the_backward() -> None:
     fused, _ = two_forms("evict")
-    full = KeyedJaggedTensor(["a", "b"], torch.tensor([1, 2, *range(11, 19)]), lengths=torch.tensor([2, 8]))
+    full = KeyedJaggedTensor(["a", "b", "c"], torch.tensor([1, 2, *range(11, 19)]), lengths=torch.tensor([2, 8, 0]))
     fused(full).values().sum().backward()
     fused.eval()
-    output = fused(KeyedJaggedTensor(["a", "b"], torch.arange(11, 19), lengths=torch.tensor([0, 8]))).values().sum()
+    output = (
+        fused(KeyedJaggedTensor(["a", "b", "c"], torch.arange(11, 19), lengths=torch.tensor([0, 8, 0]))).values().sum()
+    )
     fused.train()
-    second = KeyedJaggedTensor(["a", "b"], torch.tensor([1, 21]), lengths=torch.tensor([1, 1]))
+    second = KeyedJaggedTensor(["a", "b", "c"], torch.tensor([1, 21]), lengths=torch.tensor([1, 1, 0]))
     with pytest.raises(recfx.TableFullError, match="in use"):
         fused(second)
     output.backward()
