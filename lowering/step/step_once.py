@@ -69,8 +69,8 @@ class _Pass:
     """What one backward pass has brought for the tables of a trigger."""
 
     waiting: list[tuple[weakref.ref[_Left], Triggered]] = field(default_factory=list)  # the lookups' parts
-    # Weights with a gradient in ``weight.grad``, from other readers or from before, and their optimizers, by ``id``.
-    arrived: dict[int, tuple[torch.Tensor, FusedOptimizer]] = field(default_factory=dict)
+    # Weights with a gradient from other readers or from before, which ``weight.grad`` gets for the step, by ``id``.
+    arrived: dict[int, tuple[torch.Tensor, FusedOptimizer, Any]] = field(default_factory=dict)
     # Those whose gradient from other readers comes after all lookups of the pass.
     awaited: set[int] = field(default_factory=set)
 
@@ -151,7 +151,8 @@ class Trigger:
         joined = awaited | current.arrived.keys()
         if alone := _where(parts, lambda part, table: id(part.weights[table]) not in joined) if joined else parts:
             _step(alone)
-        for weight, optimizer in current.arrived.values():
+        for weight, optimizer, gradient in current.arrived.values():
+            weight.grad = gradient
             _step_joined(parts, weight, optimizer)
         if not awaited:
             current.end()
@@ -161,7 +162,8 @@ class Trigger:
         number = _number_of_pass()
         if number not in self._reached:
             if _runs_in_this_pass(self._accumulate):
-                self._pass(number).arrived[id(weight)] = weight, optimizer
+                self._pass(number).arrived[id(weight)] = weight, optimizer, weight.grad
+                weight.grad = None  # lest the next pass takes it, if this one fails
                 return True
             return False
         current = self._passes.get(number)
@@ -275,10 +277,10 @@ def _step_alone(weight: torch.Tensor, optimizer: FusedOptimizer) -> None:
 
 def _with_gradients(
     parts: Sequence[_PartOfTables], awaited: Collection[int]
-) -> dict[int, tuple[torch.Tensor, FusedOptimizer]]:
-    """The weights with a gradient to step with, and their optimizers, by ``id``; those ``awaited`` get more of it."""
+) -> dict[int, tuple[torch.Tensor, FusedOptimizer, Any]]:
+    """The weights with a gradient to step with, their optimizers, and it, by ``id``; those ``awaited`` get more."""
     return {
-        id(weight): (weight, part.optimizers[table])
+        id(weight): (weight, part.optimizers[table], weight.grad)
         for part, tables in parts
         if [weight for weight in part.weights if weight.grad is not None]  # there hardly ever is one
         for table in tables
@@ -319,11 +321,7 @@ def _step(parts: list[_PartOfTables]) -> None:
             for same in lookups.values():
                 same[0].step_with(same)
             return
-        step_by_weight(_reached(parts))
-
-
-def _reached(parts: Sequence[_PartOfTables]) -> list[_PartOfTables]:
-    return _where(parts, lambda part, table: part.reached[table])
+        step_by_weight(_where(parts, lambda part, table: part.reached[table]))
 
 
 def step_by_weight(
