@@ -22,8 +22,7 @@ def advise_huge_pages(tensor: Tensor) -> bool:
     """
     if tensor.device.type != "cpu" or tensor.nbytes < LEAST_BYTES or not library.load():
         return False
-    taken: bool = torch.ops.recfx.advise_huge_pages(tensor)
-    return taken
+    return torch.ops.recfx.advise_huge_pages(tensor)
 
 
 def move_to_huge_pages(tensors: Sequence[Tensor]) -> None:

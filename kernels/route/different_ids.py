@@ -71,8 +71,7 @@ def sum_rows(rows: Tensor, places: Tensor, count: int) -> Tensor:
     Raises:
         RuntimeError: the arguments do not fit together.
     """
-    summed: Tensor = library.operators().sum_rows(rows, places, count)
-    return summed
+    return library.operators().sum_rows(rows, places, count)
 
 
 @library.fake("sum_rows")

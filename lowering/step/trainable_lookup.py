@@ -89,10 +89,9 @@ class TrainableLookup:
             elif any(weight.requires_grad for weight in weights):
                 triggers = self.once.triggers(weights)
                 arguments = [triggered.trigger.leaf for triggered in triggers]
-        outputs: Outputs = _TableBatchedLookup.apply(
+        return _TableBatchedLookup.apply(
             self.backward, (self.once, triggers), weights, offsets, forward, per_sample_weights, *arguments
         )
-        return outputs
 
     def _by_key(self, weights: list[torch.Tensor], forward: Forward) -> Outputs:
         """The rows by an operator for each key: one node would hand None on to hooks of weights without a gradient.

@@ -131,8 +131,7 @@ class HashEmbeddingBagCollection(PooledCollection, UnshardedCollection, Embeddin
         Returns:
             ``[B, D]`` keyed tensor, keys in the order of the tables and their features.
         """
-        pooled: KeyedTensor = self._enter(self._run, self._run, features)
-        return pooled
+        return self._enter(self._run, self._run, features)
 
 
 class HashEmbeddingCollection(SequenceCollection, UnshardedCollection, EmbeddingCollection):
@@ -182,8 +181,7 @@ class HashEmbeddingCollection(SequenceCollection, UnshardedCollection, Embedding
             for each key, in the order of the tables and their features, a ``JaggedTensor`` whose values are float32
             ``[n, embedding_dim]``, a row for each id in the order of the ids, with the lengths of the feature.
         """
-        rows: dict[str, JaggedTensor] = self._enter(self._run, self._run, features)
-        return rows
+        return self._enter(self._run, self._run, features)
 
 
 CONVERTED_CLASSES: dict[CollectionKind, type[UnshardedCollection]] = {

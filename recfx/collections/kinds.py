@@ -64,13 +64,11 @@ class CollectionKind(ABC):
 
     def configs_of(self, collection: nn.Module) -> list[Any]:
         """The configs that the forward of a collection, standard or converted, reads; a subclass may show others."""
-        configs: list[Any] = getattr(collection, self.configs_attribute)
-        return configs
+        return getattr(collection, self.configs_attribute)
 
     def tables_of(self, collection: nn.Module) -> nn.ModuleDict:
         """The modules that hold the rows of a collection, standard or converted, by name of the table."""
-        tables: nn.ModuleDict = getattr(collection, self.tables)
-        return tables
+        return getattr(collection, self.tables)
 
     def settings_of(self, collection: nn.Module) -> dict[str, Any]:
         """The settings of a standard or converted collection besides its configs, by the attributes that hold them."""
@@ -159,8 +157,7 @@ class PooledKind(CollectionKind):
         return EmbeddingBagCollection(self.configs_of(converted), converted.is_weighted(), torch.device("meta"))
 
     def values_of(self, output: Any) -> Mapping[str, torch.Tensor]:
-        values: dict[str, torch.Tensor] = output.to_dict()
-        return values
+        return output.to_dict()
 
     def new_table(self, config: Any, rows: int, device: torch.device | str | None) -> nn.EmbeddingBag:
         mode, dtype = pooling_type_to_str(config.pooling), data_type_to_dtype(config.data_type)
@@ -184,8 +181,7 @@ class PooledKind(CollectionKind):
         raise ConversionError(message, reason=reason, module_path=collection, what_to_do=what_to_do)
 
     def pooling(self, config: Any) -> str:
-        name: str = config.pooling.name
-        return name
+        return config.pooling.name
 
 
 class SequenceKind(CollectionKind):

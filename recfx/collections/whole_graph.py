@@ -60,14 +60,12 @@ class WholeGraph(nn.Module):
         return self._of_mode(False).graph_module
 
     def _of_mode(self, training: bool) -> Traced:
-        traced: Traced = self.__dict__["_traced"][training]
-        return traced
+        return self.__dict__["_traced"][training]
 
     @property
     def python_model(self) -> nn.Module:
         """The converted model that the graphs were traced from; it shares everything with them."""
-        model: nn.Module = self.__dict__["_python_model"]
-        return model
+        return self.__dict__["_python_model"]
 
     @property
     def graph_module(self) -> fx.GraphModule:

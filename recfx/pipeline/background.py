@@ -30,8 +30,7 @@ class Streams:
         """Run the body of the ``with`` statement on ``stream``."""
         if stream is None:
             return nullcontext()
-        entered: AbstractContextManager[Any] = self._module.stream(stream)
-        return entered
+        return self._module.stream(stream)
 
     def take(self, values: Any, stream: Any) -> None:
         """Let the current stream use ``values``, which ``stream`` makes."""

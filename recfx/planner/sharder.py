@@ -183,8 +183,7 @@ class HashEmbeddingBagCollectionSharder(BaseEmbeddingSharder[UnshardedCollection
     def shardable_parameters(self, module: nn.Module) -> dict[str, nn.Parameter]:
         """The ``[rows, dim]`` parameter of every table, by table name."""
         if self.stock is not None:
-            parameters: dict[str, nn.Parameter] = self.stock.shardable_parameters(module)
-            return parameters
+            return self.stock.shardable_parameters(module)
         tables: Any = kind_of(module).tables_of(module)
         return {table: holder.weight for table, holder in tables.items()}
 

@@ -287,8 +287,7 @@ class ShardedCollection(
         """An awaitable, as from TorchRec's sharded collections; under torch.compile, whose graphs with awaitables would
         keep the sizes of one batch, the awaited output itself.
         """
-        result: LazyAwaitable[Any] = self._enter(self._run, self._run_awaited, *arguments, **keywords)
-        return result
+        return self._enter(self._run, self._run_awaited, *arguments, **keywords)
 
     def _run(self, *arguments: Any, **keywords: Any) -> LazyAwaitable[Any]:
         ctx = self.create_context()

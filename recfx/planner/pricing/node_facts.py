@@ -120,8 +120,7 @@ class Values:
         """The value of an expression: an ``int`` if it is whole."""
         number: int | float
         if not isinstance(expression, sympy.Basic):
-            number = expression
-            return number
+            return expression
         known = self._known.get(expression)
         if known is None:
             value: Any = expression.xreplace(self._symbols)

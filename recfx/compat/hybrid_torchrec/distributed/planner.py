@@ -63,8 +63,7 @@ class EmbeddingShardingPlanner:
         if self._pod is None:
             return self._torchrec.collective_plan(module, sharders, pg)
         group = pg or dist.GroupMember.WORLD
-        plan: ShardingPlan = invoke_on_rank_and_broadcast_result(group, 0, self.plan, module, sharders or [])
-        return plan
+        return invoke_on_rank_and_broadcast_result(group, 0, self.plan, module, sharders or [])
 
 
 def _must_stay(names: list[str], what_to_do: str) -> ConversionError:
