@@ -1,6 +1,7 @@
 """Models whose state is saved and loaded in sharded tests, and what the tests compare."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -224,8 +225,4 @@ def _tables_of(sparse: Any) -> dict[str, torch.Tensor]:
     return {name: value.detach().clone() for name, value in tensors.items()}
 
 
-def assert_equal(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
-    """To the bit, statistics included."""
-    assert actual.keys() == expected.keys(), actual.keys() ^ expected.keys()
-    for name, value in actual.items():
-        assert torch.equal(value, expected[name]), (name, value, expected[name])
+assert_equal = partial(torch.testing.assert_close, rtol=0, atol=0)

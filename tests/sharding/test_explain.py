@@ -31,10 +31,17 @@ RAW = Case(TABLES, optimizer="rowwise_adagrad", hashing=recfx.HashConfig(dense_r
 NODES = ("bucketize", "input_dist_start", "input_dist_wait", "hash_ids", "lookup", "output_dist_start")
 
 
-def explained(rank: int, world_size: int, case: Case, wrapping: str) -> dict[str, Any]:
-    model, plan = model_and_plan(case, world_size)
-    (batch,) = (step[rank] for step in batches(case, world_size, 1))
-    planned = recfx.explain(model, plan=plan)
+def codes(report: Report) -> set[tuple[str, str]]:
+    return {(reason.code, reason.path.partition("embedding_bags.")[2]) for reason in report.reasons}
+
+
+@pytest.mark.parametrize("wrapping", ["", "data_parallel", "model_parallel"])
+@on_ranks(2)
+def test_every_rank_sees_its_share(rank: int, world_size: int, wrapping: str) -> None:
+    model, plan = model_and_plan(RAW, world_size)
+    (batch,) = (step[rank] for step in batches(RAW, world_size, 1))
+    report_of_plan = recfx.explain(model, plan=plan)
+    (planned,) = report_of_plan.collections
     if wrapping == "model_parallel":
         model = model_parallel(model, plan)
     else:
@@ -45,50 +52,37 @@ def explained(rank: int, world_size: int, case: Case, wrapping: str) -> dict[str
     before = {name: value.clone() for name, value in inner.named_parameters()}
     report = recfx.explain(model)
     torch.testing.assert_close(dict(inner.named_parameters()), before, rtol=0, atol=0)
-    ids_held = {name: len(index) for name, index in inner.sparse.hash_indexes.items()}
-    return {"report": report, "text": str(report), "json": report.to_json(), "planned": planned, "held": ids_held}
-
-
-def codes(report: Report) -> set[tuple[str, str]]:
-    return {(reason.code, reason.path.partition("embedding_bags.")[2]) for reason in report.reasons}
-
-
-@pytest.mark.parametrize("wrapping", ["", "data_parallel", "model_parallel"])
-def test_every_rank_sees_its_share(wrapping: str) -> None:
-    answers = ranks(2).run(explained, RAW, wrapping)
-    for rank, answer in enumerate(answers):
-        report = answer["report"]
-        (collection,) = report.collections
-        assert report.ok
-        assert (collection.status, collection.kind, collection.device) == ("converted", "EmbeddingBagCollection", "cpu")
-        kinds = [node.kind for node in collection.nodes]
-        assert set(NODES) <= set(kinds)
-        tables = {table.name: table for table in collection.tables}
-        assert {table.bytes for table in collection.tables} == {64 * 8 * 4}
-        rows = tables["rows"].sharding
-        assert rows.shards == (ShardReport(0, (0, 21), (0, 8), 672), ShardReport(1, (21, 64), (0, 8), 1376))
-        assert (rows.rank, rows.world_size, rows.sharding_type, rows.compute_kernel) == (rank, 2, "row_wise", "fused")
-        assert (rows.rows_here, rows.columns_here, rows.bytes_here) == ((21, 8, 672), (43, 8, 1376))[rank]
-        assert tables["whole"].sharding.bytes_here == (0, 2048)[rank]
-        assert tables["whole"].optimizer == ("", "fused rowwise_adagrad")[rank]
-        assert (tables["whole"].hashing.ids_held is None) == (rank == 0)
-        assert tables["columns"].sharding.columns_here == 4
-        assert tables["replicas"].sharding.rows_here == 64
-        for name, ids_held in answer["held"].items():
-            assert tables[name].hashing.ids_held == ids_held > 0
-        slice_of = tables["rows"].hashing
-        assert slice_of.rows_here == rows.rows_here
-        assert slice_of.occupancy == slice_of.ids_held / rows.rows_here
-        assert slice_of.worst_bucket in ((0,), (1, 2))[rank]
-        assert ("optimizer_state_per_column_block", "columns") in codes(report)
-        assert f"sharding, as rank {rank} of 2 sees it" in answer["text"]
-        plain = json.loads(answer["json"])["collections"][0]["tables"][0]["sharding"]
-        assert list(plain) == [field.name for field in dataclasses.fields(ShardingReport)]
-        assert plain["shards"][1] == {"rank": 1, "rows": [21, 64], "columns": [0, 8], "bytes": 1376}
-        (planned,) = answer["planned"].collections
-        assert [table.sharding for table in planned.tables] == [table.sharding for table in collection.tables]
-        assert (planned.nodes, planned.graph) == (collection.nodes, collection.graph)
-        assert codes(answer["planned"]) == codes(report) | {("weights_not_used", table) for table in tables}
+    ids_held_here = {name: len(index) for name, index in inner.sparse.hash_indexes.items()}
+    (collection,) = report.collections
+    assert report.ok
+    assert (collection.status, collection.kind, collection.device) == ("converted", "EmbeddingBagCollection", "cpu")
+    kinds = [node.kind for node in collection.nodes]
+    assert set(NODES) <= set(kinds)
+    tables = {table.name: table for table in collection.tables}
+    assert {table.bytes for table in collection.tables} == {64 * 8 * 4}
+    rows = tables["rows"].sharding
+    assert rows.shards == (ShardReport(0, (0, 21), (0, 8), 672), ShardReport(1, (21, 64), (0, 8), 1376))
+    assert (rows.rank, rows.world_size, rows.sharding_type, rows.compute_kernel) == (rank, 2, "row_wise", "fused")
+    assert (rows.rows_here, rows.columns_here, rows.bytes_here) == ((21, 8, 672), (43, 8, 1376))[rank]
+    assert tables["whole"].sharding.bytes_here == (0, 2048)[rank]
+    assert tables["whole"].optimizer == ("", "fused rowwise_adagrad")[rank]
+    assert (tables["whole"].hashing.ids_held is None) == (rank == 0)
+    assert tables["columns"].sharding.columns_here == 4
+    assert tables["replicas"].sharding.rows_here == 64
+    for name, ids_held in ids_held_here.items():
+        assert tables[name].hashing.ids_held == ids_held > 0
+    slice_of = tables["rows"].hashing
+    assert slice_of.rows_here == rows.rows_here
+    assert slice_of.occupancy == slice_of.ids_held / rows.rows_here
+    assert slice_of.worst_bucket in ((0,), (1, 2))[rank]
+    assert ("optimizer_state_per_column_block", "columns") in codes(report)
+    assert f"sharding, as rank {rank} of 2 sees it" in str(report)
+    plain = json.loads(report.to_json())["collections"][0]["tables"][0]["sharding"]
+    assert list(plain) == [field.name for field in dataclasses.fields(ShardingReport)]
+    assert plain["shards"][1] == {"rank": 1, "rows": [21, 64], "columns": [0, 8], "bytes": 1376}
+    assert [table.sharding for table in planned.tables] == [table.sharding for table in collection.tables]
+    assert (planned.nodes, planned.graph) == (collection.nodes, collection.graph)
+    assert codes(report_of_plan) == codes(report) | {("weights_not_used", table) for table in tables}
 
 
 def few_buckets(rank: int, world_size: int) -> tuple[Report, int]:

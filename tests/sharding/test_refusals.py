@@ -18,7 +18,7 @@ from tests.builders.batches import one_bag
 from tests.builders.collections import tables_named
 from tests.sharding.cases import Case, Table, build, shard_converted
 from tests.sharding.pipelined import CPU, PIPELINES, batches_of_rank, dense_optimizer, sharded_model
-from tests.sharding.ranks import on_ranks, ranks
+from tests.sharding.ranks import on_ranks
 from tests.support.needs import needed
 from tests.support.refusals import refused
 
@@ -30,8 +30,18 @@ def sharded_over(group: dist.ProcessGroup) -> ShardedHashEmbeddingBagCollection:
     return shard_converted(CASE, recfx.convert(build(CASE)[0]), 1, group)
 
 
-def saved_in_vain(rank: int, world_size: int, folder: str, kind: str) -> tuple[str, str, bool]:
-    """Reason and path of the refusal, and whether the folder is as empty as before."""
+@pytest.mark.parametrize(
+    ("kind", "reason", "path"),
+    [
+        ("torchrec", "model_is_sharded", "ebc"),
+        ("inside", "model_parallel_inside", "ranker"),
+        ("two_groups", "several_process_groups", "ebc1"),
+    ],
+)
+@on_ranks(1)
+def test_models_that_no_checkpoint_is_made_of(
+    rank: int, world_size: int, kind: str, reason: str, path: str, tmp_path: Path
+) -> None:
     if kind == "torchrec":
         plain = nn.ModuleDict({"ebc": EmbeddingBagCollection([CASE.tables[0].config()])})
         model: nn.Module = DistributedModelParallel(plain, device=torch.device("cpu"))
@@ -41,23 +51,10 @@ def saved_in_vain(rank: int, world_size: int, folder: str, kind: str) -> tuple[s
     else:
         groups = [dist.group.WORLD, dist.new_group([0])]
         model = nn.ModuleDict({f"ebc{number}": sharded_over(group) for number, group in enumerate(groups)})
-    with pytest.raises(recfx.CheckpointError) as caught:
-        recfx.save_checkpoint(model, folder)
-    return caught.value.reason, caught.value.module_path, not any(Path(folder).iterdir())
-
-
-@pytest.mark.parametrize(
-    ("kind", "reason", "path"),
-    [
-        ("torchrec", "model_is_sharded", "ebc"),
-        ("inside", "model_parallel_inside", "ranker"),
-        ("two_groups", "several_process_groups", "ebc1"),
-    ],
-)
-def test_models_that_no_checkpoint_is_made_of(kind: str, reason: str, path: str, tmp_path: Path) -> None:
-    ((code, module_path, untouched),) = ranks(1).run(saved_in_vain, str(tmp_path), kind)
-    assert (code, untouched) == (reason, True)
-    assert module_path.endswith(path)
+    with refused(reason, error=recfx.CheckpointError) as caught:
+        recfx.save_checkpoint(model, tmp_path)
+    assert caught.value.module_path.endswith(path)
+    assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("value", ["no tensor", torch.empty(6, 4, device="meta")])

@@ -92,7 +92,10 @@ class Returned(nn.Module):
         return (values_of(output) * self.scale).sum(), output
 
 
-def pipelined(rank: int, world_size: int, pipeline: str, dedup: Any) -> None:
+@SENT
+@pytest.mark.parametrize("pipeline", ["base", "sparse_dist", "recfx"])
+@on_ranks(2)
+def test_pipelines_return_what_belongs_to_each_batch(rank: int, world_size: int, pipeline: str, dedup: Any) -> None:
     """Batches of several sizes: those that are under way at the same time keep their own lengths and ids."""
     standard, sharded = made(world_size, dedup)
     model = Returned(sharded).eval()
@@ -101,9 +104,3 @@ def pipelined(rank: int, world_size: int, pipeline: str, dedup: Any) -> None:
     source = iter(mine)
     for features in mine:
         assert_same_output(driver.progress(source), standard, features)
-
-
-@SENT
-@pytest.mark.parametrize("pipeline", ["base", "sparse_dist", "recfx"])
-def test_pipelines_return_what_belongs_to_each_batch(pipeline: str, dedup: Any) -> None:
-    ranks(2).run(pipelined, pipeline, dedup)
