@@ -30,24 +30,6 @@ def test_every_kind_of_table(backend: str, hashing: HashConfig | None, tables: T
 
 
 @each_backend
-@each_hashing
-@pytest.mark.parametrize("requires_grad", [False, True], ids=["fixed", "learned"])
-@pytest.mark.parametrize("tables", ["sum", "several_features", "shared_features_of_sums", "unequal_dims_of_sums"])
-def test_weighted(backend: str, hashing: HashConfig | None, requires_grad: bool, tables: str) -> None:
-    made = {
-        "sum": TABLES["sum"],
-        "several_features": TABLES["several_features"],
-        "shared_features_of_sums": lambda: [table("t1", ["f1", "f2"], dim=4), table("t2", ["f2"], dim=6)],
-        "unequal_dims_of_sums": lambda: [table("t1", ["f1"], dim=3), table("t2", ["f3"], dim=9)],
-    }[tables]()
-    oracle = standard(made, is_weighted=True)
-    converted = convert(copy.deepcopy(oracle), hashing=hashing, backend=backend)
-    features = batch(6, weighted=True)
-    features.weights().requires_grad_(requires_grad)
-    assert_same(oracle, converted, features)
-
-
-@each_backend
 def test_weights_of_an_unweighted_collection_are_not_used(backend: str) -> None:
     oracle = standard(TABLES["shared_features"]())
     converted = convert(copy.deepcopy(oracle), backend=backend)

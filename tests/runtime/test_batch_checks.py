@@ -185,16 +185,6 @@ def test_more_ids_than_a_small_length_can_count() -> None:
     torch.testing.assert_close(answer.values(), expected.values())
 
 
-@each_hashing
-@pytest.mark.parametrize("form", ["lengths", "offsets"])
-def test_no_samples(hashing: recfx.HashConfig | None, form: str) -> None:
-    """In another order, and in that of the tables."""
-    form_of_none = {form: torch.zeros(0 if form == "lengths" else 1, dtype=torch.int64)}
-    for model, keys, columns in ((standard(), ["b", "x", "a"], 20), (one_table(["a"]), ["a"], 4)):
-        features = KeyedJaggedTensor(keys, torch.zeros(0, dtype=torch.int64), **form_of_none)
-        assert recfx.convert(model, hashing=hashing)(features).values().shape == (0, columns)
-
-
 # Shapes alone
 
 

@@ -22,24 +22,6 @@ def batch(keys: str | list[str]) -> KeyedJaggedTensor:
     return bags({key: [IDS[key]] for key in keys})
 
 
-@pytest.mark.parametrize("hashing", [None, recfx.HashConfig(dense_rows=0)], ids=["adopted", "hashed"])
-def test_batches_of_several_key_orders(hashing: recfx.HashConfig | None) -> None:
-    plain = EmbeddingBagCollection(
-        [
-            EmbeddingBagConfig(name="t", num_embeddings=10, embedding_dim=4, feature_names=["a", "b"]),
-            EmbeddingBagConfig(name="u", num_embeddings=10, embedding_dim=2, feature_names=["c"]),
-        ]
-    )
-    converted = recfx.convert(plain, hashing=hashing)
-    first = ["a", "b", "c"]
-    expected = (converted if hashing else plain)(batch(first))
-    for keys in (first, ["c", "a", "b"], first, ["b", "unused", "c", "a"], ["c", "a", "b"], first):
-        answer = converted(batch(keys))
-        assert answer.keys() == expected.keys() == first
-        torch.testing.assert_close(answer.values(), expected.values(), rtol=1e-6, atol=1e-6)
-    assert not torch.equal(expected["a"], expected["b"])
-
-
 def test_ever_new_orders_do_not_pile_up() -> None:
     """Neither here nor in what is kept per order; one that keeps coming is worked out once."""
     node = SelectFeatures("", recfx.convert(_two()).tables, False)
