@@ -10,7 +10,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 import recfx
 from recfx.errors import InputError
 from recfx.hashing import HashConfig
-from tests.builders.batches import bags, one_bag
+from tests.builders.batches import one_bag
 from tests.builders.collections import table
 from tests.builders.optimizers import OPTIMIZERS
 from tests.support.lifecycle import pair
@@ -114,20 +114,3 @@ def test_eval_counts_no_sightings() -> None:
     model(features([6]))
     ids, sightings = model.index("t").candidates()
     assert (ids.tolist(), sightings.tolist()) == ([5, 6], [1, 1])
-
-
-@pytest.mark.parametrize("backend", ["auto", "reference"])
-def test_resident_ids_count_beside_new_ones(backend: str) -> None:
-    plain = EmbeddingBagCollection([table("t1", ["f1"]), table("t2", ["f2"])])
-    converted = recfx.convert(plain, hashing=recfx.HashConfig(dense_rows=0), backend=backend)
-
-    def batch(first: list[int], second: list[int]) -> None:
-        converted(bags({"f1": [first], "f2": [second]}))
-
-    batch([1, 2], [7])
-    batch([2, 2, 3], [7, 7])
-    batch([1], [])
-    counters = [converted.index(name).counters for name in ("t1", "t2")]
-    assert [counters[i]["batches"] for i in range(2)] == [3, 3]
-    assert [counters[i]["ids_seen"] for i in range(2)] == [6, 3]
-    assert [counters[i]["inserted"] for i in range(2)] == [3, 1]

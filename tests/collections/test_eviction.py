@@ -345,37 +345,6 @@ def test_a_full_table_leaves_the_whole_collection_as_it_was() -> None:
         both.step()
 
 
-def test_rows_of_a_table_with_its_own_init_fn_are_filled_again() -> None:
-    filled = iter(range(1, 1000))
-
-    def init_fn(weight: torch.Tensor) -> None:
-        with torch.no_grad():
-            weight.fill_(next(filled))
-
-    config = recfx.HashEmbeddingBagConfig(
-        name="t", feature_names=["f"], embedding_dim=4, num_embeddings=4, init_fn=init_fn, hashing=LRU
-    )
-    model = recfx.HashEmbeddingBagCollection([config])
-    attach(model, torch.optim.Adagrad, lr=0.5)
-    start = float(model.weight("t").detach()[0, 0])
-    assert run(model, 1, 2).detach()[0, 0] == 2 * start, "rows that were never used are filled already"
-    run(model, 1, 2, 3).sum().backward()
-    run(model, 3, 4).sum().backward()
-    state = model.fused_optimizers()["t"].state["sum"]
-    assert (state > 0).all()
-    fresh = run(model, 5, 6)  # 1 and 2 go: one filling for both rows
-    number = float(fresh.detach()[0, 0]) / 2
-    assert number == int(number) > start
-    assert known_ids(model) == {3, 4, 5, 6}
-    rows = model.index("t").find(torch.tensor([5, 6]))
-    assert (model.weight("t")[rows] == number).all()
-    assert (state[rows] == 0).all()
-    fresh.sum().backward()
-    model.index("t").erase(torch.tensor([3]))
-    again = run(model, 9)
-    assert float(again.detach()[0, 0]) == number + 1
-
-
 def test_nothing_expires_in_a_file_or_in_eval_mode(tmp_path: Path) -> None:
     both = pair({"t1": TTL, "t2": LFU}, "sgd")
     both.step()

@@ -11,7 +11,6 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recfx.collections.hash_collections import HashEmbeddingBagCollection
 from recfx.conversion.convert import convert
-from recfx.errors import TableFullError
 from recfx.hashing import HashConfig
 from recfx.inspect.explain import explain
 from tests.builders.collections import collection, table
@@ -56,32 +55,6 @@ def test_the_mean_counts_ids_without_a_row() -> None:
     answer = model(flat_bags([3, 1, 0, 2], [5, 77, 6, 88, 5, 5], ["f1"])).values()
     expected = torch.stack([(seen[0] + seen[1]) / 3, torch.zeros(4), torch.zeros(4), seen[0]])
     torch.testing.assert_close(answer, expected, rtol=1e-6, atol=1e-7)
-
-
-def test_a_full_table_is_named_and_no_table_of_the_collection_changes() -> None:
-    """The first table has room and has inserted when the second one is full."""
-    tables = [table("roomy", ["f1"], dim=4, rows=50), table("small", ["f2"], dim=4, rows=3)]
-    model = convert(nn.ModuleDict({"ebc": EmbeddingBagCollection(tables=tables)}), hashing=RAW)["ebc"]
-    model(flat_bags([2, 2], [10, 11, 20, 21], ["f1", "f2"]))
-    twin = copy.deepcopy(model)
-    before = copy.deepcopy(model.state_dict())
-    counters = model.hash_indexes["roomy"].counters
-    with pytest.raises(TableFullError) as raised:
-        model(flat_bags([3, 2], [12, 13, 10, 22, 23], ["f1", "f2"]))
-    error = raised.value
-    assert error.reason == "table_full"
-    assert error.module_path == "ebc"
-    assert "small" in str(error)
-    assert "bucket 0" in str(error)
-    assert "3" in str(error)
-    after = model.state_dict()
-    assert all(torch.equal(after[name], value) for name, value in before.items())
-    assert model.hash_indexes["roomy"].counters["inserted"] == counters["inserted"]
-    assert len(model.hash_indexes["roomy"]) == len(model.hash_indexes["small"]) == 2
-    # What comes next is as if the batch had never been.
-    following = flat_bags([2, 1], [14, 12, 22], ["f1", "f2"])
-    assert torch.equal(model(following).values(), twin(following).values())
-    assert all(map(torch.equal, model.hash_indexes["roomy"].items(), twin.hash_indexes["roomy"].items()))
 
 
 @pytest.mark.parametrize("hashing", [HashConfig(rows=50), HashConfig(rows=50, dense_rows=0)], ids=["adopted", "anew"])

@@ -56,25 +56,6 @@ def counters(index: HashIndex, **expected: int) -> None:
     assert index.counters == {**dict.fromkeys(index.counters, 0), **expected}
 
 
-def test_counters_and_policies() -> None:
-    index = HashIndex(4, config=HashConfig(on_full="share", unseen="share", buckets=1))
-    index.insert(torch.tensor([10, 11, 10]))
-    counters(index, batches=1, ids_seen=3, inserted=2)
-    rows, new_rows, _ = index.insert(torch.tensor([12, 13, 14, 14, 10]))
-    assert new_rows.tolist() == [2, 3]
-    assert rows[2] == rows[3] == index.shared_rows(torch.tensor([14]))[0]
-    counters(index, batches=2, ids_seen=8, inserted=4, shared_answers=2)
-    assert index.answer(torch.tensor([14, 10, 15])).tolist()[:2] == [int(rows[2]), 0]
-    counters(index, batches=2, ids_seen=11, inserted=4, shared_answers=2, unseen_answers=2)
-    index.find(torch.tensor([99]))
-    assert index.counters["ids_seen"] == 11, "find counts nothing"
-
-    index = HashIndex(4, config=HashConfig(unseen="zeros"))
-    assert index.answer(torch.tensor([1, 2])).tolist() == [-1, -1]
-    counters(index, ids_seen=2, unseen_answers=2)
-    assert len(index) == 0, "eval never inserts"
-
-
 def test_what_training_counts_is_saved_and_what_eval_counts_is_not() -> None:
     index = HashIndex(4, config=HashConfig(on_full="evict"))
     index.insert(torch.arange(4))

@@ -14,17 +14,15 @@ from torchrec.modules.embedding_configs import PoolingType
 
 import recfx
 from recfx.collections.copy_modules import carry_hooks
-from recfx.errors import InputError
 from recfx.hashing import HashConfig, HashIndex
 from recfx.ir.tables import TableSpec
-from recfx.kernels.index.index_buffers import BATCHES, EVICTED
+from recfx.kernels.index.index_buffers import BATCHES
 from recfx.lowering.step import profiler_ranges
 from recfx.runtime import base as hooks
 from recfx.runtime.in_flight import BatchInFlight
 from tests.builders.batches import one_bag
 from tests.builders.collections import one_table, table
 from tests.builders.optimizers import attach
-from tests.support.refusals import refused
 
 PRODUCT = Path(recfx.__file__).parent
 
@@ -206,26 +204,6 @@ def test_a_batch_is_over_when_all_its_lookups_have_run_their_backward() -> None:
     assert "t" in one.kept
     first.sum().backward()
     assert not one.kept
-
-
-def test_a_second_backward_is_refused_once_ids_were_evicted() -> None:
-    one = batch()
-    one.keep({"t": torch.tensor([0])}, training=True)
-    weight, values = output()
-    one.watch([values])
-    loss = values.sum()
-    INDEXES["t"].counts[EVICTED] += 1  # what goes before the first backward took no row of this batch
-    for _ in range(2):
-        loss.backward(retain_graph=True)
-    assert one.lost() == []
-    INDEXES["t"].counts[EVICTED] += 1
-    assert one.lost() == ["t"]
-    with refused("backward_after_eviction", match=r"tables \['t'\]", error=InputError) as caught:
-        loss.backward()
-    assert caught.value.module_path == "ebc"
-    assert caught.value.what_to_do
-    assert weight.grad is not None
-    assert weight.grad.tolist() == [4.0, 4.0, 4.0]
 
 
 class Model(torch.nn.Module):
