@@ -325,26 +325,6 @@ def test_memory_that_is_not_plain_is_read_right_or_refused(
         torch.testing.assert_close(results, after[0])
 
 
-@pytest.mark.parametrize("target", ["cpu", "reference"])
-def test_a_state_that_is_replaced_between_steps_is_followed(target: str) -> None:
-    """``load_state_dict`` of an optimizer puts other tensors in place of those that the kernel has addressed."""
-    ours = weights(torch.float32)
-    optimizers = fused("rowwise_adagrad")
-    kernel, data = TARGETS[target].build(sums(ours, optimizers)), batch(6, 4, False)
-    kernel(ours, data)[0].sum().backward()
-    old = [optimizer.state["sum"] for optimizer in optimizers]
-    kept = [state.clone() for state in old]
-    for optimizer in optimizers:
-        optimizer.state["sum"] = torch.full_like(optimizer.state["sum"], 1e6)
-    before = [weight.detach().clone() for weight in ours]
-    kernel(ours, data)[0].sum().backward()
-    for weight, start, state, copy, optimizer in zip(ours, before, old, kept, optimizers, strict=True):
-        assert torch.equal(state, copy)
-        assert float((weight.detach() - start).abs().max()) < 1e-2  # lr 0.1 over a state of 1e6
-        assert float(optimizer.state["sum"].max()) > 1e6
-        assert float(optimizer.state["step"]) == 2
-
-
 def test_settings_and_states_as_files_give_them_are_made_ready_for_the_kernel() -> None:
     """Lists for tuples, another dtype, and a state without its number of steps; all between two steps."""
     ours = weights(torch.float32)

@@ -74,23 +74,6 @@ def test_ready_state_is_left_alone(rule: Rule) -> None:
     assert all(fused.state[name] is value for name, value in before.items())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_state_that_the_optimizer_loads_is_what_counts(dtype: torch.dtype) -> None:
-    """``load_state_dict`` replaces the dicts of settings and state."""
-    fused, optimizer, weight = fused_of(ADAGRAD, dtype)
-    fused.prepare(weight)
-    before = fused.state
-    assert fused.state is before
-    saved = copy.deepcopy(optimizer.state_dict())
-    saved["state"][0]["sum"].fill_(7.0)
-    saved["param_groups"][0]["lr"] = 0.125
-    optimizer.load_state_dict(saved)
-    fused.prepare(weight)
-    assert fused.state is not before
-    assert torch.equal(fused.state["sum"], torch.full((ROWS, DIM), 7.0))
-    assert fused.group["lr"] == 0.125
-
-
 def test_state_goes_with_the_table_to_meta_and_starts_afresh_when_it_comes_back() -> None:
     fused = FusedOptimizer(ADAGRAD, dict(GROUP), {"sum": torch.full((ROWS, DIM), 3.0), "step": torch.tensor(2.0)})
     fused.prepare(torch.ones(ROWS, DIM, device="meta"))

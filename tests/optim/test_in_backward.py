@@ -117,25 +117,6 @@ def test_the_keyed_optimizer(kind: type[torch.optim.Optimizer], names: dict[str,
         assert not bool(tensor[3:].any())
 
 
-@pytest.mark.parametrize(
-    ("kind", "backend"),
-    [
-        *((kind, backend) for kind in (torch.optim.Adagrad, RowWiseAdagrad) for backend in ("fbgemm", "reference")),
-        (torch.optim.Adam, "reference"),
-    ],
-)
-def test_steps_count_batches(kind: type[torch.optim.Optimizer], backend: str) -> None:
-    model = collection()
-    attach(model, kind)
-    converted = recfx.convert(model, backend=backend)
-    for step in range(1, 4):
-        train(converted, batch())
-        assert float(converted.fused_optimizers()["t"].state["step"]) == step
-    with torch.no_grad():
-        converted(batch())
-    assert float(converted.fused_optimizers()["t"].state["step"]) == 3
-
-
 @pytest.mark.parametrize("zeroed", [True, False])
 def test_an_optimizer_attached_after_conversion_is_fused_from_the_next_forward(zeroed: bool) -> None:
     """A gradient from before, not zeroed, joins its first step; no ordinary optimizer steps with it again."""
