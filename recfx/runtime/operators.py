@@ -1,6 +1,6 @@
 """Nodes as operators of torch, by which torch.compile has them in its graphs.
 
-An operator takes the tensors of a batch, the weights of the tables, and the number of a call in a graph: the method of
+An operator takes the tensors of a batch, the weights of the tables, and the name of a call in a graph: the method of
 its node that has the operator's name runs. Checks, kernels, counts and optimizers are thus those of uncompiled code.
 Autograd's part is the formula of ``look_up``: gradients of weights and of the weights of ids. Tables with an optimizer
 in backward are stepped as always, when the backward pass has reached all lookups that read them (``step_once.py``): the
@@ -18,7 +18,7 @@ from torch import Tensor
 from recfx.lowering.step.trained_batch import reached
 from recfx.versions.differences import OUTSIDE_CUDA_GRAPHS
 
-_NODES: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+_NODES: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 _next = itertools.count()
 
 
@@ -29,11 +29,13 @@ def constant(function: Any) -> Any:
 
 
 @constant
-def new_call(node: Any) -> int:
-    """The number of a call of ``node`` in a graph. Each has its own, or two with one batch would become one."""
-    number = next(_next)
-    _NODES[number] = node
-    return number
+def new_call(node: Any) -> str:
+    """The name of a call of ``node`` in a graph. Each has its own number, or two with one batch would become one; and
+    what sizes follow from, because torch finds compiled graphs of other processes by what stands in a graph.
+    """
+    call = f"{next(_next)} {getattr(node, 'table_of_feature', '')}"
+    _NODES[call] = node
+    return call
 
 
 def _operator(schema: str, **options: Any) -> Any:
@@ -49,19 +51,19 @@ def _operator(schema: str, **options: Any) -> Any:
 
 check_batch = _operator(
     "check_batch(Tensor ids, Tensor? scale, Tensor bags, bool are_offsets, str[] keys, SymInt batch_size, bool trains, "
-    "int call) -> Tensor",
+    "str call) -> Tensor",
     **OUTSIDE_CUDA_GRAPHS,
 )
 find_ids = _operator(
-    "find_ids(Tensor ids, Tensor offsets, SymInt batch_size, int call) -> Tensor", **OUTSIDE_CUDA_GRAPHS
+    "find_ids(Tensor ids, Tensor offsets, SymInt batch_size, str call) -> Tensor", **OUTSIDE_CUDA_GRAPHS
 )
 look_up = _operator(
     "look_up(Tensor ids, Tensor offsets, Tensor? scale, SymInt[] lengths, SymInt batch_size, Tensor[] weights, "
-    "Tensor[] leaves, int call) -> Tensor[]"
+    "Tensor[] leaves, str call) -> Tensor[]"
 )
 look_up_backward = _operator(
     "look_up_backward(Tensor ids, Tensor offsets, Tensor? scale, SymInt[] lengths, Tensor?[] gradients, bool[] needed, "
-    "bool steps, Tensor[] read, int call) -> Tensor[]",
+    "bool steps, Tensor[] read, str call) -> Tensor[]",
     **OUTSIDE_CUDA_GRAPHS,
 )
 

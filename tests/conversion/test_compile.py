@@ -2,8 +2,10 @@
 
 import copy
 import gc
+import itertools
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -244,6 +246,22 @@ def test_operators_and_nodes_that_are_freed() -> None:
     gc.collect()
     assert weight() is None
     assert not operators._NODES
+
+
+def test_graphs_on_the_disk_are_of_tables_with_the_same_features(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Each process counts its calls from 0, and torch finds what others have compiled by what stands in a graph."""
+    features = batch(2)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    for first, second in ((["f1"], ["f2", "f3"]), (["f1", "f2"], ["f3"])):
+        torch._dynamo.reset()
+        monkeypatch.setattr(operators, "_next", itertools.count())
+        plain = EmbeddingBagCollection([table("t1", first), table("t2", second, dim=4)])
+        converted = convert(copy.deepcopy(plain))
+        compiled = torch.compile(lambda features, called: called(features).values() * 2, fullgraph=True)
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(features, converted), plain(features).values() * 2)
 
 
 def test_what_is_not_one_graph_says_which_node_and_why() -> None:
