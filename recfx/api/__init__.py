@@ -21,9 +21,10 @@ from recfx.errors import (
     RecfxWarning,
     TableFullError,
 )
+from recfx.exporter.delta import export_delta, merge_deltas
 from recfx.exporter.export import export
 from recfx.exporter.load import LoadedModel, load
-from recfx.exporter.report import ExportReport
+from recfx.exporter.report import DeltaReport, ExportReport
 from recfx.hashing import HashConfig, HashIndex
 from recfx.inspect.cost import compare_plans, cost
 from recfx.inspect.drawing.draw import draw
@@ -42,6 +43,7 @@ from recfx.versions import __version__
 __all__ = [
     "CheckpointError",
     "ConversionError",
+    "DeltaReport",
     "DrawingError",
     "ExportError",
     "ExportReport",
@@ -70,8 +72,10 @@ __all__ = [
     "draw",
     "explain",
     "export",
+    "export_delta",
     "load",
     "load_checkpoint",
+    "merge_deltas",
     "monitor",
     "passes",
     "plan",

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torchrec.modules.mc_embedding_modules import BaseManagedCollisionEmbeddingCollection
 
@@ -19,7 +20,7 @@ from recfx.collections.collection import unsharded_collections
 from recfx.collections.copy_modules import refuse_fully_sharded
 from recfx.collections.raw_ids import RemappedRows
 from recfx.collections.sharding.collection import sharded_collections
-from recfx.collections.sharding.gather import gather_tables
+from recfx.collections.sharding.gather import WholeTable, gather_tables
 from recfx.collections.sharding.ranks_agree import group_of_model, on_all_ranks
 from recfx.collections.whole_graph import WholeGraph, refuse_graph
 from recfx.collections.wrappers import unwrap
@@ -40,6 +41,7 @@ from recfx.exporter.serving.pool_rows import FORMATS
 from recfx.exporter.serving.targets import FOR_DEVICES, NATIVE, ServingTarget, target_of
 from recfx.exporter.state import Unchanged
 from recfx.exporter.traced_program import traced_programs
+from recfx.exporter.versions import followed_state, new_version
 from recfx.kernels.build import library
 from recfx.kernels.build.private_files import new_file
 from recfx.models.sample import Sample
@@ -51,7 +53,7 @@ _FORMATS: dict[str, tuple[Callable[[ModelCall], Iterator[Program | Diagnostic]],
 """By format: what makes programs that may become the file; their compiler; and the reason code if there is none."""
 
 
-_ONE_AT_A_TIME = threading.RLock()
+ONE_AT_A_TIME = threading.RLock()
 """An export patches classes of torch and TorchRec."""
 
 
@@ -115,20 +117,7 @@ def export(
         CheckpointError: as ``load_checkpoint``; also ``model_on_meta``: a tensor is on meta that was not saved.
         ConversionError: the model is not converted, and cannot be; ``fully_sharded``.
     """
-    refuse_graph(model, ExportError)
-    root = model.python_model if isinstance(model, WholeGraph) else unwrap(model)
-    refuse_fully_sharded(
-        root,
-        "load the weights, with torch.distributed.checkpoint, into a model on which it was not called, and export that "
-        "one; or call recfx.export first and fully_shard afterwards.",
-    )
-    group = group_of_model(
-        root,
-        ExportError,
-        call="export",
-        if_several="shard all collections in one process group, or save a checkpoint and export that.",
-        if_sharded_alone="convert the model before it is sharded.",
-    )
+    root, group = exported_root(model, "export")
     call, place = Sample.of(sample), device_of(root).type
 
     def check() -> list[str]:
@@ -150,31 +139,21 @@ def export(
         stored = sorted(quantize.items(), key=str) if isinstance(quantize, Mapping) else quantize
         return [str(value) for value in (as_path(path), stored, format, portable, device)]
 
-    passed = on_all_ranks(group, check, _as_sent)
+    passed = on_all_ranks(group, check, as_sent)
     if any(of_rank != passed[0] for of_rank in passed):
         raise ExportError(
             f"the ranks export with different arguments: {passed}.",
             reason="ranks_differ",
             what_to_do="call export with the same arguments on all ranks.",
         )
-    # Rank 0 holds all tables as a whole meanwhile; each of the others one or two at a time.
-    gathered = {
-        where: gather_tables(collection, on_rank=0, with_optimizers=False)
-        for where, collection in sharded_collections(root).items()
-    }
+    gathered = gathered_tables(root)
 
     def write() -> ExportReport | None:
         if group is not None and group.rank() != 0:
             return None
-        with _ONE_AT_A_TIME:
+        with ONE_AT_A_TIME:
             whole = root if checkpoint is None else loaded_copy(root, checkpoint, submodule)
-            whole_call = call
-            if group is not None:
-                whole, whole_call = on_host(root, call, gathered)
-                for module in list(whole.modules()):  # what communicates goes
-                    for name, child in module._modules.items():
-                        if isinstance(child, nn.parallel.DistributedDataParallel):
-                            module._modules[name] = unwrap(child)
+            whole, whole_call = whole_model(whole, call, group, gathered)
             with Unchanged(whole):
                 converted = unwrap(convert(whole, whole_call, verify=False, on_unsupported="keep"))
             converted = converted.python_model if isinstance(converted, WholeGraph) else converted
@@ -188,12 +167,54 @@ def export(
             serving = _serving_target(format, portable, str(device or kind))
             return _export(as_path(path), quantize, serving, *on_host(converted, whole_call))
 
-    report = on_all_ranks(group, write, _as_sent)[0]
+    report = on_all_ranks(group, write, as_sent)[0]
     assert report is not None
     return report
 
 
-def _as_sent(error: BaseException) -> Exception:
+def exported_root(model: nn.Module, name: str) -> tuple[nn.Module, dist.ProcessGroup | None]:
+    """The module that is exported by a call of the function ``name``, and the process group of its collections."""
+    refuse_graph(model, ExportError)
+    root = model.python_model if isinstance(model, WholeGraph) else unwrap(model)
+    refuse_fully_sharded(
+        root,
+        "load the weights, with torch.distributed.checkpoint, into a model on which it was not called, and export that "
+        "one; or call recfx.export first and fully_shard afterwards.",
+    )
+    return root, group_of_model(
+        root,
+        ExportError,
+        call=name,
+        if_several="shard all collections in one process group, or save a checkpoint and export that.",
+        if_sharded_alone="convert the model before it is sharded.",
+    )
+
+
+def gathered_tables(root: nn.Module) -> dict[str, dict[str, WholeTable]]:
+    """The tables of sharded collections, by path and name, on rank 0; the others hold one or two at a time."""
+    return {
+        where: gather_tables(collection, on_rank=0, with_optimizers=False)
+        for where, collection in sharded_collections(root).items()
+    }
+
+
+def whole_model(
+    root: nn.Module, call: Sample, group: dist.ProcessGroup | None, gathered: Mapping[str, Mapping[str, WholeTable]]
+) -> tuple[nn.Module, Sample]:
+    """The model around the gathered tables, and the call, on the host, without what communicates; if nothing is
+    sharded, they are as they were.
+    """
+    if group is None:
+        return root, call
+    whole, call = on_host(root, call, gathered)
+    for module in list(whole.modules()):
+        for name, child in module._modules.items():
+            if isinstance(child, nn.parallel.DistributedDataParallel):
+                module._modules[name] = unwrap(child)
+    return whole, call
+
+
+def as_sent(error: BaseException) -> Exception:
     """What the other ranks raise for an error on one of them."""
     if isinstance(error, RecfxError):
         return error
@@ -300,17 +321,18 @@ def _write(
     present: list[ServedCollection] = []
     notes = _of_devices(program, own) if serving in FOR_DEVICES else []
     for collection in call.served.values():
-        if any(buffer.data_ptr() in buffers for buffer, _ in collection.fillings):
+        if any(filling.buffer.data_ptr() in buffers for filling in collection.fillings):
             present.append(collection)
             notes += collection.records[-1].declined  # by ``lower``
         else:
             message = "the model does not call this collection in eval mode, so its tables are not in the file."
             notes.append(Diagnostic("collection_left_out", collection.path, message))
-    manifest = partial(make_manifest, call, present, portable=not own, target=serving)
+    version = {**new_version(), "state": followed_state(program, call)}
+    manifest = partial(make_manifest, call, present, version, portable=not own, target=serving)
     with contextlib.ExitStack() as stack:
         with disk_errors(target):
             file = stack.enter_context(new_file(destination(target)))
-            write_file(program, manifest, file.path)
+            write_file(program.save, program.size, manifest, file.path)
         error = difference_of(call, program.named, program.buffers)
         if isinstance(error, Diagnostic):
             return error

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import threading
 import warnings
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import fbgemm_gpu  # noqa: F401  registers the operators that files use
@@ -19,9 +22,13 @@ from recfx.exporter.manifest import OPERATOR_VERSIONS, pattern_from, read_manife
 from recfx.exporter.model_file import MANIFEST_RECORD, ModelFile, as_path, content_checksum, open_model_file
 from recfx.exporter.patterns import put_together
 from recfx.exporter.serving.targets import FOR_DEVICES, TRITON
+from recfx.exporter.versions import check_follows, next_version
 from recfx.kernels.build import library
 from recfx.lowering.triton import target as triton_target
 from recfx.versions.differences import let_files_take_batches
+
+_APPLYING = threading.Lock()
+"""Held while a delta is applied: of two threads that apply one, the second one is told that it is out of order."""
 
 
 @typed(ExportError)
@@ -49,6 +56,12 @@ def load(path: str | os.PathLike[str], device: torch.device | str | int | None =
     target = _place(device)
     with open_model_file(as_path(path)) as file:
         manifest = _checked_manifest(file)
+        if "delta" in manifest:
+            raise ExportError(
+                f"{file.path} is a delta, which holds what has changed alone.",
+                reason="is_a_delta",
+                what_to_do="load its base, and call apply() of what that returns with the deltas in order.",
+            )
         if target.type != "cpu" and manifest.get("target") not in [serving.name for serving in FOR_DEVICES]:
             raise ExportError(
                 f"{file.path} was exported for the CPU: its operators do not run on {target}.",
@@ -78,6 +91,12 @@ def load(path: str | os.PathLike[str], device: torch.device | str | int | None =
             ) from error
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise file.damaged(f"its manifest is not one that recfx writes ({error!r})") from error
+
+
+def manifest_of_file(path: Path) -> dict[str, Any]:
+    """The manifest of a whole file or of a delta, if the file is whole; it raises as ``load`` for what it reads."""
+    with open_model_file(path) as file:
+        return _checked_manifest(file)
 
 
 def _place(device: torch.device | str | int | None) -> torch.device:
@@ -199,6 +218,41 @@ class LoadedModel(nn.Module):
         with torch.no_grad(), input_errors(lambda: self._signature.unlike_sample(leaves)):
             outputs: dict[str, torch.Tensor] = self.script.serve(inputs)
         return outputs
+
+    def apply(self, path: str | os.PathLike[str] | Callable[[nn.Module], None]) -> LoadedModel:  # type: ignore[override]
+        """Become the next version: what a delta holds takes the place of what was here. Calls that have begun in other
+        threads end with the version that they began with. Tables and tensors that the delta changes are copied first.
+
+        Example:
+            >>> model = recfx.load("model.pt")
+            >>> model.apply("model.1.delta").manifest["number"]
+            1
+
+        Args:
+            path: a file of ``recfx.export_delta``, made after the version that this is. A function is called for every
+                module, as ``torch.nn.Module.apply`` does.
+
+        Returns:
+            this model.
+
+        Raises:
+            ExportError: ``not_a_delta``, ``delta_of_other_base``, ``delta_out_of_order``; as ``load``: ``no_file``,
+                ``cannot_read``, ``damaged_file``, ``not_exported``, ``newer_format``, ``other_hash``. The model is as
+                it was then.
+        """
+        if callable(path):
+            return super().apply(path)
+        with open_model_file(as_path(path)) as file, _APPLYING:
+            delta = _checked_manifest(file)
+            check_follows(delta, self.manifest, file.path)
+            try:
+                tensors = dict(torch.jit.load(file.for_torch()).named_buffers())
+                script = next_version(self.script, delta, tensors)
+            except (RuntimeError, KeyError, TypeError, ValueError, IndexError) as error:
+                raise file.damaged(f"it does not fit its manifest ({error!r})") from error
+            versions = {name: delta[name] for name in ("version", "chain", "number", "state")}
+            self.script, self.manifest = script, {**self.manifest, **versions}
+        return self
 
     def train(self, mode: bool = True) -> LoadedModel:
         """Stays in eval mode: a file holds no training (``cannot_train``)."""

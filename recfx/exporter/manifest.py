@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -44,14 +44,20 @@ _SIGNATURE = ("parameters", "positional", "order", "defaults", "sizes", "exact",
 
 
 def make_manifest(
-    call: ModelCall, collections: Iterable[ServedCollection], content: int, *, portable: bool, target: ServingTarget
+    call: ModelCall,
+    collections: Iterable[ServedCollection],
+    version: Mapping[str, Any],
+    content: int,
+    *,
+    portable: bool,
+    target: ServingTarget,
 ) -> str:
-    """The JSON text; ``content`` is the CRC-32 of everything in the file, see ``content_checksum``."""
+    """The JSON text; ``content`` is the CRC-32 of everything in the file, see ``content_checksum``. ``version`` says
+    which one the file is, and what of it deltas may change.
+    """
     manifest = {
-        "format_version": FORMAT_VERSION,
-        "content_crc32": f"{content:08x}",
-        "recfx_version": __version__,
-        "torch_version": torch.__version__.split("+")[0],
+        **_written(content),
+        **version,
         "hash_version": HASH_VERSION,
         "portable": portable,
         "operators_version": None if portable else OPERATOR_VERSIONS[-1],
@@ -64,6 +70,20 @@ def make_manifest(
         "collections": {served.path: [_of_table(served, spec) for spec in served.stored] for served in collections},
     }
     return json.dumps(manifest, indent=1)
+
+
+def rewritten_manifest(manifest: Mapping[str, Any], content: int) -> str:
+    """``make_manifest`` for a file that has what another one has, and what this version of recfx writes."""
+    return json.dumps({**manifest, **_written(content)}, indent=1)
+
+
+def _written(content: int) -> dict[str, Any]:
+    return {
+        "format_version": FORMAT_VERSION,
+        "content_crc32": f"{content:08x}",
+        "recfx_version": __version__,
+        "torch_version": torch.__version__.split("+")[0],
+    }
 
 
 def read_manifest(text: object, path: object) -> dict[str, Any]:

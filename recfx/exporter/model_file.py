@@ -34,13 +34,18 @@ class Program:
     operators: Collection[str]  # that it calls, such as ``aten::add``
     buffers: Callable[[], Mapping[str, torch.Tensor]]  # by name: a call may put others into their places
     graph: str
+    # The path in the model of each module and tensor of a program that deltas can be applied to, by its name there.
+    paths: Mapping[str, str] | None = None
+    parameters: Callable[[], Mapping[str, torch.Tensor]] = dict
 
 
-def write_file(program: Program, make_manifest: Callable[[int], str], path: Path) -> None:
-    """Save a program, and its manifest, which is made from the CRC-32 of the content; see ``content_checksum``."""
+def write_file(save: Callable[[Path], None], size: int, make_manifest: Callable[[int], str], path: Path) -> None:
+    """Save a program of at most this size, and its manifest, which is made from the CRC-32 of the content; see
+    ``content_checksum``.
+    """
     with path.open("wb") as file:  # torch ends the whole process if the disk is full while it writes an archive
-        reserve(file.fileno(), program.size + _ARCHIVE_BYTES)
-    program.save(path)
+        reserve(file.fileno(), size + _ARCHIVE_BYTES)
+    save(path)
     with zipfile.ZipFile(path, "a") as archive:
         content = content_checksum(archive, make_manifest(0))
         directory = archive.namelist()[0].partition("/")[0]

@@ -93,6 +93,70 @@ class ExportReport(Shown):
         return Grid.of(title, self.tables, _COLUMNS, set(_COLUMNS) - {"table", "stored as"}, above=tuple(above))
 
 
+@dataclass
+class TableChanges:
+    """What a delta holds of one table.
+
+    Args:
+        collection: fully qualified name of its collection.
+        table: its name.
+        rows: how many rows have changed.
+        new: how many ids have got a row.
+        removed: how many ids have lost theirs.
+        bytes: the bytes of all that.
+    """
+
+    collection: str
+    table: str
+    rows: int = 0
+    new: int = 0
+    removed: int = 0
+    bytes: int = 0
+
+
+@dataclass(frozen=True, repr=False)
+class DeltaReport(Shown):
+    """What ``recfx.export_delta`` returns. ``str()`` is a table of the tables that have changed; notebooks show one.
+
+    Args:
+        path: the file.
+        version: the version that it makes, 32 hexadecimal digits.
+        number: how many deltas there are from the base to this one.
+        bytes: the size of the file.
+        seconds: how long it took to write it.
+        tables: every table of the base.
+        tensors: the names of the other tensors in it.
+    """
+
+    MOST = 20
+
+    path: Path
+    version: str
+    number: int
+    bytes: int
+    seconds: float
+    tables: tuple[TableChanges, ...]
+    tensors: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"DeltaReport({self.path.name!r}, {size(self.bytes)}, {plural(len(self.tables), 'table')})"
+
+    def as_grid(self) -> Grid:
+        """The tables that have changed; ``str()`` and notebooks show it."""
+        title = f"{self.path}: delta {self.number}, {size(self.bytes)}, {self.seconds:.3g} s"
+        above = (f"{plural(len(self.tensors), 'other tensor')} changed",)
+        changed = [table for table in self.tables if table.bytes]
+        return Grid.of(title, changed, _CHANGES, set(_CHANGES) - {"table"}, above=above)
+
+
+_CHANGES: dict[str, Callable[[TableChanges], str]] = {
+    "table": lambda table: f"{table.collection}.{table.table}" if table.collection else table.table,
+    "rows": lambda table: f"{table.rows:,}",
+    "new ids": lambda table: f"{table.new:,}",
+    "removed ids": lambda table: f"{table.removed:,}",
+    "size": lambda table: size(table.bytes),
+}
+
 _COLUMNS: dict[str, Callable[[TableSize], str]] = {
     "table": lambda table: f"{table.collection}.{table.table}" if table.collection else table.table,
     "rows": lambda table: f"{table.rows:,}",

@@ -66,7 +66,7 @@ def script_programs(call: ModelCall) -> Iterator[Program | Diagnostic]:
             if has_forward_hooks(module)
         ]
         served: Any = _served_model(_script(graph_module), call)
-        size = _saved_size(served, [buffer for each in call.served.values() for buffer, _ in each.fillings])
+        size = _saved_size(served, [filling.buffer for each in call.served.values() for filling in each.fillings])
     except WayFailed as failed:
         why = failed.diagnostic
         path = paths.get(why.path, why.path)
@@ -74,18 +74,34 @@ def script_programs(call: ModelCall) -> Iterator[Program | Diagnostic]:
         yield dataclasses.replace(why, path=path, message=f"{untraced}{why.message}")
         return
     call.failures.extend(left_out)
+    inner = served.program.program
     yield Program(
-        named=served.named, save=partial(_save, served), size=size, operators=_operators(served),
-        buffers=lambda: dict(served.program.program.named_buffers()), graph=format_graph(graph_module),
+        named=served.named, save=partial(save_script, served), size=size, operators=_operators(served),
+        buffers=lambda: dict(inner.named_buffers(remove_duplicate=False)), graph=format_graph(graph_module),
+        paths=paths, parameters=lambda: dict(inner.named_parameters(remove_duplicate=False)),
     )  # fmt: skip
 
 
-def _save(script: torch.jit.ScriptModule, path: Path) -> None:
+def save_script(script: torch.jit.ScriptModule, path: Path) -> None:
+    """Save a module, where an error of the disk is an ``OSError``."""
     try:
         with _undeprecated():
             torch.jit.save(script, str(path))
     except RuntimeError as error:  # what torch makes of an error of the disk
         raise OSError(f"torch cannot save it: {str(error).strip().splitlines()[0]}") from error
+
+
+class _Tensors(nn.Module):
+    def forward(self) -> None:
+        return None
+
+
+def script_of_tensors(tensors: dict[str, torch.Tensor]) -> torch.jit.ScriptModule:
+    """A module that holds tensors by name, and computes nothing."""
+    module = _Tensors()
+    for name, tensor in tensors.items():
+        module.register_buffer(name, tensor)
+    return _compile(module)
 
 
 def _saved_size(script: torch.jit.ScriptModule, big: list[torch.Tensor]) -> int:

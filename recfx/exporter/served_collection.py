@@ -4,11 +4,12 @@ beside the exported one, so that a table takes no memory of the process.
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -84,23 +85,47 @@ def tables_of(collection: UnshardedCollection) -> dict[str, TableSource]:
     return tables
 
 
-Filling = tuple[torch.Tensor, Callable[[], Iterator[torch.Tensor]]]
-"""A buffer of a program, which is not written yet, and what makes its content, in pieces."""
+@dataclass(eq=False)
+class Part:
+    """The stretch of a filling that belongs to one table: its rows, or its slots."""
+
+    source: TableSource
+    name: str
+    kind: Literal["rows", "slots"]
+    count: int  # of rows or slots
+    unit: int  # bytes of each
+    pieces: Callable[[], Iterator[torch.Tensor]]
+    """The content, in order: a tensor ``[n, ...]`` of some rows or slots each, made for this."""
+
+
+@dataclass(eq=False)
+class Filling:
+    """A buffer of a program, which is not written yet, and what its content consists of, in order."""
+
+    buffer: torch.Tensor
+    parts: list[Part]
+    module: PoolRows | FindFrozenRows  # that has the buffer
+
+    def index_facts(self) -> dict[str, Any]:
+        """What the module is told about indexes besides their slots, as JSON has it; nothing if this holds rows."""
+        has_slots = any(part.kind == "slots" for part in self.parts)
+        names = self.module.index_attributes if has_slots else ()
+        return {name: json.loads(json.dumps(getattr(self.module, name))) for name in names}
 
 
 def fill(fillings: list[Filling], directory: Path) -> None:
     """Write the content of the buffers, whose memory is that of a file in this directory from now on."""
-    fillings = [filling for filling in fillings if filling[0].numel()]
-    total = sum(buffer.nbytes for buffer, _ in fillings)
+    fillings = [filling for filling in fillings if filling.buffer.numel()]
+    total = sum(filling.buffer.nbytes for filling in fillings)
     is_quiet = None if total >= _SHOW_PROGRESS_FROM else True  # None: where there is no terminal
     with (
         tempfile.TemporaryFile(dir=directory) as file,
         tqdm(total=total, desc="export", unit="B", unit_scale=True, disable=is_quiet) as bar,
     ):
         reserve(file.fileno(), total)
-        for buffer, pieces in fillings:
+        for buffer, parts in ((filling.buffer, filling.parts) for filling in fillings):
             begin = file.tell()
-            for piece in pieces():
+            for piece in itertools.chain.from_iterable(part.pieces() for part in parts):
                 data: Any = piece.reshape(-1).view(torch.uint8).numpy()
                 file.write(memoryview(data))
                 bar.update(data.size)
@@ -121,30 +146,41 @@ def fillings_of(
     for module in graph_module.modules():
         if isinstance(module, PoolRows):
             for buffer, specs in module.parts():
-                stored = [(tables[spec.name], spec) for spec in specs]
-                fillings.append((buffer, partial(_rows, path, stored, errors)))
+                parts = [_rows_part(path, tables[spec.name], spec, errors) for spec in specs]
+                fillings.append(Filling(buffer, parts, module))
         if isinstance(module, FindFrozenRows | FindAndPool):
-            fillings.append((module.slots, partial(_slots, [tables[table] for table in module.hashed])))
+            fillings.append(Filling(module.slots, [_slots_part(tables[table]) for table in module.hashed], module))
     return fillings
 
 
-def _slots(sources: list[TableSource]) -> Iterator[torch.Tensor]:
-    for source in sources:
-        yield from source.slot_pieces()
+def _slots_part(source: TableSource) -> Part:
+    slots = 0 if source.index is None else source.index.slots
+    return Part(source, source.spec.name, "slots", slots, 16, source.slot_pieces)
 
 
-def _rows(path: str, stored: list[tuple[TableSource, TableSpec]], errors: dict[str, float]) -> Iterator[torch.Tensor]:
-    for source, spec in stored:
-        form, dim = FORMATS[spec.dtype], spec.embedding_dim
+def _rows_part(path: str, source: TableSource, spec: TableSpec, errors: dict[str, float]) -> Part:
+    form, dim = FORMATS[spec.dtype], spec.embedding_dim
+
+    def pieces() -> Iterator[torch.Tensor]:
         errors[spec.name] = 0.0
         row_bytes = dim * source.spec.dtype.itemsize
         for piece in source.weight.detach().split(max(1, PIECE_BYTES // max(1, row_bytes))):
-            rows = stored_rows(piece, form)
-            if piece.dtype != spec.dtype and piece.numel():
-                values = values_of(rows, form, dim)
-                _check_range(path, spec.name, form, piece, values)
-                errors[spec.name] = max(errors[spec.name], largest_difference(piece.float(), values))
+            rows, error = checked_rows(path, spec, piece)
+            errors[spec.name] = max(errors[spec.name], error)
             yield rows
+
+    return Part(source, spec.name, "rows", spec.num_embeddings, form.bytes(dim), pieces)
+
+
+def checked_rows(path: str, spec: TableSpec, rows: torch.Tensor) -> tuple[torch.Tensor, float]:
+    """Rows of a table as they are stored, and the largest error of that (``rows_out_of_range``)."""
+    form, dim = FORMATS[spec.dtype], spec.embedding_dim
+    stored = stored_rows(rows, form)
+    if rows.dtype == spec.dtype or not rows.numel():
+        return stored, 0.0
+    values = values_of(stored, form, dim)
+    _check_range(path, spec.name, form, rows, values)
+    return stored, largest_difference(rows.float(), values)
 
 
 def _check_range(path: str, table: str, form: RowFormat, rows: torch.Tensor, values: torch.Tensor) -> None:

@@ -218,8 +218,7 @@ def trace_model(call: ModelCall) -> tuple[fx.GraphModule, dict[str, str], dict[s
                     with graph.inserting_after(node):
                         read = graph.call_method(part.removesuffix("_or_none"), (node,)) if part else node
                     _check(graph, read, as_in_sample, tensor.dtype, tensor.dim())
-        paths = {identifier(str(node.target), ()): str(node.target) for node in graph.find_nodes(op="call_module")}
-        graph_module = _around_served(call, entry, graph)
+        graph_module, paths = _around_served(call, entry, graph)
     except ExportError:
         raise
     except Exception as error:  # user code on proxies can raise anything; the reason is part of the error
@@ -228,11 +227,13 @@ def trace_model(call: ModelCall) -> tuple[fx.GraphModule, dict[str, str], dict[s
     return graph_module, paths, rollbacks
 
 
-def _around_served(call: ModelCall, entry: nn.Module, graph: fx.Graph) -> fx.GraphModule:
-    """The traced graph with exported graphs in the place of the collections; those inside opaque modules stay calls."""
+def _around_served(call: ModelCall, entry: nn.Module, graph: fx.Graph) -> tuple[fx.GraphModule, dict[str, str]]:
+    """The traced graph with exported graphs in the place of the collections; those inside opaque modules stay calls.
+    And the path in the model of each module and tensor of the graph, by its name there.
+    """
     root, _ = fresh_copy(call.model, call.graphs)
     root = _Around(root) if id(call.model) in call.served else root
-    _keep_constants(root, entry, graph)
+    renamed = _keep_constants(root, entry, graph)
     for node, leaf in zip(graph.find_nodes(op="placeholder"), call.signature.leaves(), strict=True):
         node.type = _TYPES[leaf.kind]
     exported = {id(module) for module in call.graphs.values()}
@@ -241,11 +242,15 @@ def _around_served(call: ModelCall, entry: nn.Module, graph: fx.Graph) -> fx.Gra
         if path is not None and id(collection := root.get_submodule(path)) in exported:
             assert isinstance(collection, fx.GraphModule)
             inline_graph(node, collection.graph, path)
-    return _flat_graph_module(root, graph)
+    graph_module, names = _flat_graph_module(root, graph)
+    return graph_module, {name: renamed.get(path, path) for path, name in names.items()}
 
 
-def _keep_constants(root: nn.Module, entry: nn.Module, graph: fx.Graph) -> None:
-    """Attributes that the graph reads but ``root`` does not have: constants of the trace, weights of tables."""
+def _keep_constants(root: nn.Module, entry: nn.Module, graph: fx.Graph) -> dict[str, str]:
+    """Attributes that the graph reads but ``root`` does not have: constants of the trace, weights of tables. Returns
+    their paths by the names that they have now.
+    """
+    renamed: dict[str, str] = {}
     tensors = (*root.named_parameters(remove_duplicate=False), *root.named_buffers(remove_duplicate=False))
     present = {name for name, _ in tensors}
     for node in graph.find_nodes(op="get_attr"):
@@ -256,7 +261,9 @@ def _keep_constants(root: nn.Module, entry: nn.Module, graph: fx.Graph) -> None:
                 name += "_"
             root.__dict__.pop(name, None)  # a plain attribute, which becomes a buffer
             root._buffers[name] = value.detach()
+            renamed[name] = str(node.target)
             node.target = name
+    return renamed
 
 
 def _called(node: fx.Node) -> str | None:
@@ -287,8 +294,10 @@ def _with_leaves(root: nn.Module, of: ModelCall) -> nn.Module:
     return with_forward(root, [leaf.name for leaf in of.signature.leaves()], call)
 
 
-def _flat_graph_module(root: nn.Module, graph: fx.Graph) -> fx.GraphModule:
-    """A graph module that has what the graph uses, under its full path with underscores, and nothing else."""
+def _flat_graph_module(root: nn.Module, graph: fx.Graph) -> tuple[fx.GraphModule, dict[str, str]]:
+    """A graph module that has what the graph uses, under its full path with underscores, and nothing else; and these
+    names by path.
+    """
     used: dict[str, Any] = {}
     names: dict[str, str] = {}
     for node in graph.nodes:
@@ -298,4 +307,4 @@ def _flat_graph_module(root: nn.Module, graph: fx.Graph) -> fx.GraphModule:
                 names[path] = identifier(path, used)
                 used[names[path]] = attrgetter(path)(root)
             node.target = names[path]
-    return fx.GraphModule(used, graph)
+    return fx.GraphModule(used, graph), names

@@ -88,6 +88,7 @@ class AtenSelectBags(SelectBags):
 class AtenFindRows(FindFrozenRows):
     """``FindFrozenRows`` without FBGEMM: as many steps as finding any id of the table takes, without waiting."""
 
+    index_attributes = ("completed", "longest")
     # As in the base class: TorchScript does not read the annotations of base classes.
     completed: list[Completed]
     table_ends: list[int]

@@ -27,6 +27,7 @@ class FindFrozenRows(ServedNode):
     they are, and does not find id -1.
     """
 
+    index_attributes: tuple[str, ...] = ("completed",)
     completed: list[Completed]
     first_feature: torch.Tensor
     slot_borders: torch.Tensor

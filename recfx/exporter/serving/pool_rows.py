@@ -51,6 +51,7 @@ class PoolRows(ServedNode):
     """
 
     kernel = "fbgemm"
+    index_attributes: tuple[str, ...] = ()
     positions: list[int]
     kept_columns: torch.Tensor
     first_bags: torch.Tensor
@@ -147,6 +148,7 @@ class FindAndPool(PoolRows):
     """
 
     kernel = "recfx"
+    index_attributes = ("side_rows",)
     positions: list[int]
     hashed: list[str]
     rows: torch.Tensor

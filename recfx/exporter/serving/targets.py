@@ -86,10 +86,12 @@ TRITON = replace(
 FOR_DEVICES = (ATEN, TRITON)
 """The targets whose files run on any device."""
 
+SERVING_TARGETS = (SCRIPT, TRACED, NATIVE, *FOR_DEVICES)
+
 
 def target_of(format: str, portable: bool, device_type: str) -> ServingTarget | None:
     """The target of the files that ``export`` is asked for; None if there are no such files."""
-    for target in (SCRIPT, TRACED, NATIVE, *FOR_DEVICES):
+    for target in SERVING_TARGETS:
         is_for_device = device_type in target.device_types or (not target.device_types and device_type != "cpu")
         if (target.format, target.is_portable) == (format, portable) and is_for_device:
             return target

@@ -1,0 +1,287 @@
+"""``recfx.export_delta``: what has changed in a model since a file was written, as a file that servers apply to it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from recfx.collections.collection import UnshardedCollection, unsharded_collections
+from recfx.collections.sharding.ranks_agree import on_all_ranks
+from recfx.errors import ExportError
+from recfx.errors.argument_types import typed
+from recfx.exporter.export import ONE_AT_A_TIME, as_sent, exported_root, gathered_tables, whole_model
+from recfx.exporter.load import LoadedModel, load, manifest_of_file
+from recfx.exporter.manifest import rewritten_manifest
+from recfx.exporter.model_copies import fresh_copy, on_host
+from recfx.exporter.model_file import as_path, check_target, destination, disk_errors, write_file
+from recfx.exporter.report import DeltaReport, TableChanges
+from recfx.exporter.script_program import save_script, script_of_tensors
+from recfx.exporter.served_collection import Part, ServedCollection, serve_collection
+from recfx.exporter.serving.pool_rows import FORMATS
+from recfx.exporter.serving.targets import SERVING_TARGETS
+from recfx.exporter.versions import bytes_of, new_version, same_bits, tensors_of_script, value_at
+from recfx.kernels.build.private_files import new_file
+from recfx.models.sample import Sample
+
+_STORED = {form.name: dtype for dtype, form in FORMATS.items()}
+_FREE = -1
+
+
+@typed(ExportError)
+def export_delta(model: nn.Module, path: str | os.PathLike[str], base: str | os.PathLike[str]) -> DeltaReport:
+    """Write what has changed in a model since ``base`` was written: rows of tables, their ids, and the other parameters
+    and buffers of the program that differ. A server that applies it answers as a file that is exported now would.
+
+    The model does not change. Without ``track_changes``, what the base holds is read from its files.
+
+    Example:
+        >>> model = recfx.convert(Model())
+        >>> report = recfx.export(model, "model.pt", sample)
+        >>> _ = model(batch)  # and an optimizer's step
+        >>> report = recfx.export_delta(model, "model.1.delta", base="model.pt")
+        >>> loaded = recfx.load("model.pt")
+        >>> loaded.apply("model.1.delta")
+
+    Args:
+        model: the model that was exported to ``base``, or one that was built as it was and has loaded its state. If its
+            collections are sharded, every rank calls this, as ``export``.
+        path: the file of the delta. One that exists is replaced in one step.
+        base: the file that the servers have: of ``export``, of ``merge_deltas``, or the last delta. It must be
+            TorchScript. Rows are quantized as they are there.
+
+    Returns:
+        what has changed, by table.
+
+    Raises:
+        ExportError: ``base_unknown``: the base, or a file before it, cannot be read, is of format pt2, or was written
+            by a version of recfx without deltas; ``delta_does_not_fit``: the model has other tables or tensors than
+            the base; ``not_followed``: the base's program holds a tensor that the model has under no path; as
+            ``export``: ``invalid_argument``, ``cannot_write``, ``rows_out_of_range``, ``ranks_differ``,
+            ``other_rank_failed``, ``model_is_sharded``, ``several_process_groups``, ``no_process_group``.
+    """
+    begin = time.perf_counter()
+    root, group = exported_root(model, "export_delta")
+
+    def check() -> list[str]:
+        if group is None or group.rank() == 0:
+            check_target(as_path(path))
+        return [str(as_path(path)), str(as_path(base))]
+
+    passed = on_all_ranks(group, check, as_sent)
+    if any(of_rank != passed[0] for of_rank in passed):
+        raise ExportError(
+            f"the ranks export with different arguments: {passed}.",
+            reason="ranks_differ",
+            what_to_do="call export_delta with the same arguments on all ranks.",
+        )
+    gathered = gathered_tables(root)
+
+    def write() -> DeltaReport | None:
+        if group is not None and group.rank() != 0:
+            return None
+        with ONE_AT_A_TIME:
+            whole = on_host(*whole_model(root, Sample(), group, gathered))[0]
+            return _write(whole, as_path(path), as_path(base), begin)
+
+    report = on_all_ranks(group, write, as_sent)[0]
+    assert report is not None
+    return report
+
+
+def _write(model: nn.Module, path: Path, base: Path, begin: float) -> DeltaReport:
+    manifest = manifest_of(base)
+    served = _served(model, manifest)
+    delta = _Changes(load_chain(base), manifest["state"])
+    for name, (where, number) in manifest["state"]["tables"].items():
+        delta.compare_filling(name, served[where], number)
+    live = fresh_copy(model)[0]
+    for name, where in manifest["state"]["tensors"].items():
+        delta.compare_tensor(name, value_at(live, where), where)
+    after = os.path.relpath(destination(base), destination(path).parent)
+    described = {"parent": manifest["version"], "after": after, **delta.described()}
+    state = {**manifest["state"], "attributes": delta.attributes}
+    written = {**manifest, **new_version(manifest), "state": state, "delta": described}
+    save_with_manifest(script_of_tensors(delta.tensors), sum(map(_size, delta.tensors.values())), written, path)
+    return DeltaReport(
+        path=path, version=written["version"], number=written["number"], bytes=path.stat().st_size,
+        seconds=time.perf_counter() - begin, tables=tuple(delta.of_table.values()), tensors=tuple(described["tensors"]),
+    )  # fmt: skip
+
+
+def _size(tensor: torch.Tensor) -> int:
+    return tensor.nbytes + 64  # up to the next multiple
+
+
+def save_with_manifest(script: Any, size: int, manifest: Mapping[str, Any], path: Path) -> None:
+    """Save a module with a manifest as a file, which takes the place of the one at ``path`` in one step."""
+    with disk_errors(path), new_file(destination(path)) as file:
+        write_file(partial(save_script, script), size, partial(rewritten_manifest, manifest), file.path)
+        file.put_in_place()
+
+
+def manifest_of(base: Path) -> dict[str, Any]:
+    """The manifest of a base or of a delta, if a delta may follow it."""
+    try:
+        manifest = manifest_of_file(base)
+    except ExportError as error:
+        raise _unknown(f"{base} cannot be read: {error}") from error
+    state = manifest.get("state")
+    if state is None:
+        why = "of format pt2" if manifest.get("format") == "pt2" else "of a version of recfx without deltas"
+        raise _unknown(f"{base} is {why}.")
+    if state["unfollowed"]:
+        raise ExportError(
+            f"the program of {base} holds {state['unfollowed'][0]!r}, which the model has under no path, so that nobody "
+            "can tell whether it has changed.",
+            reason="not_followed",
+            what_to_do="make the tensor a parameter or a buffer of the module that reads it, and export again.",
+        )
+    return manifest
+
+
+def _unknown(message: str) -> ExportError:
+    return ExportError(
+        message, reason="base_unknown", what_to_do="export a new base of format torchscript, and deltas after that."
+    )
+
+
+def load_chain(path: Path) -> LoadedModel:
+    """The model of a base, or of a delta: the base that it began with, and all deltas up to this one."""
+    deltas = list[Path]()
+    while "delta" in (manifest := manifest_of_file(path)):
+        deltas.append(path)
+        path = Path(os.path.normpath(destination(path).parent / manifest["delta"]["after"]))
+    loaded = load(path)
+    for delta in reversed(deltas):
+        loaded.apply(delta)
+    return loaded
+
+
+def _served(model: nn.Module, manifest: Mapping[str, Any]) -> dict[str, ServedCollection]:
+    """The exported graphs of the model's collections, as those of the base are."""
+    target = next(target for target in SERVING_TARGETS if target.name == manifest["target"])
+    collections = unsharded_collections(model)
+    served: dict[str, ServedCollection] = {}
+    for path, tables in manifest["collections"].items():
+        collection: UnshardedCollection | None = collections.get(path)
+        dtypes = {table["table"]: _STORED[table["stored_as"]] for table in tables}
+        if collection is None or dtypes.keys() != {spec.name for spec in collection.tables}:
+            raise _does_not_fit(f"the model has no converted collection {path!r} with the base's tables.")
+        served[path] = serve_collection(path, collection, dtypes, target)
+    return served
+
+
+def _does_not_fit(message: str) -> ExportError:
+    return ExportError(message, reason="delta_does_not_fit", what_to_do="export a new base, and deltas after that.")
+
+
+class _Changes:
+    """What differs between a model and the file of an earlier version of it."""
+
+    def __init__(self, loaded: LoadedModel, state: Mapping[str, Any]) -> None:
+        self._old = tensors_of_script(loaded.script)
+        self.attributes = dict(state["attributes"])
+        self._changed: dict[str, dict[str, Any]] = {}
+        self.tensors: dict[str, torch.Tensor] = {}
+        self._stretches: list[dict[str, Any]] = []
+        self._whole: dict[str, str] = {}
+        self.of_table: dict[tuple[str, str], TableChanges] = {}
+
+    def compare_filling(self, name: str, served: ServedCollection, number: int) -> None:
+        """Compare a tensor of the program that holds rows or slots."""
+        filling, begin = served.fillings[number], 0
+        if filling.buffer.nbytes != self._old[name].nbytes or filling.buffer.dtype != self._old[name].dtype:
+            tables = ", ".join(part.name for part in filling.parts)
+            raise _does_not_fit(f"tables have other rows than in the base, among {tables} of {served.path!r}.")
+        old = bytes_of(self._old[name])
+        for part in filling.parts:
+            stretch = old[begin : begin + part.count * part.unit].view(part.count, part.unit)
+            self._compare_part(name, begin, served.path, part, stretch)
+            begin += part.count * part.unit
+        if facts := filling.index_facts():
+            where = name.rpartition(".")[0]
+            if self.attributes.get(where) != facts:
+                self.attributes[where] = self._changed[where] = facts
+
+    def _compare_part(self, name: str, begin: int, collection: str, part: Part, old: torch.Tensor) -> None:
+        first, found, data = 0, list[torch.Tensor](), list[torch.Tensor]()
+        for piece in part.pieces():
+            units = bytes_of(piece).view(piece.size(0), part.unit)
+            differ = torch.nonzero((units != old[first : first + len(units)]).any(1)).view(-1)
+            found.append(differ + first)
+            data.append(units[differ])
+            first += len(units)
+        which = torch.cat(found) if found else torch.empty(0, dtype=torch.int64)
+        changes = self.of_table.setdefault((collection, part.name), TableChanges(collection, part.name))
+        if not which.numel():
+            return
+        values = torch.cat(data)
+        if part.kind == "rows":
+            changes.rows += which.numel()
+        else:
+            changes.new, changes.removed = _new_and_removed(old[which], values)
+        number = len(self._stretches)
+        self.tensors[f"which_{number}"] = which.int() if part.count < 2**31 else which
+        self.tensors[f"data_{number}"] = values
+        changes.bytes += values.nbytes + self.tensors[f"which_{number}"].nbytes
+        self._stretches.append({
+            "tensor": name, "begin": begin, "count": part.count, "unit": part.unit, "table": part.name,
+            "kind": part.kind, "which": f"which_{number}", "data": f"data_{number}",
+        })  # fmt: skip
+
+    def compare_tensor(self, name: str, value: torch.Tensor | None, where: str) -> None:
+        """Compare a tensor that is no table."""
+        old = self._old[name]
+        if value is None or value.dtype != old.dtype or value.shape != old.shape:
+            what = "nothing" if value is None else f"{value.dtype} {list(value.shape)}"
+            raise _does_not_fit(f"the model has {what} at {where!r}, the base {old.dtype} {list(old.shape)}.")
+        if not same_bits(value, old.cpu()):
+            self._whole[name] = f"tensor_{len(self._whole)}"
+            self.tensors[self._whole[name]] = value.clone()
+
+    def described(self) -> dict[str, Any]:
+        """What a manifest says about the changes."""
+        return {"stretches": self._stretches, "tensors": self._whole, "attributes": self._changed}
+
+
+def _new_and_removed(old: torch.Tensor, new: torch.Tensor) -> tuple[int, int]:
+    """How many ids are in some slots that were not in them before, and the other way round; bytes ``[n, 16]`` each."""
+    ids = [slots.contiguous().view(torch.int64).view(-1, 2) for slots in (old, new)]
+    before, after = (slots[slots[:, 1] != _FREE, 0] for slots in ids)
+    return int((~torch.isin(after, before)).sum()), int((~torch.isin(before, after)).sum())
+
+
+@typed(ExportError)
+def merge_deltas(
+    base: str | os.PathLike[str], deltas: Sequence[str | os.PathLike[str]], path: str | os.PathLike[str]
+) -> None:
+    """Write a base with the deltas that follow it, in order, as one file: it answers as a file that was exported when
+    the last delta was, and the deltas that follow that one can be applied to it.
+
+    Example:
+        >>> model = recfx.convert(Model())
+        >>> report = recfx.export(model, "model.pt", sample)
+        >>> report = recfx.export_delta(model, "model.1.delta", base="model.pt")
+        >>> recfx.merge_deltas("model.pt", ["model.1.delta"], "merged.pt")
+
+    Args:
+        base: a file of ``export``, of format torchscript, or of this function.
+        deltas: files of ``export_delta``.
+        path: the file that is written, in one step. It may be ``base``.
+
+    Raises:
+        ExportError: as ``LoadedModel.apply``, ``load`` and ``export`` for what they read and write.
+    """
+    check_target(as_path(path))
+    loaded = load(base)
+    for delta in deltas:
+        loaded.apply(delta)
+    size = sum(map(_size, tensors_of_script(loaded.script).values()))
+    save_with_manifest(loaded.script, size, loaded.manifest, as_path(path))

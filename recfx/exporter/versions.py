@@ -1,0 +1,149 @@
+"""The versions of an exported file: what of its program follows a model that is trained on, and how a delta, which
+holds what has changed of that, makes the next version of it.
+
+Each version has a random name. A delta names the version that it makes, the one that it changes, and the file that the
+chain began with. Nothing of a version is written to: the next one has tensors of its own where it differs, and shares
+the others, so that whoever has begun to use a version ends with it.
+"""
+
+from __future__ import annotations
+
+import copy
+import secrets
+from collections.abc import Mapping
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import nn
+
+from recfx.errors import ExportError
+from recfx.exporter.compare_outputs import ModelCall
+from recfx.exporter.model_copies import fresh_copy
+from recfx.exporter.model_file import Program
+
+_PROGRAM = "program.program."
+"""Where the program is in the module of a TorchScript file."""
+
+
+def new_version(parent: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The fields of a manifest that say which version a file is: of a new chain, or the next one after ``parent``."""
+    version = secrets.token_hex(16)
+    if parent is None:
+        return {"version": version, "chain": version, "number": 0}
+    return {"version": version, "chain": parent["chain"], "number": parent["number"] + 1}
+
+
+def followed_state(program: Program, call: ModelCall) -> dict[str, Any] | None:
+    """What a manifest says of the tensors of a program: those that hold tables, by collection and filling; the paths in
+    the model of the others; and the ``unfollowed``, which the model has under no path. None of a program of pt2.
+    """
+    if program.paths is None:
+        return None
+    tables, tensors, unfollowed, attributes = {}, {}, [], {}
+    places, small = {}, set()
+    for served in call.served.values():
+        small |= {buffer.data_ptr() for buffer in served.graph_module.buffers()}
+        for number, filling in enumerate(served.fillings):
+            places[filling.buffer.data_ptr()] = served.path, number, filling
+    model = fresh_copy(call.model)[0]
+    for name, tensor in {**program.buffers(), **program.parameters()}.items():
+        if not tensor.numel():
+            continue
+        if tensor.data_ptr() in places:
+            path, number, filling = places[tensor.data_ptr()]
+            tables[name] = [path, number]
+            if facts := filling.index_facts():
+                attributes[name.rpartition(".")[0]] = facts
+        elif tensor.data_ptr() not in small:
+            first, dot, rest = name.partition(".")
+            path = f"{program.paths.get(first, first)}{dot}{rest}"
+            value = value_at(model, path)
+            if value is None or not same_bits(value, tensor):
+                unfollowed.append(name)
+            tensors[name] = path
+    return {"tables": tables, "tensors": tensors, "unfollowed": unfollowed, "attributes": attributes}
+
+
+def value_at(model: nn.Module, path: str) -> torch.Tensor | None:
+    """The tensor that a model has at a path, where a parametrization may compute it; None if there is none."""
+    try:
+        with torch.no_grad():
+            value = attrgetter(path)(model)
+    except AttributeError:
+        return None
+    return value.detach().cpu().contiguous() if isinstance(value, torch.Tensor) else None
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors are of the same dtype, shape and bytes; NaN is equal to itself."""
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    return torch.equal(bytes_of(one), bytes_of(other))
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of a tensor, uint8 ``[n]``: its own memory if it is contiguous."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+
+
+def check_follows(delta: Mapping[str, Any], manifest: Mapping[str, Any], path: object) -> None:
+    """Refuse a delta that does not change the version that ``manifest`` is of."""
+    if "delta" not in delta:
+        raise ExportError(
+            f"{path} is a whole file, not a delta.", reason="not_a_delta", what_to_do="load it with recfx.load."
+        )
+    if "version" not in manifest or delta["chain"] != manifest["chain"]:
+        raise ExportError(
+            f"{path} belongs to the chain of another base, {delta['chain'][:8]}; this file is of "
+            f"{manifest.get('chain', 'no chain')[:8]}.",
+            reason="delta_of_other_base",
+            what_to_do="load the base that the delta was made for, and apply its deltas in order.",
+        )
+    if delta["delta"]["parent"] != manifest["version"]:
+        raise ExportError(
+            f"{path} is delta {delta['number']} and follows version {delta['delta']['parent'][:8]}; this is version "
+            f"{manifest['version'][:8]}, number {manifest['number']} of the chain.",
+            reason="delta_out_of_order",
+            what_to_do="apply each delta once, in the order of their numbers; where one is missing, load a newer base.",
+        )
+
+
+def next_version(script: Any, delta: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Any:
+    """The module of a TorchScript file with the changes of a delta, whose tensors are given by name; the old module
+    does not change, and shares with the new one what is equal.
+    """
+    old, changes = tensors_of_script(script), delta["delta"]
+    changed: dict[str, Any] = {name: tensors[data].to(old[name].device) for name, data in changes["tensors"].items()}
+    for stretch in changes["stretches"]:
+        name, begin, count, unit = (stretch[key] for key in ("tensor", "begin", "count", "unit"))
+        if name not in changed:
+            changed[name] = old[name].detach().clone(memory_format=torch.contiguous_format)
+        units = changed[name].view(-1).view(torch.uint8)[begin : begin + count * unit].view(count, unit)
+        which = tensors[stretch["which"]].long().to(units.device)
+        units.index_copy_(0, which, tensors[stretch["data"]].to(units.device))
+    for module, facts in changes["attributes"].items():
+        changed |= {f"{module}.{name}": value for name, value in facts.items()}
+    made = _with(script._c, {_PROGRAM + name: value for name, value in changed.items()})
+    return torch.jit._recursive.wrap_cpp_module(made)
+
+
+def tensors_of_script(script: Any) -> dict[str, torch.Tensor]:
+    """The parameters and buffers of the program of a TorchScript file, by name."""
+    program = script.program.program
+    named = (program.named_buffers, program.named_parameters)
+    return {name: tensor for each in named for name, tensor in each(remove_duplicate=False)}
+
+
+def _with(module: Any, values: Mapping[str, Any]) -> Any:
+    """A module with other values at some paths; it shares the other ones."""
+    made, inside = copy.copy(module), dict[str, dict[str, Any]]()
+    for path, value in values.items():
+        first, _, rest = path.partition(".")
+        if rest:
+            inside.setdefault(first, {})[rest] = value
+        else:
+            made.setattr(first, value)
+    for name, changes in inside.items():
+        made.setattr(name, _with(module.getattr(name), changes))
+    return made
