@@ -138,8 +138,8 @@ def manifest_of(base: Path) -> dict[str, Any]:
         raise _unknown(f"{base} is {why}.")
     if state["unfollowed"]:
         raise ExportError(
-            f"the program of {base} holds {state['unfollowed'][0]!r}, which the model has under no path, so that nobody "
-            "can tell whether it has changed.",
+            f"the program of {base} holds {state['unfollowed'][0]!r}, which the model has under no path: nobody can tell "
+            "whether it has changed.",
             reason="not_followed",
             what_to_do="make the tensor a parameter or a buffer of the module that reads it, and export again.",
         )

@@ -219,7 +219,7 @@ class LoadedModel(nn.Module):
             outputs: dict[str, torch.Tensor] = self.script.serve(inputs)
         return outputs
 
-    def apply(self, path: str | os.PathLike[str] | Callable[[nn.Module], None]) -> LoadedModel:  # type: ignore[override]
+    def apply(self, path: str | os.PathLike[str] | Callable[[nn.Module], None]) -> LoadedModel:
         """Become the next version: what a delta holds takes the place of what was here. Calls that have begun in other
         threads end with the version that they began with. Tables and tensors that the delta changes are copied first.
 
