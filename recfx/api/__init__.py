@@ -25,6 +25,7 @@ from recfx.exporter.delta import export_delta, merge_deltas
 from recfx.exporter.export import export
 from recfx.exporter.load import LoadedModel, load
 from recfx.exporter.report import DeltaReport, ExportReport
+from recfx.exporter.tracked import track_changes
 from recfx.hashing import HashConfig, HashIndex
 from recfx.inspect.cost import compare_plans, cost
 from recfx.inspect.drawing.draw import draw
@@ -82,6 +83,7 @@ __all__ = [
     "save_checkpoint",
     "sharders",
     "trace",
+    "track_changes",
     "unconvert",
     "verify",
 ]

@@ -12,25 +12,30 @@ from typing import Any
 import torch
 from torch import nn
 
-from recfx.collections.collection import UnshardedCollection, unsharded_collections
 from recfx.collections.sharding.ranks_agree import on_all_ranks
 from recfx.errors import ExportError
 from recfx.errors.argument_types import typed
-from recfx.exporter.export import ONE_AT_A_TIME, as_sent, exported_root, gathered_tables, whole_model
+from recfx.exporter.file_versions import new_version, same_bits, tensors_of_script, value_at
 from recfx.exporter.load import LoadedModel, load, manifest_of_file
 from recfx.exporter.manifest import rewritten_manifest
 from recfx.exporter.model_copies import fresh_copy, on_host
 from recfx.exporter.model_file import as_path, check_target, destination, disk_errors, write_file
 from recfx.exporter.report import DeltaReport, TableChanges
 from recfx.exporter.script_program import save_script, script_of_tensors
-from recfx.exporter.served_collection import Part, ServedCollection, serve_collection
-from recfx.exporter.serving.pool_rows import FORMATS
-from recfx.exporter.serving.targets import SERVING_TARGETS
-from recfx.exporter.versions import bytes_of, new_version, same_bits, tensors_of_script, value_at
+from recfx.exporter.served_collection import Part, ServedCollection
+from recfx.exporter.tracked import (
+    OfFiles,
+    Remembered,
+    does_not_fit,
+    is_tracked,
+    remember,
+    remembered,
+    served_again,
+)
+from recfx.exporter.whole_model import ONE_AT_A_TIME, as_sent, exported_root, gathered_tables, whole_model
 from recfx.kernels.build.private_files import new_file
 from recfx.models.sample import Sample
 
-_STORED = {form.name: dtype for dtype, form in FORMATS.items()}
 _FREE = -1
 
 
@@ -88,17 +93,17 @@ def export_delta(model: nn.Module, path: str | os.PathLike[str], base: str | os.
             return None
         with ONE_AT_A_TIME:
             whole = on_host(*whole_model(root, Sample(), group, gathered))[0]
-            return _write(whole, as_path(path), as_path(base), begin)
+            return _write(root, whole, as_path(path), as_path(base), begin)
 
     report = on_all_ranks(group, write, as_sent)[0]
     assert report is not None
     return report
 
 
-def _write(model: nn.Module, path: Path, base: Path, begin: float) -> DeltaReport:
-    manifest = manifest_of(base)
-    served = _served(model, manifest)
-    delta = _Changes(load_chain(base), manifest["state"])
+def _write(root: nn.Module, model: nn.Module, path: Path, base: Path, begin: float) -> DeltaReport:
+    manifest, old = _version_at(base, root)
+    served = served_again(model, manifest)
+    delta = _Changes(old, manifest["state"])
     for name, (where, number) in manifest["state"]["tables"].items():
         delta.compare_filling(name, served[where], number)
     live = fresh_copy(model)[0]
@@ -109,6 +114,8 @@ def _write(model: nn.Module, path: Path, base: Path, begin: float) -> DeltaRepor
     state = {**manifest["state"], "attributes": delta.attributes}
     written = {**manifest, **new_version(manifest), "state": state, "delta": described}
     save_with_manifest(script_of_tensors(delta.tensors), sum(map(_size, delta.tensors.values())), written, path)
+    if is_tracked(root):
+        remember(root, model, written)
     return DeltaReport(
         path=path, version=written["version"], number=written["number"], bytes=path.stat().st_size,
         seconds=time.perf_counter() - begin, tables=tuple(delta.of_table.values()), tensors=tuple(described["tensors"]),
@@ -126,20 +133,28 @@ def save_with_manifest(script: Any, size: int, manifest: Mapping[str, Any], path
         file.put_in_place()
 
 
-def manifest_of(base: Path) -> dict[str, Any]:
-    """The manifest of a base or of a delta, if a delta may follow it."""
+def _version_at(base: Path, root: nn.Module) -> tuple[dict[str, Any], OfFiles | Remembered]:
+    """The manifest of a base or of a delta, and what its version holds, which is read unless it is remembered."""
     try:
-        manifest = manifest_of_file(base)
+        manifest = manifest_of_file(base, whole=False)
+        old = remembered(root, manifest)
+        return _followed(manifest, base), OfFiles(_load_chain(base).script) if old is None else old
     except ExportError as error:
+        if error.reason in ("base_unknown", "not_followed"):
+            raise
         raise _unknown(f"{base} cannot be read: {error}") from error
+
+
+def _followed(manifest: dict[str, Any], base: Path) -> dict[str, Any]:
+    """The manifest, if a delta may follow it."""
     state = manifest.get("state")
     if state is None:
         why = "of format pt2" if manifest.get("format") == "pt2" else "of a version of recfx without deltas"
         raise _unknown(f"{base} is {why}.")
     if state["unfollowed"]:
         raise ExportError(
-            f"the program of {base} holds {state['unfollowed'][0]!r}, which the model has under no path: nobody can tell "
-            "whether it has changed.",
+            f"the program of {base} holds {state['unfollowed'][0]!r}, which the model has under no path: nobody can "
+            "tell whether it has changed.",
             reason="not_followed",
             what_to_do="make the tensor a parameter or a buffer of the module that reads it, and export again.",
         )
@@ -152,7 +167,7 @@ def _unknown(message: str) -> ExportError:
     )
 
 
-def load_chain(path: Path) -> LoadedModel:
+def _load_chain(path: Path) -> LoadedModel:
     """The model of a base, or of a delta: the base that it began with, and all deltas up to this one."""
     deltas = list[Path]()
     while "delta" in (manifest := manifest_of_file(path)):
@@ -164,29 +179,11 @@ def load_chain(path: Path) -> LoadedModel:
     return loaded
 
 
-def _served(model: nn.Module, manifest: Mapping[str, Any]) -> dict[str, ServedCollection]:
-    """The exported graphs of the model's collections, as those of the base are."""
-    target = next(target for target in SERVING_TARGETS if target.name == manifest["target"])
-    collections = unsharded_collections(model)
-    served: dict[str, ServedCollection] = {}
-    for path, tables in manifest["collections"].items():
-        collection: UnshardedCollection | None = collections.get(path)
-        dtypes = {table["table"]: _STORED[table["stored_as"]] for table in tables}
-        if collection is None or dtypes.keys() != {spec.name for spec in collection.tables}:
-            raise _does_not_fit(f"the model has no converted collection {path!r} with the base's tables.")
-        served[path] = serve_collection(path, collection, dtypes, target)
-    return served
-
-
-def _does_not_fit(message: str) -> ExportError:
-    return ExportError(message, reason="delta_does_not_fit", what_to_do="export a new base, and deltas after that.")
-
-
 class _Changes:
     """What differs between a model and the file of an earlier version of it."""
 
-    def __init__(self, loaded: LoadedModel, state: Mapping[str, Any]) -> None:
-        self._old = tensors_of_script(loaded.script)
+    def __init__(self, old: OfFiles | Remembered, state: Mapping[str, Any]) -> None:
+        self._old = old
         self.attributes = dict(state["attributes"])
         self._changed: dict[str, dict[str, Any]] = {}
         self.tensors: dict[str, torch.Tensor] = {}
@@ -197,52 +194,40 @@ class _Changes:
     def compare_filling(self, name: str, served: ServedCollection, number: int) -> None:
         """Compare a tensor of the program that holds rows or slots."""
         filling, begin = served.fillings[number], 0
-        if filling.buffer.nbytes != self._old[name].nbytes or filling.buffer.dtype != self._old[name].dtype:
-            tables = ", ".join(part.name for part in filling.parts)
-            raise _does_not_fit(f"tables have other rows than in the base, among {tables} of {served.path!r}.")
-        old = bytes_of(self._old[name])
         for part in filling.parts:
-            stretch = old[begin : begin + part.count * part.unit].view(part.count, part.unit)
-            self._compare_part(name, begin, served.path, part, stretch)
+            self._add(name, begin, served.path, part)
             begin += part.count * part.unit
         if facts := filling.index_facts():
             where = name.rpartition(".")[0]
             if self.attributes.get(where) != facts:
                 self.attributes[where] = self._changed[where] = facts
 
-    def _compare_part(self, name: str, begin: int, collection: str, part: Part, old: torch.Tensor) -> None:
-        first, found, data = 0, list[torch.Tensor](), list[torch.Tensor]()
-        for piece in part.pieces():
-            units = bytes_of(piece).view(piece.size(0), part.unit)
-            differ = torch.nonzero((units != old[first : first + len(units)]).any(1)).view(-1)
-            found.append(differ + first)
-            data.append(units[differ])
-            first += len(units)
-        which = torch.cat(found) if found else torch.empty(0, dtype=torch.int64)
+    def _add(self, name: str, begin: int, collection: str, part: Part) -> None:
         changes = self.of_table.setdefault((collection, part.name), TableChanges(collection, part.name))
-        if not which.numel():
+        changed = self._old.changed(part, collection, name, begin)
+        if not changed.which.numel():
             return
-        values = torch.cat(data)
         if part.kind == "rows":
-            changes.rows += which.numel()
+            changes.rows += changed.which.numel()
         else:
-            changes.new, changes.removed = _new_and_removed(old[which], values)
-        number = len(self._stretches)
-        self.tensors[f"which_{number}"] = which.int() if part.count < 2**31 else which
-        self.tensors[f"data_{number}"] = values
-        changes.bytes += values.nbytes + self.tensors[f"which_{number}"].nbytes
+            assert changed.before is not None
+            changes.new, changes.removed = _new_and_removed(changed.before, changed.now)
+        which, data = f"which_{len(self._stretches)}", f"data_{len(self._stretches)}"
+        self.tensors[which] = changed.which.int() if part.count < 2**31 else changed.which
+        self.tensors[data] = changed.now
+        changes.bytes += changed.now.nbytes + self.tensors[which].nbytes
         self._stretches.append({
             "tensor": name, "begin": begin, "count": part.count, "unit": part.unit, "table": part.name,
-            "kind": part.kind, "which": f"which_{number}", "data": f"data_{number}",
+            "kind": part.kind, "which": which, "data": data,
         })  # fmt: skip
 
     def compare_tensor(self, name: str, value: torch.Tensor | None, where: str) -> None:
         """Compare a tensor that is no table."""
-        old = self._old[name]
+        old = self._old.tensor(name)
         if value is None or value.dtype != old.dtype or value.shape != old.shape:
             what = "nothing" if value is None else f"{value.dtype} {list(value.shape)}"
-            raise _does_not_fit(f"the model has {what} at {where!r}, the base {old.dtype} {list(old.shape)}.")
-        if not same_bits(value, old.cpu()):
+            raise does_not_fit(f"the model has {what} at {where!r}, the base {old.dtype} {list(old.shape)}.")
+        if not same_bits(value, old):
             self._whole[name] = f"tensor_{len(self._whole)}"
             self.tensors[self._whole[name]] = value.clone()
 

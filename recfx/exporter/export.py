@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -12,23 +11,21 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torchrec.modules.mc_embedding_modules import BaseManagedCollisionEmbeddingCollection
 
 from recfx.collections.collection import unsharded_collections
-from recfx.collections.copy_modules import refuse_fully_sharded
 from recfx.collections.raw_ids import RemappedRows
-from recfx.collections.sharding.collection import sharded_collections
-from recfx.collections.sharding.gather import WholeTable, gather_tables
-from recfx.collections.sharding.ranks_agree import group_of_model, on_all_ranks
-from recfx.collections.whole_graph import WholeGraph, refuse_graph
+from recfx.collections.sharding.ranks_agree import on_all_ranks
+from recfx.collections.whole_graph import WholeGraph
 from recfx.collections.wrappers import unwrap
 from recfx.conversion.convert import convert
-from recfx.errors import Diagnostic, ExportError, RecfxError, Severity, told_by
+from recfx.errors import Diagnostic, ExportError, Severity, told_by
 from recfx.errors.argument_types import typed
 from recfx.exporter.arguments import signature_of
 from recfx.exporter.compare_outputs import NONE, ModelCall, changed_buffer, difference_of, other_batches, run_copy
+from recfx.exporter.file_versions import followed_state, new_version
+from recfx.exporter.load import manifest_of_file
 from recfx.exporter.loaded_program import check_reads_pt2
 from recfx.exporter.manifest import make_manifest
 from recfx.exporter.model_copies import device_of, loaded_copy, on_host, uncounted
@@ -41,7 +38,8 @@ from recfx.exporter.serving.pool_rows import FORMATS
 from recfx.exporter.serving.targets import FOR_DEVICES, NATIVE, ServingTarget, target_of
 from recfx.exporter.state import Unchanged
 from recfx.exporter.traced_program import traced_programs
-from recfx.exporter.versions import followed_state, new_version
+from recfx.exporter.tracked import is_tracked, remember
+from recfx.exporter.whole_model import ONE_AT_A_TIME, as_sent, exported_root, gathered_tables, whole_model
 from recfx.kernels.build import library
 from recfx.kernels.build.private_files import new_file
 from recfx.models.sample import Sample
@@ -51,10 +49,6 @@ _FORMATS: dict[str, tuple[Callable[[ModelCall], Iterator[Program | Diagnostic]],
     "pt2": (traced_programs, "torch.export", "not_exportable"),
 }
 """By format: what makes programs that may become the file; their compiler; and the reason code if there is none."""
-
-
-ONE_AT_A_TIME = threading.RLock()
-"""An export patches classes of torch and TorchRec."""
 
 
 @typed(ExportError)
@@ -165,64 +159,15 @@ def export(
                     what_to_do="load the model first, or pass checkpoint=, a directory of save_checkpoint.",
                 )
             serving = _serving_target(format, portable, str(device or kind))
-            return _export(as_path(path), quantize, serving, *on_host(converted, whole_call))
+            on_the_host, whole_call = on_host(converted, whole_call)
+            report = _export(as_path(path), quantize, serving, on_the_host, whole_call)
+            if is_tracked(root) and report.format == "torchscript":
+                remember(root, on_the_host, manifest_of_file(as_path(path), whole=False))
+            return report
 
     report = on_all_ranks(group, write, as_sent)[0]
     assert report is not None
     return report
-
-
-def exported_root(model: nn.Module, name: str) -> tuple[nn.Module, dist.ProcessGroup | None]:
-    """The module that is exported by a call of the function ``name``, and the process group of its collections."""
-    refuse_graph(model, ExportError)
-    root = model.python_model if isinstance(model, WholeGraph) else unwrap(model)
-    refuse_fully_sharded(
-        root,
-        "load the weights, with torch.distributed.checkpoint, into a model on which it was not called, and export that "
-        "one; or call recfx.export first and fully_shard afterwards.",
-    )
-    return root, group_of_model(
-        root,
-        ExportError,
-        call=name,
-        if_several="shard all collections in one process group, or save a checkpoint and export that.",
-        if_sharded_alone="convert the model before it is sharded.",
-    )
-
-
-def gathered_tables(root: nn.Module) -> dict[str, dict[str, WholeTable]]:
-    """The tables of sharded collections, by path and name, on rank 0; the others hold one or two at a time."""
-    return {
-        where: gather_tables(collection, on_rank=0, with_optimizers=False)
-        for where, collection in sharded_collections(root).items()
-    }
-
-
-def whole_model(
-    root: nn.Module, call: Sample, group: dist.ProcessGroup | None, gathered: Mapping[str, Mapping[str, WholeTable]]
-) -> tuple[nn.Module, Sample]:
-    """The model around the gathered tables, and the call, on the host, without what communicates; if nothing is
-    sharded, they are as they were.
-    """
-    if group is None:
-        return root, call
-    whole, call = on_host(root, call, gathered)
-    for module in list(whole.modules()):
-        for name, child in module._modules.items():
-            if isinstance(child, nn.parallel.DistributedDataParallel):
-                module._modules[name] = unwrap(child)
-    return whole, call
-
-
-def as_sent(error: BaseException) -> Exception:
-    """What the other ranks raise for an error on one of them."""
-    if isinstance(error, RecfxError):
-        return error
-    return ExportError(
-        f"a rank failed: {type(error).__name__}: {error}",
-        reason="other_rank_failed",
-        what_to_do="see the error on that rank; nothing was written.",
-    )
 
 
 def _export(

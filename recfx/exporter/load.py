@@ -17,12 +17,12 @@ from recfx.collections.wrappers import usable_device
 from recfx.errors import ConversionError, ExportError, few, plural
 from recfx.errors.argument_types import typed
 from recfx.exporter.arguments import check_inputs, input_errors
+from recfx.exporter.file_versions import check_follows, next_version
 from recfx.exporter.loaded_program import load_traced, names_of
 from recfx.exporter.manifest import OPERATOR_VERSIONS, pattern_from, read_manifest, signature_from, without_checksum
 from recfx.exporter.model_file import MANIFEST_RECORD, ModelFile, as_path, content_checksum, open_model_file
 from recfx.exporter.patterns import put_together
 from recfx.exporter.serving.targets import FOR_DEVICES, TRITON
-from recfx.exporter.versions import check_follows, next_version
 from recfx.kernels.build import library
 from recfx.lowering.triton import target as triton_target
 from recfx.versions.differences import let_files_take_batches
@@ -93,10 +93,10 @@ def load(path: str | os.PathLike[str], device: torch.device | str | int | None =
             raise file.damaged(f"its manifest is not one that recfx writes ({error!r})") from error
 
 
-def manifest_of_file(path: Path) -> dict[str, Any]:
-    """The manifest of a whole file or of a delta, if the file is whole; it raises as ``load`` for what it reads."""
+def manifest_of_file(path: Path, *, whole: bool = True) -> dict[str, Any]:
+    """The manifest of a file or of a delta; it raises as ``load`` for what it reads: all of it, if ``whole``."""
     with open_model_file(path) as file:
-        return _checked_manifest(file)
+        return _checked_manifest(file, whole=whole)
 
 
 def _place(device: torch.device | str | int | None) -> torch.device:
@@ -142,11 +142,13 @@ def _check_operators(file: ModelFile, manifest: dict[str, Any], device: torch.de
         )
 
 
-def _checked_manifest(file: ModelFile) -> dict[str, Any]:
-    """Read the whole file, compare it with the checksums in it, and return its manifest."""
+def _checked_manifest(file: ModelFile, *, whole: bool = True) -> dict[str, Any]:
+    """Read the whole file, compare it with the checksums in it, and return its manifest. If not ``whole``, the other
+    records are not read, and what is noted of them is compared alone.
+    """
     text = None
     with file.archive() as archive:
-        if (broken := archive.testzip()) is not None:
+        if whole and (broken := archive.testzip()) is not None:
             raise file.damaged(f"its record {broken} is damaged")
         manifests = [record for record in archive.infolist() if record.filename.endswith(MANIFEST_RECORD)]
         if len(manifests) == 1:

@@ -67,7 +67,7 @@ def make_manifest(
         "arguments": [_of_pattern(pattern) for pattern in call.signature.patterns],
         "outputs": tensor_names(call.returns),
         "returns": _of_pattern(call.returns),
-        "collections": {served.path: [_of_table(served, spec) for spec in served.stored] for served in collections},
+        "collections": {served.path: tables_as_described(served) for served in collections},
     }
     return json.dumps(manifest, indent=1)
 
@@ -142,6 +142,11 @@ def signature_from(manifest: dict[str, Any]) -> Signature:
 def _of_pattern(pattern: Pattern) -> dict[str, Any]:
     plain = {field: getattr(pattern, field) for field in _PLAIN}
     return {**plain, "keys": list(pattern.keys), "items": [_of_pattern(item) for item in pattern.items]}
+
+
+def tables_as_described(served: ServedCollection) -> list[dict[str, Any]]:
+    """What a manifest says about the tables of a collection."""
+    return [_of_table(served, spec) for spec in served.stored]
 
 
 def _of_table(served: ServedCollection, spec: TableSpec) -> dict[str, Any]:

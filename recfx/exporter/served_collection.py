@@ -96,6 +96,8 @@ class Part:
     unit: int  # bytes of each
     pieces: Callable[[], Iterator[torch.Tensor]]
     """The content, in order: a tensor ``[n, ...]`` of some rows or slots each, made for this."""
+    stored: Callable[[torch.Tensor], torch.Tensor] | None = None
+    """Of rows: makes of some rows of the model, as floats, their content."""
 
 
 @dataclass(eq=False)
@@ -169,7 +171,10 @@ def _rows_part(path: str, source: TableSource, spec: TableSpec, errors: dict[str
             errors[spec.name] = max(errors[spec.name], error)
             yield rows
 
-    return Part(source, spec.name, "rows", spec.num_embeddings, form.bytes(dim), pieces)
+    def stored(rows: torch.Tensor) -> torch.Tensor:
+        return checked_rows(path, spec, rows)[0]
+
+    return Part(source, spec.name, "rows", spec.num_embeddings, form.bytes(dim), pieces, stored)
 
 
 def checked_rows(path: str, spec: TableSpec, rows: torch.Tensor) -> tuple[torch.Tensor, float]:
