@@ -17,7 +17,7 @@ from recfx.errors import ExportError
 from recfx.errors.argument_types import typed
 from recfx.exporter.file_versions import new_version, same_bits, tensors_of_script, value_at
 from recfx.exporter.load import LoadedModel, load, manifest_of_file
-from recfx.exporter.manifest import rewritten_manifest
+from recfx.exporter.manifest import rewritten_manifest, tables_as_described
 from recfx.exporter.model_copies import fresh_copy, on_host
 from recfx.exporter.model_file import as_path, check_target, destination, disk_errors, write_file
 from recfx.exporter.report import DeltaReport, TableChanges
@@ -112,10 +112,11 @@ def _write(root: nn.Module, model: nn.Module, path: Path, base: Path, begin: flo
     after = os.path.relpath(destination(base), destination(path).parent)
     described = {"parent": manifest["version"], "after": after, **delta.described()}
     state = {**manifest["state"], "attributes": delta.attributes}
-    written = {**manifest, **new_version(manifest), "state": state, "delta": described}
+    tables = {where: tables_as_described(collection) for where, collection in served.items()}
+    written = {**manifest, **new_version(manifest), "state": state, "collections": tables, "delta": described}
     save_with_manifest(script_of_tensors(delta.tensors), sum(map(_size, delta.tensors.values())), written, path)
     if is_tracked(root):
-        remember(root, model, written)
+        remember(root, model, written, served)
     return DeltaReport(
         path=path, version=written["version"], number=written["number"], bytes=path.stat().st_size,
         seconds=time.perf_counter() - begin, tables=tuple(delta.of_table.values()), tensors=tuple(described["tensors"]),

@@ -38,7 +38,7 @@ from recfx.exporter.serving.pool_rows import FORMATS
 from recfx.exporter.serving.targets import FOR_DEVICES, NATIVE, ServingTarget, target_of
 from recfx.exporter.state import Unchanged
 from recfx.exporter.traced_program import traced_programs
-from recfx.exporter.tracked import is_tracked, remember
+from recfx.exporter.tracked import is_tracked, remember, served_again
 from recfx.exporter.whole_model import ONE_AT_A_TIME, as_sent, exported_root, gathered_tables, whole_model
 from recfx.kernels.build import library
 from recfx.kernels.build.private_files import new_file
@@ -161,8 +161,9 @@ def export(
             serving = _serving_target(format, portable, str(device or kind))
             on_the_host, whole_call = on_host(converted, whole_call)
             report = _export(as_path(path), quantize, serving, on_the_host, whole_call)
-            if is_tracked(root) and report.format == "torchscript":
-                remember(root, on_the_host, manifest_of_file(as_path(path), whole=False))
+            if is_tracked(root) and report.can_be_followed:
+                manifest = manifest_of_file(as_path(path), whole=False)
+                remember(root, on_the_host, manifest, served_again(on_the_host, manifest))
             return report
 
     report = on_all_ranks(group, write, as_sent)[0]
@@ -272,7 +273,8 @@ def _write(
         else:
             message = "the model does not call this collection in eval mode, so its tables are not in the file."
             notes.append(Diagnostic("collection_left_out", collection.path, message))
-    version = {**new_version(), "state": followed_state(program, call)}
+    state = followed_state(program, call)
+    version = {**new_version(), "state": state}
     manifest = partial(make_manifest, call, present, version, portable=not own, target=serving)
     with contextlib.ExitStack() as stack:
         with disk_errors(target):
@@ -290,6 +292,7 @@ def _write(
         tables=tuple(size for collection in present for size in _sizes(collection)), graph=program.graph,
         passes={collection.path: collection.records for collection in present}, output_error=error,
         libraries=() if path is None else (path,), notes=(*call.failures, *notes, *about),
+        can_be_followed=state is not None and not state["unfollowed"],
     )  # fmt: skip
 
 

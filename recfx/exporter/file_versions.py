@@ -26,6 +26,10 @@ _PROGRAM = "program.program."
 """Where the program is in the module of a TorchScript file."""
 
 
+CHANGING = ("version", "chain", "number", "state", "collections")
+"""The fields of a manifest that a version has of its own."""
+
+
 def new_version(parent: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The fields of a manifest that say which version a file is: of a new chain, or the next one after ``parent``."""
     version = secrets.token_hex(16)

@@ -17,7 +17,7 @@ from recfx.collections.wrappers import usable_device
 from recfx.errors import ConversionError, ExportError, few, plural
 from recfx.errors.argument_types import typed
 from recfx.exporter.arguments import check_inputs, input_errors
-from recfx.exporter.file_versions import check_follows, next_version
+from recfx.exporter.file_versions import CHANGING, check_follows, next_version
 from recfx.exporter.loaded_program import load_traced, names_of
 from recfx.exporter.manifest import OPERATOR_VERSIONS, pattern_from, read_manifest, signature_from, without_checksum
 from recfx.exporter.model_file import MANIFEST_RECORD, ModelFile, as_path, content_checksum, open_model_file
@@ -252,8 +252,8 @@ class LoadedModel(nn.Module):
                 script = next_version(self.script, delta, tensors)
             except (RuntimeError, KeyError, TypeError, ValueError, IndexError) as error:
                 raise file.damaged(f"it does not fit its manifest ({error!r})") from error
-            versions = {name: delta[name] for name in ("version", "chain", "number", "state")}
-            self.script, self.manifest = script, {**self.manifest, **versions}
+            self.script = script
+            self.manifest = {**self.manifest, **{name: delta[name] for name in CHANGING}}
         return self
 
     def train(self, mode: bool = True) -> LoadedModel:

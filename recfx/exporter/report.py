@@ -60,6 +60,7 @@ class ExportReport(Shown):
         libraries: shared libraries to be shipped with the file, with ``portable=False``: a server without Python loads
             them before it, beside torch's and FBGEMM's.
         notes: what else there is to know.
+        can_be_followed: whether ``export_delta`` takes the file as a base.
     """
 
     MOST = 20
@@ -73,6 +74,7 @@ class ExportReport(Shown):
     output_error: float
     libraries: tuple[Path, ...] = ()
     notes: tuple[Diagnostic, ...] = field(default=())
+    can_be_followed: bool = False
 
     def __repr__(self) -> str:
         return (

@@ -10,6 +10,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +23,7 @@ from recfx.collections.collection import UnshardedCollection
 from recfx.collections.compile_graph import rewritten
 from recfx.errors import ExportError
 from recfx.exporter.model_file import reserve
+from recfx.exporter.row_hashes import row_hashes
 from recfx.exporter.serving.find_rows import FindFrozenRows
 from recfx.exporter.serving.pool_rows import FORMATS, FindAndPool, PoolRows, RowFormat
 from recfx.exporter.serving.targets import ServingTarget, lower_served
@@ -50,6 +52,11 @@ class TableSource:
     hash_index: HashIndex | None
     ids: int
     side_row: int
+
+    @cached_property
+    def row_hashes(self) -> torch.Tensor:
+        """``row_hashes`` of the rows as they are when they are first asked for."""
+        return row_hashes(self.weight)
 
     @property
     def index(self) -> FrozenIndex | None:
@@ -205,9 +212,7 @@ def stored_rows(rows: torch.Tensor, form: RowFormat) -> torch.Tensor:
     """Floats ``[n, dim]`` in the form in which a file stores them, uint8 ``[n, bytes]``."""
     if form.is_quantized:
         padded = form.columns(rows.size(1)) - rows.size(1)
-        return quantize_rows(
-            torch.nn.functional.pad(rows, (0, padded), mode="replicate") if padded else rows, form.bits
-        )
+        return quantize_rows(torch.cat([rows, rows[:, -1:].expand(-1, padded)], dim=1) if padded else rows, form.bits)
     dtype = torch.float16 if form.bits == 16 else torch.float32
     return rows.to(dtype).contiguous().resolve_neg().view(torch.uint8)
 

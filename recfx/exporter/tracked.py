@@ -27,9 +27,6 @@ from recfx.exporter.serving.targets import SERVING_TARGETS
 from recfx.exporter.whole_model import exported_root
 from recfx.kernels.index import hash_index
 
-_PIECE = 2**16
-"""How many words are hashed at once: as many as a core's cache holds as int64."""
-
 _MOST_VERSIONS = 4
 _STORED = {form.name: dtype for dtype, form in FORMATS.items()}
 
@@ -69,7 +66,7 @@ class Remembered:
         self._indexes: dict[tuple[str, str], tuple[Tensor, Tensor]] = {}  # ids and states of rows
         for path, collection in served.items():
             for name, source in collection.tables.items():
-                self._rows[path, name] = row_hashes(source.weight)
+                self._rows[path, name] = source.row_hashes
                 if (index := source.hash_index) is not None:
                     self._indexes[path, name] = index.row_ids.clone(), index.row_state.clone()
 
@@ -81,7 +78,7 @@ class Remembered:
         """As ``OfFiles.changed``."""
         source = part.source
         if part.kind == "rows":
-            which = torch.nonzero(row_hashes(source.weight) != self._rows[collection, part.name]).view(-1)
+            which = torch.nonzero(source.row_hashes != self._rows[collection, part.name]).view(-1)
             assert part.stored is not None
             now = part.stored(source.weight.detach()[which])
             return Changed(which, bytes_of(now).view(len(which), part.unit), None)
@@ -107,24 +104,6 @@ def compared(part: Part, pieces: Iterator[Tensor], old: Tensor) -> Changed:
         first += len(units)
     which = torch.cat(found)
     return Changed(which, torch.cat(data), old[which])
-
-
-def row_hashes(rows: Tensor) -> Tensor:
-    """A hash of the bits of each row ``[n, dim]``, int64 ``[n]``: two multilinear hashes modulo 2**64, of which the
-    upper halves are used (Lemire and Kaser, "Strongly universal string hashing is fast", 2014).
-    """
-    row_bytes = rows.size(1) * rows.element_size()
-    word = next(dtype for dtype in (torch.int32, torch.int16, torch.uint8) if row_bytes % dtype.itemsize == 0)
-    words = row_bytes // word.itemsize
-    generator = torch.Generator().manual_seed(20_261_129)
-    one, other = torch.randint(-(2**63), 2**63 - 1, (2, words), generator=generator)
-    hashes = torch.empty(rows.size(0), dtype=torch.int64)
-    at = max(1, _PIECE // words)
-    for piece, result in zip(rows.detach().cpu().contiguous().split(at), hashes.split(at), strict=True):
-        values = piece.view(word).long()
-        upper = torch.mv(values, one).bitwise_right_shift_(32).bitwise_and_(2**32 - 1)
-        result.copy_(torch.mv(values, other).bitwise_and_(-(2**32)).bitwise_or_(upper))
-    return hashes
 
 
 _REMEMBERED: WeakKeyDictionary[nn.Module, OrderedDict[str, Remembered]] = WeakKeyDictionary()
@@ -172,14 +151,14 @@ def remembered(root: nn.Module, manifest: Mapping[str, Any]) -> Remembered | Non
     return None if versions is None else versions.get(manifest.get("version", ""))
 
 
-def remember(root: nn.Module, whole: nn.Module, manifest: Mapping[str, Any]) -> None:
-    """Remember that a version of a model holds what its ``whole`` form on the host holds now, and forget the oldest
-    version. Nothing of a program that deltas cannot follow.
+def remember(
+    root: nn.Module, whole: nn.Module, manifest: Mapping[str, Any], served: Mapping[str, ServedCollection]
+) -> None:
+    """Remember that a version of a model holds what its ``whole`` form on the host holds now, with its collections as
+    ``served``, and forget the oldest version.
     """
-    if (manifest.get("state") or {}).get("unfollowed", [""]):
-        return
     versions = _REMEMBERED[root]
-    versions[manifest["version"]] = Remembered(whole, manifest, served_again(whole, manifest))
+    versions[manifest["version"]] = Remembered(whole, manifest, served)
     if len(versions) > _MOST_VERSIONS:
         versions.popitem(last=False)
 
