@@ -12,6 +12,7 @@
     monitor          watch how full tables are while they train
     save_checkpoint  save a training run, and load_checkpoint to restore it
     export           write a model for a server without Python, and load to read it
+    export_delta     write what has changed since; track_changes makes that fast, and merge_deltas makes a base of it
     add_operator     declare an operator that passes of your own add to graphs
     passes           the passes that convert runs, in order
 

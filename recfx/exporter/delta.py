@@ -32,7 +32,14 @@ from recfx.exporter.tracked import (
     remembered,
     served_again,
 )
-from recfx.exporter.whole_model import ONE_AT_A_TIME, as_sent, exported_root, gathered_tables, whole_model
+from recfx.exporter.whole_model import (
+    ONE_AT_A_TIME,
+    as_sent,
+    exported_root,
+    gathered_tables,
+    group_of_root,
+    whole_model,
+)
 from recfx.kernels.build.private_files import new_file
 from recfx.models.sample import Sample
 
@@ -51,8 +58,8 @@ def export_delta(model: nn.Module, path: str | os.PathLike[str], base: str | os.
         >>> report = recfx.export(model, "model.pt", sample)
         >>> _ = model(batch)  # and an optimizer's step
         >>> report = recfx.export_delta(model, "model.1.delta", base="model.pt")
-        >>> loaded = recfx.load("model.pt")
-        >>> loaded.apply("model.1.delta")
+        >>> recfx.load("model.pt").apply("model.1.delta").manifest["number"]
+        1
 
     Args:
         model: the model that was exported to ``base``, or one that was built as it was and has loaded its state. If its
@@ -72,7 +79,8 @@ def export_delta(model: nn.Module, path: str | os.PathLike[str], base: str | os.
             ``other_rank_failed``, ``model_is_sharded``, ``several_process_groups``, ``no_process_group``.
     """
     begin = time.perf_counter()
-    root, group = exported_root(model, "export_delta")
+    root = exported_root(model)
+    group = group_of_root(root, "export_delta")
 
     def check() -> list[str]:
         if group is None or group.rank() == 0:

@@ -39,7 +39,14 @@ from recfx.exporter.serving.targets import FOR_DEVICES, NATIVE, ServingTarget, t
 from recfx.exporter.state import Unchanged
 from recfx.exporter.traced_program import traced_programs
 from recfx.exporter.tracked import is_tracked, remember, served_again
-from recfx.exporter.whole_model import ONE_AT_A_TIME, as_sent, exported_root, gathered_tables, whole_model
+from recfx.exporter.whole_model import (
+    ONE_AT_A_TIME,
+    as_sent,
+    exported_root,
+    gathered_tables,
+    group_of_root,
+    whole_model,
+)
 from recfx.kernels.build import library
 from recfx.kernels.build.private_files import new_file
 from recfx.models.sample import Sample
@@ -111,7 +118,8 @@ def export(
         CheckpointError: as ``load_checkpoint``; also ``model_on_meta``: a tensor is on meta that was not saved.
         ConversionError: the model is not converted, and cannot be; ``fully_sharded``.
     """
-    root, group = exported_root(model, "export")
+    root = exported_root(model)
+    group = group_of_root(root, "export")
     call, place = Sample.of(sample), device_of(root).type
 
     def check() -> list[str]:

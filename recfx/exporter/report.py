@@ -120,6 +120,12 @@ class TableChanges:
 class DeltaReport(Shown):
     """What ``recfx.export_delta`` returns. ``str()`` is a table of the tables that have changed; notebooks show one.
 
+    Example:
+        >>> model = recfx.convert(Model())
+        >>> report = recfx.export(model, "model.pt", sample)
+        >>> recfx.export_delta(model, "model.1.delta", base="model.pt").number
+        1
+
     Args:
         path: the file.
         version: the version that it makes, 32 hexadecimal digits.
@@ -144,7 +150,13 @@ class DeltaReport(Shown):
         return f"DeltaReport({self.path.name!r}, {size(self.bytes)}, {plural(len(self.tables), 'table')})"
 
     def as_grid(self) -> Grid:
-        """The tables that have changed; ``str()`` and notebooks show it."""
+        """The tables that have changed; ``str()`` and notebooks show it.
+
+        Example:
+            >>> report = recfx.export(model := recfx.convert(Model()), "model.pt", sample)
+            >>> recfx.export_delta(model, "model.1.delta", base="model.pt").as_grid().above
+            ('0 other tensors changed',)
+        """
         title = f"{self.path}: delta {self.number}, {size(self.bytes)}, {self.seconds:.3g} s"
         above = (f"{plural(len(self.tensors), 'other tensor')} changed",)
         changed = [table for table in self.tables if table.bytes]

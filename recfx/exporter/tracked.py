@@ -130,7 +130,7 @@ def track_changes(model: nn.Module) -> None:
     Raises:
         ExportError: ``not_converted``: it has no converted collection; as ``export`` for what it cannot export.
     """
-    root, _ = exported_root(model, "track_changes")
+    root = exported_root(model)
     if not converted_collections(root):
         raise ExportError(
             "the model has no converted collection.",

@@ -22,8 +22,8 @@ ONE_AT_A_TIME = threading.RLock()
 """An export patches classes of torch and TorchRec."""
 
 
-def exported_root(model: nn.Module, name: str) -> tuple[nn.Module, dist.ProcessGroup | None]:
-    """The module that is exported by a call of the function ``name``, and the process group of its collections."""
+def exported_root(model: nn.Module) -> nn.Module:
+    """The module that is exported, inside its wrappers."""
     refuse_graph(model, ExportError)
     root = model.python_model if isinstance(model, WholeGraph) else unwrap(model)
     refuse_fully_sharded(
@@ -31,7 +31,12 @@ def exported_root(model: nn.Module, name: str) -> tuple[nn.Module, dist.ProcessG
         "load the weights, with torch.distributed.checkpoint, into a model on which it was not called, and export that "
         "one; or call recfx.export first and fully_shard afterwards.",
     )
-    return root, group_of_model(
+    return root
+
+
+def group_of_root(root: nn.Module, name: str) -> dist.ProcessGroup | None:
+    """The process group of its collections, once all ranks call the function ``name``. Collective."""
+    return group_of_model(
         root,
         ExportError,
         call=name,

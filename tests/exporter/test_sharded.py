@@ -17,7 +17,7 @@ from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 import recfx
 from recfx.collections.sharding.shard import shard_collection
-from recfx.exporter import served_collection
+from recfx.exporter import served_collection, tracked
 from recfx.exporter.report import ExportReport
 from recfx.runtime.dist_groups import wires_of
 from tests.exporter.hashed_models import assert_same_file
@@ -174,6 +174,32 @@ def test_replicas_of_parts_of_the_model(tmp_path: Path) -> None:
     ranks(2).run(replicas_inside, case, trained_alone(case).state_dict(), tmp_path / "sharded.pt")
     recfx.export(trained_alone(case), tmp_path / "whole.pt", sample_of(case))
     assert_same_answers(tmp_path, sample_of(case))
+
+
+def with_deltas(rank: int, world_size: int, case: Case, before: State, folder: Path) -> list[tuple[int, int]]:
+    """A base, two deltas after steps of all ranks, and a whole file; the second base is read from the files."""
+    model, sample = sharded(case, before, world_size), sample_of(case)
+    recfx.track_changes(model)
+    recfx.export(model, folder / "base", sample)
+    reports = []
+    for number, last in enumerate(["base", "1"], 1):
+        train(model, case, rank, world_size, 2 * number, 2 * number + 2)
+        reports.append(recfx.export_delta(model, folder / f"{number}", base=folder / last))
+        if number == 1:
+            tracked._REMEMBERED.clear()
+    recfx.export(model, folder / "whole.pt", sample)
+    return [(report.number, sum(table.rows for table in report.tables)) for report in reports]
+
+
+@pytest.mark.parametrize(("kind", "hashing", "world_size"), [("pooled", LRU, 2), ("sequence", ADMIT, 2)])
+def test_deltas_are_those_of_the_whole_model(kind: str, hashing: Any, world_size: int, tmp_path: Path) -> None:
+    case = in_kinds(case_of("mixed", hashing, world_size=world_size))[kind]
+    of_ranks = ranks(world_size).run(with_deltas, case, trained_alone(case).state_dict(), tmp_path)
+    assert all(report == of_ranks[0] for report in of_ranks)
+    assert all(rows > 0 for _, rows in of_ranks[0])
+    recfx.merge_deltas(tmp_path / "base", [tmp_path / "1", tmp_path / "2"], tmp_path / "sharded.pt")
+    assert_same_file(tmp_path / "sharded.pt", tmp_path / "whole.pt")
+    assert_same_answers(tmp_path, sample_of(case, 1))
 
 
 # Errors

@@ -74,7 +74,10 @@ def tell_counts(group: dist.ProcessGroup, first: int, second: int, mark: int, na
     return list(zip(firsts, seconds, strict=True))
 
 
-_CALLS = {name: marks.identity(name, [], []) for name in ("save_checkpoint", "load_checkpoint", "export", "unconvert")}
+_CALLS = {
+    name: marks.identity(name, [], [])
+    for name in ("save_checkpoint", "load_checkpoint", "export", "export_delta", "unconvert")
+}
 
 
 def begin_on_all_ranks(sharded: Sequence[Any], call: str) -> None:
