@@ -13,6 +13,7 @@ from recfx.kernels.lookup.quantized_rows import dequantize_rows, quantize_rows
 from recfx.passes import passes
 from tests.exporter import cpp_server
 from tests.exporter.hashed_models import FORMATS, HASHING, IDS, SequenceModel, SequenceOutput, by_name, call, trained
+from tests.support import jagged
 
 Answer = tuple[dict[str, JaggedTensor], dict[str, JaggedTensor]]
 
@@ -30,15 +31,8 @@ def batch(batch_size: int, **options: Any) -> KeyedJaggedTensor:
 
 
 def assert_same(answer: Answer, expected: Answer) -> None:
-    """Bit for bit: keys in their order, rows, lengths, and ids."""
-    for by_key, expected_by_key in zip(answer, expected, strict=True):
-        assert list(by_key) == list(expected_by_key)
-        for key, jagged in expected_by_key.items():
-            torch.testing.assert_close(by_key[key].values(), jagged.values(), rtol=0, atol=0)
-            torch.testing.assert_close(by_key[key].lengths(), jagged.lengths(), rtol=0, atol=0)
-            assert (by_key[key].weights_or_none() is None) == (jagged.weights_or_none() is None)
-            if jagged.weights_or_none() is not None:
-                torch.testing.assert_close(by_key[key].weights(), jagged.weights(), rtol=0, atol=0)
+    for mine, other in zip(answer, expected, strict=True):
+        jagged.assert_same(mine, other)
 
 
 @IN_EVERY_FORMAT

@@ -48,12 +48,6 @@ def state_of(index: HashIndex) -> dict[str, torch.Tensor]:
     return {key: value.clone() for key, value in index.state_dict().items()}
 
 
-def assert_same_state(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> None:
-    assert left.keys() == right.keys()
-    for key, tensor in left.items():
-        assert torch.equal(tensor, right[key]), key
-
-
 def change(key: str, value: Any) -> Callable[[State], None]:
     """Put ``value``, or what it returns for the one that is there, in the place of a tensor of a state."""
 

@@ -13,7 +13,7 @@ from recfx.hashing import HashConfig, HashIndex, ResolvedHashConfig
 from recfx.hashing.row_move import fit_rows
 from recfx.hashing.slices import SLICE_COUNTS, SliceCounts, folded, join_states, row_cuts, slice_state
 from recfx.kernels.index import hash_index
-from tests.hashing.strategies import CROWD, IDS, assert_refused, assert_same_state, configurations, state_of
+from tests.hashing.strategies import CROWD, IDS, assert_refused, configurations, state_of
 from tests.support.refusals import refused
 
 State = dict[str, torch.Tensor]
@@ -80,7 +80,7 @@ def insert(index: HashIndex, ids: torch.Tensor, in_flight: int) -> tuple[torch.T
 
 
 def assert_one_table(slices: Slices, whole: HashIndex) -> None:
-    assert_same_state(slices.state(), state_of(whole))
+    torch.testing.assert_close(slices.state(), state_of(whole), rtol=0, atol=0)
     ids, rows = whole.items()
     pieces = [index.items() for index in slices.indexes]
     assert torch.equal(torch.cat([ids for ids, _ in pieces]), ids)
@@ -188,7 +188,7 @@ def test_a_slice_of_dense_rows_only() -> None:
     assert index.erase(torch.tensor([3])).tolist() == [-1]
     loaded = HashIndex(30, config=index.config, row_begin=3, row_end=10)
     loaded.load_state_dict(state_of(index))
-    assert_same_state(state_of(loaded), state_of(index))
+    torch.testing.assert_close(state_of(loaded), state_of(index), rtol=0, atol=0)
 
 
 def test_a_full_bucket_has_the_tables_number() -> None:
@@ -207,7 +207,7 @@ def test_moving_and_copying_keep_the_slice() -> None:
     assert meta.row_ids.shape == (15,)
     meta.to_empty(device="cpu")
     meta.load_state_dict(state_of(index))
-    assert_same_state(state_of(meta), state_of(index))
+    torch.testing.assert_close(state_of(meta), state_of(index), rtol=0, atol=0)
     index.mark_used()
     assert index.row_state.tolist() == [0] * 5 + [1] * 3 + [2] * 7
     index.reset()

@@ -3,6 +3,7 @@
 import importlib
 import inspect
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -149,10 +150,8 @@ def test_the_script_shards_what_was_converted() -> None:
 def test_every_other_way_keeps_the_indexes(rank: int, world_size: int, case: Case) -> None:
     kind = "ShardedHashEmbeddingBagCollection" if case.is_pooled else "ShardedHashEmbeddingCollection"
     env, sharder = ShardingEnv.from_process_group(dist.group.WORLD), STOCK[case.is_pooled]
-    model, _shard_modules = (
-        converted(case=case, hashing=RAW),
-        importlib.import_module("torchrec.distributed.shard")._shard_modules,
-    )
+    _shard_modules = importlib.import_module("torchrec.distributed.shard")._shard_modules
+    model = converted(RAW, case=case)
     plan = construct_module_sharding_plan(model.sparse, dict.fromkeys("ab", column_wise(ranks=[0, 1])))
     whole = ShardingPlan({"sparse": plan})
     shards = [
@@ -164,10 +163,11 @@ def test_every_other_way_keeps_the_indexes(rank: int, world_size: int, case: Cas
     assert [type(shard).__name__ for shard in shards if all(table.has_index for table in shard.tables)] == [kind] * 4
 
 
-def refusals(rank: int, world_size: int, case: Case) -> list[tuple[str, str]]:
-    """Lists and plans leave a converted collection out whose ranks would train apart."""
-    model, refused = converted(case=case), []
-    raw, dense = converted(RAW, fused=False, case=case), converted(fused=False, case=case)
+@pytest.mark.parametrize("case", [CASE, SEQUENCE], ids=["pooled", "sequence"])
+@on_ranks(2)
+def test_what_would_train_apart_is_refused(rank: int, world_size: int, case: Case) -> None:
+    """Lists and plans leave a converted collection out."""
+    model, raw = converted(case=case), converted(RAW, fused=False, case=case)
     stock = [STOCK[not case.is_pooled]()]
     plan = EmbeddingShardingPlanner(topology=Topology(world_size, "cpu")).collective_plan(model)
     for model_of_case, keywords in (
@@ -175,19 +175,12 @@ def refusals(rank: int, world_size: int, case: Case) -> list[tuple[str, str]]:
         (model, {"plan": ShardingPlan({})}),
         (model, {"plan": plan, "sharders": stock}),
         (raw, {"sharders": stock}),
-        (dense, {"plan": plan, "sharders": stock}),
+        (converted(fused=False, case=case), {"plan": plan, "sharders": stock}),
     ):
         before = {name: type(module) for name, module in model_of_case.named_modules()}
-        with pytest.raises(recfx.ConversionError, match=r"sharders=recfx\.sharders\(\)") as caught:
+        with refused("collection_left_out", "sparse", match=r"sharders=recfx\.sharders\(\)"):
             DistributedModelParallel(model_of_case, device=CPU, **keywords)
-        refused.append((caught.value.reason, caught.value.module_path))
         assert {name: type(module) for name, module in model_of_case.named_modules()} == before
-    return refused
-
-
-@pytest.mark.parametrize("case", [CASE, SEQUENCE], ids=["pooled", "sequence"])
-def test_what_would_train_apart_is_refused(case: Case) -> None:
-    assert ranks(2).run(refusals, case) == [[("collection_left_out", "sparse")] * 5] * 2
 
 
 def left_to_ddp(rank: int, world_size: int, case: Case) -> dict[str, torch.Tensor]:
@@ -230,22 +223,19 @@ def test_a_fused_optimizer_inside_ddp_is_refused_in_training(rank: int, world_si
     assert (caught.value.reason, caught.value.module_path) == ("unsharded_fused_optimizer", "sparse")
 
 
-def feature_processed(rank: int, world_size: int, trained: bool) -> str:
-    standard, _ = build(Case((Table("a", 11, 8, ("f0",)),), is_weighted=True))
-    processors = PositionWeightedModuleCollection(max_feature_lengths={"f0": 9}).requires_grad_(trained)
-    model = recfx.convert(nn.ModuleDict({"fp": FeatureProcessedEmbeddingBagCollection(standard, processors)}))
-    model["over"] = nn.Linear(1, 1)
-    parallel = DistributedModelParallel(model, device=CPU)
-    try:
-        parallel.module["fp"](KeyedJaggedTensor(["f0"], torch.arange(3), lengths=torch.tensor([1, 2]))).wait()
-    except recfx.InputError as error:
-        return error.reason
-    return type(parallel.module["fp"]._embedding_bag_collection).__name__
-
-
-def test_a_collection_behind_feature_processors() -> None:
-    assert ranks(2).run(feature_processed, False) == ["ShardedHashEmbeddingBagCollection"] * 2
-    assert ranks(2).run(feature_processed, True) == ["weights_require_grad"] * 2
+@on_ranks(2)
+def test_a_collection_behind_feature_processors(rank: int, world_size: int) -> None:
+    batch = KeyedJaggedTensor(["f0"], torch.arange(3), lengths=torch.tensor([1, 2]))
+    for trained in (False, True):
+        standard, _ = build(Case((Table("a", 11, 8, ("f0",)),), is_weighted=True))
+        processors = PositionWeightedModuleCollection(max_feature_lengths={"f0": 9}).requires_grad_(trained)
+        model = nn.ModuleDict({"fp": FeatureProcessedEmbeddingBagCollection(standard, processors)})
+        model = recfx.convert(model)
+        model["over"] = nn.Linear(1, 1)
+        parallel = DistributedModelParallel(model, device=CPU).module["fp"]
+        assert isinstance(parallel._embedding_bag_collection, ShardedHashEmbeddingBagCollection)
+        with refused("weights_require_grad", error=recfx.InputError) if trained else nullcontext():
+            parallel(batch).wait()
 
 
 def test_torchrecs_sharded_class_does_not_take_a_converted_collection() -> None:

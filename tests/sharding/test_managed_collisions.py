@@ -96,7 +96,7 @@ def trained(model: Any, features: list[Any], parts: int) -> tuple[list[list[Tens
     return outputs, rows_of_ids
 
 
-def on_ranks(rank: int, world_size: int, is_pooled: bool, module: str, plan: str) -> Any:
+def trained_sharded(rank: int, world_size: int, is_pooled: bool, module: str, plan: str) -> Any:
     model = converted(is_pooled, module)
     rows = model.mc.weight("a").shape[0]
     tables = tuple(
@@ -113,7 +113,7 @@ def test_training_goes_on_as_unsharded(is_pooled: bool, module: str, plan: str) 
     world_size = 2
     whole = [concatenate(of_ranks) for of_ranks in batches(world_size)]
     outputs, rows_of_ids = trained(converted(is_pooled, module), whole, world_size)
-    answers = ranks(world_size).run(on_ranks, is_pooled, module, plan)
+    answers = ranks(world_size).run(trained_sharded, is_pooled, module, plan)
     for step in range(STEPS):
         for key, expected in enumerate(outputs[step]):
             parts = [of_rank[step][key] for of_rank, _ in answers]

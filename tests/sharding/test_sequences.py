@@ -15,6 +15,7 @@ from tests.sharding.pipelined import CPU, PIPELINES
 from tests.sharding.ranks import on_ranks, ranks
 from tests.sharding.stateful import gather
 from tests.sharding.typical_cases import MIXED
+from tests.support.jagged import assert_same
 from tests.support.pairwise import pairwise
 
 CASE = as_sequence(Case(MIXED))
@@ -28,17 +29,6 @@ def made(world_size: int, dedup: Any = "auto") -> tuple[EmbeddingCollection, Any
     return standard, shard_converted(CASE, converted, world_size)
 
 
-def assert_same_output(actual: Any, standard: EmbeddingCollection, features: KeyedJaggedTensor) -> None:
-    assert isinstance(actual, LazyAwaitable)
-    expected = standard(features)
-    assert list(actual.keys()) == list(expected)
-    for key, jagged in expected.items():
-        for part in ("values", "lengths", "weights"):
-            actual_part, expected_part = getattr(actual[key], part)(), getattr(jagged, part)()
-            assert actual_part.dtype == expected_part.dtype, (key, part)
-            assert torch.equal(actual_part, expected_part), (key, part)
-
-
 def returned(rank: int, world_size: int, sizes: tuple[int, ...], has_ids: bool, dedup: Any) -> None:
     standard, sharded = made(world_size, dedup)
     features = batches(replace(CASE, sizes=sizes), world_size, 1)[0][rank]
@@ -47,7 +37,7 @@ def returned(rank: int, world_size: int, sizes: tuple[int, ...], has_ids: bool, 
             features.keys(), features.values()[:0], lengths=torch.zeros_like(features.lengths())
         )
     if features.stride():
-        assert_same_output(sharded(features), standard, features)
+        assert_same(sharded(features), standard(features))
         return
     for jagged in sharded(features).values():  # the standard collection raises an IndexError
         assert jagged.values().shape == (0, CASE.tables[0].dim)
@@ -103,4 +93,6 @@ def test_pipelines_return_what_belongs_to_each_batch(rank: int, world_size: int,
     mine = [batches(replace(CASE, sizes=(size, 2), seed=size), world_size, 1)[0][rank] for size in (3, 1, 5, 2)]
     source = iter(mine)
     for features in mine:
-        assert_same_output(driver.progress(source), standard, features)
+        answer: Any = driver.progress(source)
+        assert isinstance(answer, LazyAwaitable)
+        assert_same(answer, standard(features))
