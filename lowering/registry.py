@@ -57,7 +57,8 @@ class LookupBatch:
     offsets: torch.Tensor  # ``[F * B + 1]`` where bags begin in ``values``
     per_sample_weights: torch.Tensor | None  # ``[n]``
     batch_size: int  # ``B``
-    lengths: tuple[int, ...] = ()  # how many ids each feature has, if rows are not combined; else empty
+    # how many ids each feature has; empty if the host does not know, which it does if rows are not combined
+    lengths: tuple[int, ...] = ()
 
 
 class IdsToRows(Protocol):
@@ -107,7 +108,7 @@ def facts_of_weights(weights: Sequence[torch.Tensor]) -> list[WeightFacts]:
 class Backend:
     """One target."""
 
-    name: str  # what the user writes in ``backend=``
+    name: str  # what the user writes in ``backend=``, where the form of a target's kernels may be left out
     # Where it is implemented, with ``build(spec) -> LookupKernel``. Unless it serves all that the fields below allow,
     # it has ``serves(lookup, chip) -> Diagnostic | None``, which sees data alone; unless it runs wherever recfx does,
     # ``is_here(device) -> Diagnostic | None``; if kernels have several forms, ``form(device_type) -> str``, which
@@ -118,6 +119,8 @@ class Backend:
     serves_on: tuple[str, ...] = ()  # whose tables it can serve, all of a lookup on one device. Empty: any
     # Whether its pooled lookups take rows of -1, which add nothing and get no gradient. Other lookups always do.
     takes_absent: bool = False
+    # Whether its pooled lookups read no id that is in no bag, and the host need not know how many ids each key has.
+    takes_masked: bool = False
     finds_rows_on: tuple[str, ...] = ()  # where its kernel finds rows in indexes that are only read
     dtypes: tuple[torch.dtype, ...] = ()  # of the tables, whose rows are contiguous and not negated. Empty: any
 
@@ -150,9 +153,9 @@ class Backend:
         return f"{self.name}[{of_kernels}]" if of_kernels else self.name
 
     def is_called(self, backend: str, lookup: LookupFacts) -> bool:
-        """Whether ``backend`` is its name, or its label where the lookup's tables are."""
+        """Whether ``backend`` is its name, without the form or with it, or its label where the lookup's tables are."""
         labels = map(self.label, lookup.device_types if backend.startswith(f"{self.name}[") else ())
-        return backend == self.name or backend in labels
+        return backend in (self.name, self.name.partition("[")[0]) or backend in labels
 
     def build(self, spec: LookupSpec) -> LookupKernel:
         return self._target.build(spec)
@@ -200,25 +203,18 @@ BACKENDS: tuple[Backend, ...] = (
     Backend("cpu", "recfx.lowering.cpu", serves_on=("cpu",), takes_absent=True, dtypes=_FLOATS),
     Backend("fbgemm", "recfx.lowering.fbgemm", serves_on=("cpu",), dtypes=(torch.float32, torch.float16)),
     Backend(
-        "triton",
-        "recfx.lowering.triton.target",
-        ("cuda",),
-        serves_on=("cuda", "cpu"),
-        takes_absent=True,
-        finds_rows_on=("cuda", "cpu"),
-        dtypes=_FLOATS,
+        "triton", "recfx.lowering.triton.target", ("cuda",), serves_on=("cuda", "cpu"), takes_absent=True,
+        takes_masked=True, finds_rows_on=("cuda", "cpu"), dtypes=_FLOATS,
     ),
     Backend(
-        "npu",
-        "recfx.lowering.triton.target",
-        ("npu",),
-        serves_on=("npu",),
-        takes_absent=True,
-        finds_rows_on=("npu",),
-        dtypes=_FLOATS,
+        "npu", "recfx.lowering.triton.npu", ("npu",), serves_on=("npu",), takes_absent=True, takes_masked=True,
+        finds_rows_on=("npu",), dtypes=_FLOATS,
+    ),
+    Backend(
+        "npu[vendor]", "recfx.lowering.triton.vendor", ("npu",), serves_on=("npu",), takes_absent=True, dtypes=_FLOATS
     ),
     Backend("reference", "recfx.lowering.reference"),
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -230,7 +226,8 @@ class Choice:
     declined: tuple[Diagnostic, ...]  # the backends that come before it, and why they were not chosen
     facts: list[WeightFacts]  # of every weight at the time of the choice
     finding: FindingKernel | None = None  # what to call with raw ids; None if no kernel of the backend finds rows
-    takes_absent: bool = False  # see ``Backend``
+    takes_absent: bool = False  # see ``Backend``, as for the next one
+    takes_masked: bool = False
 
     def stale(self, weights: list[torch.Tensor]) -> bool:
         """Whether a weight has since moved to another device, or changed its dtype, shape or layout."""
@@ -243,7 +240,8 @@ def select_backend(spec: LookupSpec, backend: str, module_path: str) -> Choice:
     kernel = chosen.build(spec)
     finding = chosen.build_finding(kernel) if chosen.serves_finding(spec.facts) is None else None
     label = chosen.label(spec.weights[0].device.type)
-    return Choice(label, kernel, declined, facts_of_weights(spec.weights), finding, chosen.takes_absent)
+    takes = chosen.takes_absent, chosen.takes_masked
+    return Choice(label, kernel, declined, facts_of_weights(spec.weights), finding, *takes)
 
 
 def choose_backend(
@@ -288,7 +286,8 @@ def first_backend(
             refusal = decline(candidate)
             if refusal is None:
                 return candidate, tuple(declined)
-            declined.append(refusal)
+            is_said = any(candidate.is_called(one.by, lookup) and one.message == refusal.message for one in declined)
+            declined += [] if is_said else [refusal]  # forms of one target decline for the same reasons
     return None, tuple(declined)
 
 

@@ -1,8 +1,9 @@
-"""Targets ``triton`` and ``npu``: recfx's kernels in Triton, for CUDA, Triton's interpreter, and Ascend NPUs."""
+"""Target ``triton``: recfx's kernels in Triton, for CUDA and Triton's interpreter; and what ``npu`` shares with it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -85,26 +86,34 @@ def form(device_type: str) -> str:
 
 def build(spec: LookupSpec) -> LookupKernel:
     """The kernel of one lookup."""
+    return build_with(spec, look_up)
+
+
+def build_with(spec: LookupSpec, look_up: Callable[..., Outputs]) -> LookupKernel:
+    """The kernel of one lookup with another forward, whose arguments and outputs are those of ``look_up``."""
     backward = TritonBackward(spec)
-    trainable = TrainableLookup(backward)
+    trainable, tables = TrainableLookup(backward), backward.table_of_feature
 
     def lookup(weights: list[torch.Tensor], batch: LookupBatch) -> Outputs:
         rows, offsets = batch.values.to(torch.int64).contiguous(), batch.offsets.to(torch.int64).contiguous()
-        tables = [weight.detach() for weight in weights]
+        read = [weight.detach() for weight in weights]
 
         def forward(scale: torch.Tensor | None) -> LookedUp:
             scale = None if scale is None else scale.contiguous()
-            how = (backward.table_of_feature, backward.mean, scale, backward.unpooled)
-            output = pooled_lookup_triton(rows, offsets, tables, *how)
-            if not backward.unpooled:
-                return LookedUp((output,), rows)
-            # Detached, because autograd lets nobody change views of what a function returns.
-            return LookedUp(tuple(rows.detach() for rows in output.split(batch.lengths)), rows)
+            how = (backward.mean, scale, backward.unpooled)
+            return LookedUp(look_up(rows, offsets, batch.lengths, read, tables, *how), rows)
 
         return trainable(weights, offsets, batch.per_sample_weights, forward)
 
     lookup.trainable = trainable  # type: ignore[attr-defined]  # of a function
     return lookup
+
+
+def look_up(rows: torch.Tensor, offsets: torch.Tensor, lengths: Sequence[int], *how: Any) -> Outputs:
+    """The outputs of ``pooled_lookup_triton``; if rows are not combined, those of each feature, by its length."""
+    output = pooled_lookup_triton(rows, offsets, *how)
+    # Detached, because autograd lets nobody change views of what a function returns.
+    return tuple(part.detach() for part in output.split(lengths)) if how[-1] else (output,)
 
 
 class TritonBackward(Backward):

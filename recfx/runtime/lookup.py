@@ -310,9 +310,8 @@ class Lookup(NodeModule):
     def takes_masked(self) -> bool:
         """Whether it reads no id that is in no bag, and need not know how many ids each key has."""
         choice = self._choice
-        if choice is None or not choice.takes_absent or _inside_torch_func():  # kernels of others may read all ids
-            return False
-        return self.combine != NOT_COMBINED and self._positions is None
+        takes_masked = choice is not None and choice.takes_masked and not _inside_torch_func()
+        return takes_masked and self.combine != NOT_COMBINED and self._positions is None
 
     def pool_ids(self, features: KeyedJaggedTensor, ids_to_rows: IdsToRows) -> torch.Tensor | Outputs | None:
         """Do what ``forward`` does, from raw ids, with a kernel that finds their rows itself; for lookups that do not
@@ -374,6 +373,7 @@ class Lookup(NodeModule):
             offsets=features.offsets(),
             per_sample_weights=features.weights() if self.is_weighted else None,
             batch_size=features.stride(),
+            lengths=tuple(features.length_per_key_or_none() or ()),
         )
 
     def _pool_partly_trained(self, features: KeyedJaggedTensor) -> torch.Tensor:

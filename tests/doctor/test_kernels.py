@@ -11,7 +11,7 @@ from recfx.commandline.doctor import speed as speed_module
 from recfx.commandline.doctor.cases import LookupCase
 from recfx.commandline.doctor.checks import ON_A_DEVICE, Call, calls_of, check, check_all, mismatch
 from recfx.commandline.doctor.report import Answer, Report
-from recfx.commandline.doctor.speed import best_of, measure
+from recfx.commandline.doctor.speed import best_of, measure, right_numbers
 from recfx.kernels.build import library, tuned
 
 CPU = torch.device("cpu")
@@ -123,7 +123,7 @@ def test_another_number_has_to_be_worth_it(
         return by_number[tuned.number("", setting, CALL.kernel) or 0]
 
     monkeypatch.setattr(speed_module, "median_ms", time_of)
-    choice = best_of(CALL, setting, NPU, quick=False)
+    choice = best_of(CALL, setting, CALL.kernel, candidates, NPU, quick=False)
     assert (choice.milliseconds, choice.chosen) == (by_number, candidates[place])
     assert choice.kept_in == ""
 
@@ -131,16 +131,33 @@ def test_another_number_has_to_be_worth_it(
 def test_what_is_chosen_is_kept_if_it_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speed_module, "kernels_here", lambda device: [(True, device)])
     monkeypatch.setattr(speed_module, "calls_of", lambda case, in_triton: [CALL])
+    monkeypatch.setattr(speed_module, "lookups_of_kinds", lambda quick: [(KIND, Call(KIND, print, print, ()))])
     kept: dict[str, Any] = {}
     monkeypatch.setattr(speed_module, "median_ms", lambda call, device, quick: 2.0)
     monkeypatch.setattr(tuned, "keep", lambda name, choices: kept.update({name: choices}) or "tuned.json")
     report = measured(monkeypatch, NPU, quick=False)
     chosen = {"programs_per_core": {"recfx_pooled_lookup": 1}, "rows_in_flight": {"recfx_pooled_lookup": 32}}
-    assert kept == {"Ascend910B3": chosen}
-    assert [choice.kept_in for choice in report.choices] == ["tuned.json"] * 2
-    assert [choice.kept_in for choice in measured(monkeypatch, NPU, quick=True).choices] == [""] * 2
+    assert kept == {"Ascend910B3": {**chosen, "vendor_operators": {KIND: 1}}}
+    assert [choice.kept_in for choice in report.choices] == ["tuned.json"] * 3
+    assert [choice.kept_in for choice in measured(monkeypatch, NPU, quick=True).choices] == [""] * 3
     assert len(kept) == 1
     monkeypatch.setattr(tuned, "keep", mock.Mock(side_effect=PermissionError("read-only")))
     report = measured(monkeypatch, NPU, quick=False)
-    assert [choice.kept_in for choice in report.choices] == [""] * 2
+    assert [choice.kept_in for choice in report.choices] == [""] * 3
     assert "read-only" in str(report)
+
+
+KIND = "SUM float32 64"
+
+
+def vendor_or_not(number: str) -> torch.Tensor | None:
+    """Right in Triton alone."""
+    return torch.ones(1) if tuned.number("", tuned.VENDOR, KIND) else None
+
+
+def test_operators_of_the_vendor_that_are_wrong_are_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed_module, "median_ms", lambda call, device, quick: 1.0)
+    report, call = Report("npu"), Call(KIND, vendor_or_not, print, ("1",))
+    numbers = right_numbers(report, call, tuned.VENDOR, KIND, NPU)
+    assert best_of(call, tuned.VENDOR, KIND, numbers, NPU, quick=True).chosen == 0
+    assert [(answer.name, answer.wrong) for answer in report.answers] == [(f"vendor_operators 1 of {KIND}", 1)]

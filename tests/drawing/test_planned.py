@@ -185,13 +185,13 @@ def test_a_page_planned_for_npus_shows_their_nodes_and_kernels(tmp_path: Path) -
         ("input_dist_wait", "cpu", ""),
         ("hash_ids", "cpu", ""),
         ("to_device", "npu", ""),
-        ("lookup", "npu", "npu"),
+        ("lookup", "npu", "npu[vendor]"),
         ("output_dist_start", "npu", ""),
         ("output_dist_wait", "npu", ""),
         ("keyed_tensor", "npu", ""),
     ]
     (lookup,) = (node for node in last if node["kind"] == "lookup")
-    assert lookup["why"][0] == "npu: the first that can serve these tables"
+    assert lookup["why"][0] == "npu[vendor]: the first that can serve these tables"
     assert lookup["why"][1].startswith("not cpu: the tables are on npu")
     names = [step["name"] for step in one["steps"]]
     assert names == [pass_.name for pass_ in recfx.passes()]
@@ -202,9 +202,9 @@ def test_a_page_planned_for_npus_shows_their_nodes_and_kernels(tmp_path: Path) -
     [
         ({}, {"cpu"}),
         ({"topology": CPU_HOST}, {"cpu"}),
-        ({"topology": ASCEND_910B}, {"npu"}),
+        ({"topology": ASCEND_910B}, {"npu[vendor]"}),
         ({"topology": "h100"}, {"triton[gpu]"}),
-        ({"topology": npu_topology(2)}, {"npu"}),
+        ({"topology": npu_topology(2)}, {"npu[vendor]"}),
         ({"topology": make_topology(2, "cpu")}, {"cpu"}),
         ({"topology": make_topology(2, "cuda")}, {"triton[gpu]"}),
     ],

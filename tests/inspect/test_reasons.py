@@ -93,7 +93,7 @@ def test_a_table_is_shown_as_its_plan_has_it() -> None:
     report = explain(model, plan=ShardingPlan({"inner": plan}), topology=npu_topology(2), hashing=hashing)
     assert {reason.code for reason in report.reasons} == {"default_fused_optimizer", "weights_not_used"}
     (table,) = report.collections[0].tables
-    assert (table.optimizer, table.kernel) == ("fused sgd", "npu")
+    assert (table.optimizer, table.kernel) == ("fused sgd", "npu[vendor]")
 
 
 def test_optimizer_attached_after_conversion_is_taken_over() -> None:

@@ -1,6 +1,8 @@
 """What backends serve is data; whether they are here is another question; and a choice asks both."""
 
 from dataclasses import replace
+from itertools import product
+from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
@@ -11,7 +13,7 @@ from recfx.errors import Diagnostic
 from recfx.hashing import HashConfig
 from recfx.ir import TableSpec, format_graph
 from recfx.ir.context import LookupFacts, OptimizerFacts, TableFacts
-from recfx.kernels.build import launch, library, tiling
+from recfx.kernels.build import launch, library, tiling, tuned
 from recfx.lowering.registry import BACKENDS, LookupSpec, PlannedTargets
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.rules import RULES
@@ -67,19 +69,25 @@ def nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # By backend, in the order of BACKENDS: what it declines, if anything.
 SERVED = [
-    pytest.param(planned("cpu"), None, "- - - device -", id="cpu"),
-    pytest.param(planned("cuda"), None, "device device - device -", id="cuda"),
-    pytest.param(planned("npu"), None, "device device device - -", id="npu"),
-    pytest.param(planned("npu", 1024), "Ascend910B3", "device device device - -", id="chip"),
-    pytest.param(planned("npu"), "Ascend310P3", "device device device no_tiling_table -", id="other chip"),
-    pytest.param(planned("cpu", optimizer=OptimizerFacts("lamb")), None, "- - optimizer device -", id="lamb"),
-    pytest.param(planned("cpu", rows=2**40), None, "- - - device -", id="many rows"),
-    pytest.param(planned("cpu", combine="NONE"), None, "- unsupported_combine - device -", id="not combined"),
+    pytest.param(planned("cpu"), None, "- - - device device -", id="cpu"),
+    pytest.param(planned("cuda"), None, "device device - device device -", id="cuda"),
+    pytest.param(planned("npu"), None, "device device device not_measured - -", id="npu"),
+    pytest.param(planned("npu", 1024), "Ascend910B3", "device device device not_measured - -", id="chip"),
     pytest.param(
-        planned("cuda", 1032, dtype=torch.float16), None, "device device too_many_columns device -", id="1032"
+        planned("npu"), "Ascend310P3", "device device device no_tiling_table no_tiling_table -", id="other chip"
     ),
-    pytest.param(planned("cuda", dtype=torch.float64), None, "device device dtype device -", id="float64"),
-    pytest.param(planned("npu", is_contiguous=False), None, "device device device not_contiguous -", id="strided"),
+    pytest.param(planned("npu", combine="NONE"), None, "device device device not_measured - -", id="rows"),
+    pytest.param(planned("npu", rows=2**31), None, "device device device - too_many_rows -", id="npu, many rows"),
+    pytest.param(planned("cpu", optimizer=OptimizerFacts("lamb")), None, "- - optimizer device device -", id="lamb"),
+    pytest.param(planned("cpu", rows=2**40), None, "- - - device device -", id="many rows"),
+    pytest.param(planned("cpu", combine="NONE"), None, "- unsupported_combine - device device -", id="not combined"),
+    pytest.param(
+        planned("cuda", 1032, dtype=torch.float16), None, "device device too_many_columns device device -", id="1032"
+    ),
+    pytest.param(planned("cuda", dtype=torch.float64), None, "device device dtype device device -", id="float64"),
+    pytest.param(
+        planned("npu", is_contiguous=False), None, "device device device not_contiguous not_contiguous -", id="strided"
+    ),
 ]
 
 
@@ -92,7 +100,7 @@ def test_what_is_served_follows_from_data_alone(lookup: LookupFacts, chip: str |
 def test_what_has_to_fit_a_chip_is_asked_where_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiling, "chip_named", lambda name: replace(tiling.ASCEND_910B, ub_bytes=4096))
     assert code(NPU.serves(planned("npu", 1024), "small")) == "unified_buffer"
-    assert NPU.serves(planned("npu", 1024)) is None
+    assert code(NPU.serves(planned("npu", 1024))) == "not_measured"
 
 
 def code(refusal: Diagnostic | None) -> str:
@@ -101,11 +109,11 @@ def code(refusal: Diagnostic | None) -> str:
 
 # What each backend declined when one question was both, with the C++ library and without Triton.
 DECLINED = [
-    pytest.param(live(), "- - no_triton device -", id="float32"),
-    pytest.param(live(torch.float64), "dtype dtype dtype device -", id="float64"),
-    pytest.param(live(contiguous=False), "not_contiguous not_contiguous not_contiguous device -", id="strided"),
-    pytest.param(live(device="meta"), "device device device device -", id="meta"),
-    pytest.param(live(optimizer=("adam", {"lr": 0.1})), "- - no_triton device -", id="adam"),
+    pytest.param(live(), "- - no_triton device device -", id="float32"),
+    pytest.param(live(torch.float64), "dtype dtype dtype device device -", id="float64"),
+    pytest.param(live(contiguous=False), "not_contiguous not_contiguous not_contiguous device device -", id="strided"),
+    pytest.param(live(device="meta"), "device device device device device -", id="meta"),
+    pytest.param(live(optimizer=("adam", {"lr": 0.1})), "- - no_triton device device -", id="adam"),
 ]
 
 
@@ -128,7 +136,9 @@ def test_both_answers_together_are_what_a_backend_declines(
         (planned("cpu"), "auto", None, "cpu", []),
         (planned("cuda"), "auto", None, "triton[gpu]", [("cpu", "device"), ("fbgemm", "device")]),
         (planned("cuda", dtype=torch.float64), "triton", None, "", [("triton", "dtype")]),
-        (planned("npu"), "auto", "Ascend910B1", "npu", [("cpu", "device"), ("fbgemm", "device")]),
+        (planned("npu", rows=2**31), "auto", "Ascend910B1", "npu", [("cpu", "device"), ("fbgemm", "device")]),
+        (planned("npu"), "npu", "Ascend910B1", "npu[vendor]", [("npu", "not_measured")]),
+        (planned("npu"), "npu[vendor]", None, "npu[vendor]", []),
         (planned("npu"), "npu", "Ascend950DT", "", [("npu", "no_tiling_table")]),
         (planned("cpu"), "triton", None, "triton", []),
         (planned("cuda"), "triton[gpu]", None, "triton[gpu]", []),
@@ -143,6 +153,23 @@ def test_a_choice_is_planned_for_machines_that_are_not_there(
     assert choice.backend == chosen
     assert [(decline.by, decline.code) for decline in choice.declined] == declined
     assert code(choice.finding_declined) == ("-" if chosen == "cpu" else "no_finding_kernel")
+
+
+def test_what_was_measured_on_a_chip_chooses_the_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RECFX_BUILD_DIR", str(tmp_path / "cache"))
+    tuned.keep("Ascend910B1", {tuned.VENDOR: {"SUM float32 16": 0, "MEAN float32 16": 1}})
+    served = {
+        (combine, chip): PlannedTargets("npu", chip).serve(planned("npu", combine=combine), "")
+        for combine, chip in product(("SUM", "MEAN", "NONE"), ("Ascend910B1", "Ascend910B3"))
+    }
+    tuned._kept.cache_clear()
+    unmeasured = ("npu[vendor]", ["not_measured"])
+    assert {key: (one.backend, list(map(code, one.declined))) for key, one in served.items()} == {
+        ("SUM", "Ascend910B1"): ("npu", []),
+        ("MEAN", "Ascend910B1"): ("npu[vendor]", ["slower"]),
+        ("NONE", "Ascend910B1"): unmeasured,
+        **{(combine, "Ascend910B3"): unmeasured for combine in ("SUM", "MEAN", "NONE")},
+    }
 
 
 def test_a_lookup_of_means_does_not_find_rows_itself() -> None:

@@ -90,7 +90,7 @@ def test_the_nodes_of_a_plan_are_those_of_its_device() -> None:
         "npu": (
             ["select_features", "to_host", *sent, "hash_ids", "to_device", "lookup", "output_dist_start"],
             [*sent, "hash_ids"],
-            ["npu"],
+            ["npu[vendor]"],
         ),
     }
 

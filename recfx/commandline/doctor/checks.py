@@ -16,7 +16,8 @@ from tqdm import tqdm
 
 from recfx.commandline.doctor.cases import GROUP, STEPS, LookupCase, cases, index_read, step_
 from recfx.commandline.doctor.report import Answer
-from recfx.kernels.build import launch, library
+from recfx.ir.node_kinds import NOT_COMBINED
+from recfx.kernels.build import launch, library, tuned
 from recfx.kernels.index.find_rows import ReadIndexes, find_rows_reference, find_rows_triton
 from recfx.kernels.lookup.bag_offsets import bag_offsets_triton, kernel_reference
 from recfx.kernels.lookup.per_sample_weights import (
@@ -36,6 +37,7 @@ from recfx.kernels.step.row_initialization import (
     init_rows_triton_,
     initialization_key,
 )
+from recfx.lowering.triton import target, vendor
 from recfx.optim.fused_step_op import fused_step_triton_, rules_in_triton, triton_module
 from recfx.optim.rules import RULES
 
@@ -169,6 +171,29 @@ def _lookups(case: LookupCase, in_triton: bool) -> Iterator[Call]:
         arguments = (*batch, codes, case.dims, bits, features, False, case.scales)
         of_codes = (quantized_lookup_triton, quantized_lookup_reference, arguments)
         yield Call(f"quantized_lookup_triton: {bits} bits", *of_codes, bytes=case.bytes_of_lookup(bits))
+
+
+def lookups_of_kinds(quick: bool) -> Iterator[tuple[str, Call]]:
+    """By kind, a lookup that either form of target ``npu`` does, as the setting ``VENDOR`` says for its kind."""
+    for kind, (combine, dtype, dim) in tuned.KINDS_OF_LOOKUPS.items():
+        if quick and dim != 64:
+            continue
+        # The tables are larger than the cache of the chip.
+        case = LookupCase([dim] * 7, 16 if quick else 2048, dtype, rows=2 ** (12 if quick else 23) // dim, longest=20)
+        bags, unpooled = (case.borders, True) if combine == NOT_COMBINED else (case.offsets, False)
+        batch, how = (case.rows.clamp(min=0), bags), (case.table_of_feature, combine == "MEAN", None, unpooled)
+        arguments = (*batch, case.borders.diff().tolist(), case.weights, *how)
+        yield kind, Call(kind, partial(_look_up, kind), _look_up_reference, arguments)
+
+
+def _look_up(kind: str, *arguments: Any) -> tuple[Tensor, ...]:
+    form = vendor if tuned.number("", tuned.VENDOR, kind) else target
+    return form.look_up(*arguments)
+
+
+def _look_up_reference(rows: Tensor, offsets: Tensor, lengths: list[int], *how: Any) -> tuple[Tensor, ...]:
+    output = pooled_lookup(rows, offsets, *how)
+    return output.split(lengths) if how[-1] else (output,)
 
 
 def _batches(case: LookupCase, in_triton: bool) -> Iterator[Call]:

@@ -7,16 +7,16 @@ import gc
 import statistics
 import time
 import timeit
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain, product
+from itertools import chain
 
 import torch
 from tqdm import tqdm
 
 from recfx.commandline.doctor.cases import LookupCase
-from recfx.commandline.doctor.checks import Call, attempt, calls_of, kernels_here, moved
+from recfx.commandline.doctor.checks import Call, attempt, calls_of, kernels_here, lookups_of_kinds, moved
 from recfx.commandline.doctor.report import Answer, Choice, Report, Speed
 from recfx.kernels.build import launch, tiling, tuned
 
@@ -24,9 +24,11 @@ CANDIDATES: Mapping[str, Mapping[str, tuple[int, ...]]] = {
     tuned.WARPS: {"npu": (), "cuda": (1, 2, 4)},
     tuned.PROGRAMS_PER_CORE: {"npu": (1, 2, 4), "cuda": (64, 16, 32, 128)},
     tuned.ROWS_IN_FLIGHT: {"npu": (32, 16, 8), "cuda": ()},
+    tuned.VENDOR: {"npu": (1, 0), "cuda": ()},
 }
-"""Warps of a program, programs of a kernel that share a core, and rows for which a lookup asks at a time; the default
-first. An NPU has no warps, and the forms of lookups for GPUs have no rows in flight.
+"""Warps of a program, programs of a kernel that share a core, rows for which a lookup asks at a time, and whether the
+vendor's operators look up; the default first. An NPU has no warps, the forms of lookups for GPUs have no rows in
+flight, and there is no vendor's form.
 """
 
 _WORTH = 0.97  # another number than the default has to take at most this share of its time
@@ -64,12 +66,16 @@ def _measure_all(report: Report, device: torch.device, case: LookupCase) -> None
             measured.setdefault(kernel_on(device, call.kernel), call)
     kept: dict[str, dict[str, int]] = {}
     with contextlib.ExitStack() as chosen:  # what is chosen for one setting is in use while the next is tried
-        for setting, (kernel, call) in product(CANDIDATES if device.type != "cpu" else (), measured.items()):
-            if CANDIDATES[setting][device.type] and kernel in tuned.ALLOWED[setting]:
-                choice = best_of(call, setting, device, report.quick)
-                report.choices.append(choice)
-                kept.setdefault(setting, {})[kernel] = choice.chosen
-                chosen.enter_context(tuned.trying(setting, kernel, choice.chosen))
+        for setting in (setting for setting in CANDIDATES if CANDIDATES[setting].get(device.type)):
+            for kernel, call in lookups_of_kinds(report.quick) if setting == tuned.VENDOR else measured.items():
+                numbers = CANDIDATES[setting][device.type] if kernel in tuned.ALLOWED[setting] else ()
+                if setting == tuned.VENDOR:  # its numbers are implementations, which may be wrong
+                    numbers = right_numbers(report, call, setting, kernel, device)
+                if numbers:
+                    choice = best_of(call, setting, kernel, numbers, device, report.quick)
+                    report.choices.append(choice)
+                    kept.setdefault(setting, {})[kernel] = choice.chosen
+                    chosen.enter_context(tuned.trying(setting, kernel, choice.chosen))
     if kept and not report.quick:
         path = tuned.keep(report.device_name, kept)
         report.choices = [replace(choice, kept_in=str(path)) for choice in report.choices]
@@ -81,9 +87,21 @@ def kernel_on(device: torch.device, kernel: str) -> str:
     return form if launch.takes_gpu_forms(device) and form in tiling.ON_GPU else kernel
 
 
-def best_of(call: Call, setting: str, device: torch.device, quick: bool) -> Choice:
-    """Try each number of a setting, and choose the fastest if it is worth it."""
-    candidates, kernel = CANDIDATES[setting][device.type], kernel_on(device, call.kernel)
+def right_numbers(report: Report, call: Call, setting: str, kernel: str, device: torch.device) -> tuple[int, ...]:
+    """The numbers of a setting with which a call does what its reference does; the report says what is wrong."""
+    answers = {}
+    for number in CANDIDATES[setting][device.type]:
+        with tuned.trying(setting, kernel, number):
+            wrong = attempt(partial(call.mismatch, device))
+        answers[number] = Answer(f"{setting} {number} of {kernel}", "device", 1, int(wrong[0] != ""), kernel, *wrong)
+    report.answers += [answer for answer in answers.values() if answer.wrong]
+    return tuple(number for number, answer in answers.items() if not answer.wrong)
+
+
+def best_of(
+    call: Call, setting: str, kernel: str, candidates: Sequence[int], device: torch.device, quick: bool
+) -> Choice:
+    """Try each number of a setting for a kernel or a kind of lookups, and choose the fastest if it is worth it."""
     times = {}
     for number in candidates:
         with tuned.trying(setting, kernel, number):

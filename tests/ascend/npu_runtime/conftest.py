@@ -23,6 +23,7 @@ from tests.ascend import tools
 from tests.ascend.npu_runtime.environment import environment, is_simulated, with_fallback
 from tests.ascend.npu_runtime.forked import Forking
 from tests.ascend.npu_runtime.interpreted_kernels import interpreted_kernels as interpreted_kernels
+from tests.ascend.npu_runtime.simulated_kernels import form as form
 from tests.ascend.npu_runtime.simulated_kernels import simulated_kernels as simulated_kernels
 
 REPORT = "RECFX_SIMULATED_NPU_REPORT"

@@ -23,6 +23,7 @@ from recfx.kernels.lookup import bag_offsets
 from recfx.kernels.route import select_keys
 from recfx.kernels.route.bucketize import bucketize_triton
 from recfx.kernels.step import row_initialization
+from recfx.lowering.triton import npu
 from recfx.lowering.triton import target as triton_lookup
 from tests.ascend.npu_runtime import engines
 from tests.ascend.npu_runtime.round_trips import (
@@ -225,8 +226,9 @@ def _where(frame: FrameType | None) -> tuple[str, int]:
 
 
 @contextmanager
-def launching_nothing() -> Iterator[None]:
-    """Let target ``npu`` serve, and do everything that it does around its kernels, which are not launched.
+def launching_nothing(target: str = "npu") -> Iterator[None]:
+    """Let one form of target ``npu`` serve, and do everything that it does around kernels in Triton, which are not
+    launched.
 
     Results are whatever was in memory, and nothing here depends on them, except that batches are checked, that ids are
     routed, all of them to the first piece of their table, as id 0, and that rows are found.
@@ -246,6 +248,7 @@ def launching_nothing() -> Iterator[None]:
         for name, answer in (("why_not", ""), ("is_possible", True)):
             patches.enter_context(patch.object(launch, name, lambda *_, _answer=answer, **__: _answer))
         patches.enter_context(patch.object(launch, "launch", _route))
+        patches.enter_context(patch.object(npu, "measured", lambda *_: int(target != "npu")))
         for module, name in operators:
             patches.enter_context(patch.object(module, name, getattr(module, name)._init_fn))
         yield

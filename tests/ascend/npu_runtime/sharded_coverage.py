@@ -1,6 +1,8 @@
 """What the graphs of sharded collections run on two NPUs: the part of ``coverage.py`` that each rank does."""
 
+import re
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 
@@ -50,7 +52,7 @@ def measure(
 ) -> tuple[set[str], dict[Meeting, set[Moment]], dict[Meeting, str]]:
     """The operators of a case through a target, and where the host or the AI CPU was involved."""
     recorder = Recorder(frozenset(round_trips.fallbacks()))
-    with launching_nothing() if target == "npu" else nullcontext():
+    with launching_nothing(target) if target != "reference" else nullcontext():
         for ids_on_host in (False, True):
             _run(recorder, target, case, ids_on_host, rank, world_size)
     return recorder.operators, dict(recorder.seen), recorder.lines
@@ -71,4 +73,9 @@ def _run(recorder: Recorder, target: str, case: Case, ids_on_host: bool, rank: i
             with torch.no_grad():
                 collection.eval()(features).values()
             recorder.now = None
-    assert f"kernel={target}" in format_graph(collection.graph_module)
+    assert kernels(collection) == {target}
+
+
+def kernels(collection: Any) -> set[str]:
+    """The targets that serve the lookups of a collection."""
+    return set(re.findall(r"kernel='?([\w\[\]]+)", format_graph(collection.graph_module)))

@@ -21,6 +21,7 @@ from recfx.kernels.route.bucketize import bucketize_reference
 from recfx.kernels.route.select_keys import select_keys_reference, select_keys_triton
 from recfx.kernels.step.fused_step import fused_step_
 from recfx.kernels.step.row_initialization import init_rows_of_tables_reference_, init_rows_triton_
+from recfx.lowering.triton import npu
 from recfx.optim.fused_step_op import fused_step_triton_, rules_in_triton, triton_module
 from tests.ascend.npu_runtime.environment import is_simulated
 from tests.ascend.npu_runtime.simulated_operators import KEY, over_the_same_memory
@@ -71,6 +72,13 @@ def _fused_step(*arguments: Any) -> None:
             piece[:, : weights[table].shape[1]] for piece, table in zip(pieces, table_of_feature, strict=True)
         ]
     fused_step_(rows, offsets, of_outputs, weights, first, second, table_of_feature, is_stepped, *of_rule)
+
+
+@pytest.fixture(params=["npu", "npu[vendor]"])
+def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The form of target ``npu`` that serves, as if it had been measured to be the faster."""
+    monkeypatch.setattr(npu, "measured", lambda *_: int(request.param != "npu"))
+    return str(request.param)
 
 
 @pytest.fixture

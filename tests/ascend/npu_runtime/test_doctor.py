@@ -4,12 +4,13 @@ import json
 from typing import Any
 
 import pytest
+import torch
 
 from recfx.commandline.doctor import checks as checks_module
 from recfx.commandline.doctor.cases import LookupCase
 from recfx.commandline.doctor.checks import calls_of
 from recfx.commandline.main import main
-from recfx.kernels.build import launch
+from recfx.kernels.build import launch, tuned
 
 INTERPRETED = True
 
@@ -28,6 +29,14 @@ def test_all_kernels_are_right(capsys: pytest.CaptureFixture[str]) -> None:
     assert (report["how"], report["complete"], report["device_name"]) == ("interpreted", True, "Ascend910B3")
     findings = {finding["name"]: finding["what_to_do"] for finding in report["findings"]}
     assert "set_env.sh" in findings["CANN"]
+
+
+@pytest.mark.usefixtures("interpreted_kernels")
+@pytest.mark.parametrize("number", [0, 1])
+def test_both_forms_of_lookups_are_right(number: int) -> None:
+    for kind, call in checks_module.lookups_of_kinds(quick=True):
+        with tuned.trying(tuned.VENDOR, kind, number):
+            assert call.mismatch(torch.device("npu:1")) == "", kind
 
 
 @pytest.mark.usefixtures("interpreted_kernels")

@@ -8,8 +8,8 @@ from torch import nn
 
 import recfx
 from recfx.errors import ConversionError
-from recfx.ir import format_graph
 from recfx.kernels.build import launch
+from tests.ascend.npu_runtime.sharded_coverage import kernels
 from tests.ascend.npu_runtime.training import DEVICE, assert_close, make_batch, train
 from tests.builders.collections import one_table, sequences
 from tests.builders.optimizers import attach
@@ -25,7 +25,7 @@ HASHING: dict[str, recfx.HashConfig | None] = {
 }
 
 
-pytestmark = pytest.mark.usefixtures("simulated_kernels")
+pytestmark = pytest.mark.usefixtures("simulated_kernels", "form")
 
 
 @pytest.mark.parametrize("optimizer", KINDS)
@@ -37,11 +37,9 @@ def test_trains_as_the_cpu(hashing: str, optimizer: str) -> None:
 
 
 @pytest.mark.parametrize("build", [one_table, sequences])
-def test_its_name_is_in_the_graph(build: Callable[[], nn.Module]) -> None:
+def test_its_name_is_in_the_graph(build: Callable[[], nn.Module], form: str) -> None:
     model = recfx.convert(nn.Sequential(build())).to(DEVICE)
-    text = format_graph(model[0].graph_module)
-    assert "kernel=npu" in text
-    assert "kernel=reference" not in text
+    assert kernels(model[0]) == {form}
 
 
 @pytest.mark.parametrize(
