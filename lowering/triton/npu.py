@@ -5,8 +5,6 @@ the vendor's run: nobody has timed ours on an NPU, and the one published time of
 rows there is some hundred times that of torch_npu's operator.
 """
 
-from __future__ import annotations
-
 from recfx.errors import Diagnostic
 from recfx.ir.context import LookupFacts
 from recfx.kernels.build import tuned

@@ -3,11 +3,9 @@
 By CANN's sources, ``index_select`` and ``embedding_bag`` run on AI Cores, ``embedding_bag`` in one order whatever the
 timing, and the host waits for neither; but a lookup of several tables has to know on the host how many ids each has.
 ``embedding_bag`` sums in the dtype of the table, and knows no ids without a row: where that matters, rows are copied
-first, as float32, and summed from there. fbgemm_ascend's pooled forward adds in whatever order its cores come, and is
+first, as float32, and summed from there. fbgemm_ascend's pooled forward, which adds by atomics as far as is known, is
 not used.
 """
-
-from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property, partial
