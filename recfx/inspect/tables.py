@@ -140,6 +140,7 @@ def _kernel_reasons(table: _Table) -> Iterator[Diagnostic]:
         why = " ".join(f"{declined.by}: {declined.message}" for declined in table.kernel.passed_over)
         message, advice = f"the reference kernel serves it. {why}", "expect a slower lookup, or change what it names."
         yield Diagnostic("kernel_fallback", "", message, advice, Severity.WARNING)
+    yield from (declined for declined in table.kernel.passed_over if declined.code == "not_measured")
     why = library.why_not()
     if why and table.weight.device.type == "cpu":
         message = f"recfx's C++ library is missing: {why}. It is looked up without it, which is slower."

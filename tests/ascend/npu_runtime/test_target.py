@@ -9,6 +9,7 @@ from torch import nn
 import recfx
 from recfx.errors import ConversionError
 from recfx.kernels.build import launch
+from recfx.lowering.triton import npu
 from tests.ascend.npu_runtime.sharded_coverage import kernels
 from tests.ascend.npu_runtime.training import DEVICE, assert_close, make_batch, train
 from tests.builders.collections import one_table, sequences
@@ -40,6 +41,15 @@ def test_trains_as_the_cpu(hashing: str, optimizer: str) -> None:
 def test_its_name_is_in_the_graph(build: Callable[[], nn.Module], form: str) -> None:
     model = recfx.convert(nn.Sequential(build())).to(DEVICE)
     assert kernels(model[0]) == {form}
+
+
+def test_the_report_says_once_that_nobody_has_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(npu, "measured", lambda *_: None)
+    model = recfx.convert(nn.Sequential(one_table(("a", "b")), sequences())).to(DEVICE)
+    assert kernels(model[0]) == kernels(model[1]) == {"npu[vendor]"}
+    report = recfx.explain(model)
+    assert {reason.code for reason in report.reasons} == {"not_measured"}
+    assert str(report).count("not_measured") == 1
 
 
 @pytest.mark.parametrize(
