@@ -25,10 +25,10 @@ def test_models_train_as_on_the_cpu(ids: str, optimizer: str) -> None:
     assert difference(ids, optimizer, device()) == ""
 
 
-def test_the_kernels_are_those_in_triton() -> None:
+def test_the_kernels_are_those_of_the_device() -> None:
     model = recfx.convert(HashedModel().to(device()), hashing=HASHING["shared_by_two"], backend=target())
     model(*(argument.to(device()) for argument in call(3).args))
-    assert f"kernel={target()}" in format_graph(model.ebc.graph_module)
+    assert f"kernel={target()}" in format_graph(model.ebc.graph_module).replace("'", "")  # whatever their form is
 
 
 def test_a_model_that_moves_answers_as_it_did() -> None:
