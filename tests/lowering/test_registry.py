@@ -139,6 +139,7 @@ def test_both_answers_together_are_what_a_backend_declines(
         (planned("npu", rows=2**31), "auto", "Ascend910B1", "npu", [("cpu", "device"), ("fbgemm", "device")]),
         (planned("npu"), "npu", "Ascend910B1", "npu[vendor]", [("npu", "not_measured")]),
         (planned("npu"), "npu[vendor]", None, "npu[vendor]", []),
+        (planned("npu", rows=2**31), "npu[vendor]", None, "", [("npu[vendor]", "too_many_rows")]),
         (planned("npu"), "npu", "Ascend950DT", "", [("npu", "no_tiling_table")]),
         (planned("cpu"), "triton", None, "triton", []),
         (planned("cuda"), "triton[gpu]", None, "triton[gpu]", []),
