@@ -13,6 +13,7 @@ from recfx.hashing import HashConfig, HashIndex, ResolvedHashConfig
 from recfx.hashing.row_move import fit_rows
 from recfx.hashing.slices import SLICE_COUNTS, SliceCounts, folded, join_states, row_cuts, slice_state
 from recfx.kernels.index import hash_index
+from recfx.kernels.lookup.pooled_lookup import find_and_pool
 from tests.hashing.strategies import CROWD, IDS, assert_refused, configurations, state_of
 from tests.support.refusals import refused
 
@@ -304,3 +305,27 @@ def test_more_rows_in_a_slice() -> None:
 
 
 # Lookups
+
+
+@pytest.mark.parametrize("unseen", ["zeros", "share"])
+def test_pooling_over_slices(unseen: Any) -> None:
+    config = HashConfig(dense_rows=10, buckets=5, unseen=unseen).resolve(60, False)
+    whole = HashIndex(60, config=config)
+    whole.insert(torch.arange(100, 125))
+    weight = torch.randn(60, 4)
+    ids = torch.cat([torch.arange(-5, 30), torch.arange(90, 140)])
+    offsets = torch.tensor([0, 7, 7, 50, ids.numel()])
+    (pooled,), rows, _ = find_and_pool(ids, offsets, [weight], [0], [whole.view()])
+    total, rows_found = torch.zeros_like(pooled), torch.full_like(rows, -1)
+    for index in Slices(config, row_cuts(config, 4), state_of(whole)).indexes:
+        shard = weight[index.policy.row_begin : index.policy.row_end].contiguous()
+        (own_pooled,), own_rows, own_absent = find_and_pool(ids, offsets, [shard], [0], [index.view()])
+        total += own_pooled
+        assert bool((own_rows < index.policy.own_rows).all())
+        has_row = own_rows >= 0
+        assert bool((rows_found[has_row] == -1).all()), "an id has rows in two slices"
+        rows_found[has_row] = own_rows[has_row] + index.policy.row_begin
+        has_id = index.find(ids) >= 0
+        assert int(own_absent) == int((~has_id).sum())
+    assert torch.equal(rows_found, rows)
+    torch.testing.assert_close(total, pooled)
