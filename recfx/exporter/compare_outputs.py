@@ -57,6 +57,7 @@ class ModelCall:
     signature: Signature
     returns: Pattern
     changed_buffer: str | None = None
+    forward: str = "model"  # what the file's ``forward`` takes, as for ``export``
     failures: list[Diagnostic] = field(default_factory=list)
 
     @property

@@ -30,6 +30,7 @@ from recfx.exporter.loaded_program import check_reads_pt2
 from recfx.exporter.manifest import make_manifest
 from recfx.exporter.model_copies import device_of, loaded_copy, on_host, uncounted
 from recfx.exporter.model_file import Program, as_path, check_target, destination, disk_errors, write_file
+from recfx.exporter.model_repository import configuration, write_repository
 from recfx.exporter.patterns import check_alike, return_pattern
 from recfx.exporter.report import ExportReport, TableSize
 from recfx.exporter.script_program import script_programs
@@ -67,6 +68,8 @@ def export(
     quantize: Quantized | Mapping[str, Quantized] = None,
     format: Literal["torchscript", "pt2"] = "torchscript",
     portable: bool = True,
+    forward: Literal["model", "tensors", "positional"] = "model",
+    model_repository: str | os.PathLike[str] | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     submodule: str = "",
     device: torch.device | str | None = None,
@@ -98,6 +101,12 @@ def export(
             operator, which is faster; servers without Python load ``report.libraries`` before the file. For CUDA and
             NPUs, rows are looked up by recfx's kernels in Triton instead; such a file is loaded by ``recfx.load``
             alone, and the report says so, and which lookups are left to ATen.
+        forward: what ``forward`` of a TorchScript file takes: ``"model"``, what the model takes; ``"tensors"``, a
+            dictionary of tensors by name, as ``serve``; ``"positional"``, the same tensors, in the order of
+            ``LoadedModel.inputs``. The last two return a tensor, or a tuple of tensors in the order of ``serve``, for
+            hosts that know nothing of ``KeyedJaggedTensor``. ``recfx.load`` and the C++ server take any.
+        model_repository: a directory of Triton Inference Server, in which the file becomes the next version of the
+            model of its name, beside ``config.pbtxt``; needs ``forward="tensors"`` or ``"positional"``.
         checkpoint: export what ``save_checkpoint`` saved in this directory, on any number of ranks, instead of what
             ``model`` holds. The model is built, unsharded, and converted as when saving; it is best on meta, as the
             checkpoint is loaded into a copy of it, with all its tables.
@@ -136,10 +145,16 @@ def export(
                 what_to_do="with checkpoint=, pass the unsharded model: any number of ranks may have saved it.",
             )
         _serving_target(format, portable, str(device or ("cpu" if place == "meta" else place)))
+        if forward not in ("model", "tensors", "positional") or (forward != "model" and format != "torchscript"):
+            message = f"forward={forward!r} is nothing that a file of format {format!r} takes."
+            raise _invalid(message, "pass 'model'; for TorchScript also 'tensors' or 'positional'.")
+        if model_repository is not None and forward == "model":
+            message = "Triton Inference Server calls forward with tensors, not with what the model takes."
+            raise _invalid(message, "pass forward='tensors' or forward='positional' with model_repository=.")
         if group is None or group.rank() == 0:
             check_target(as_path(path))
         stored = sorted(quantize.items(), key=str) if isinstance(quantize, Mapping) else quantize
-        return [str(value) for value in (as_path(path), stored, format, portable, device)]
+        return [str(value) for value in (as_path(path), stored, format, portable, forward, model_repository, device)]
 
     passed = on_all_ranks(group, check, as_sent)
     if any(of_rank != passed[0] for of_rank in passed):
@@ -168,7 +183,8 @@ def export(
                 )
             serving = _serving_target(format, portable, str(device or kind))
             on_the_host, whole_call = on_host(converted, whole_call)
-            report = _export(as_path(path), quantize, serving, on_the_host, whole_call)
+            into = None if model_repository is None else as_path(model_repository)
+            report = _export(as_path(path), quantize, serving, on_the_host, whole_call, forward, into)
             if is_tracked(root) and report.can_be_followed:
                 manifest = manifest_of_file(as_path(path), whole=False)
                 remember(root, on_the_host, manifest, served_again(on_the_host, manifest))
@@ -185,6 +201,8 @@ def _export(
     serving: ServingTarget,
     converted: nn.Module,
     sample: Sample,
+    forward: str,
+    repository: Path | None,
 ) -> ExportReport:
     """Export a converted model, whose tables are on the host."""
     for path, module in converted.named_modules():
@@ -228,7 +246,7 @@ def _export(
         with disk_errors(target):
             fill(fillings, destination(target).parent)
         changed = changed_buffer(converted, [sample, *other_calls.values()])
-        call = ModelCall(converted, served, sample, other_calls, outputs, signature, returns, changed)
+        call = ModelCall(converted, served, sample, other_calls, outputs, signature, returns, changed, forward)
         if changed is not None:
             message = "a call changes this buffer, in the file as well: answers may depend on the calls before."
             what_to_do = "give each thread that serves the file its own copy, or leave the buffer alone in eval mode."
@@ -236,6 +254,8 @@ def _export(
         for made in _FORMATS[serving.format][0](call):
             written = made if isinstance(made, Diagnostic) else _write(target, serving, made, call, notes)
             if isinstance(written, ExportReport):
+                if repository is not None and isinstance(made, Program):
+                    write_repository(repository, target, configuration(target.stem, call, made.named))
                 return written
             call.failures.append(written)
     raise _not_exported(converted, call.failures, serving.format)

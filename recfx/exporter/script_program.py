@@ -187,7 +187,7 @@ def _served_model(program: torch.jit.ScriptModule, call: ModelCall) -> torch.jit
     names, leaves = tensor_names(call.returns), call.signature.leaves()
     # What TorchScript has no type for, a program returns as tensors by name.
     outputs = expressions(call.returns) if is_typed(call.returns) else {name: f"output[{name!r}]" for name in names}
-    source = _source(leaves, outputs, _returned_type(program))
+    source = _source(leaves, outputs, _returned_type(program), call.forward)
     module: Any = types.ModuleType("recfx_served_model")
     # TorchScript looks for the source of a class in the file of its module.
     module.__file__ = f"<recfx served model {next(_numbers)}>"
@@ -218,7 +218,23 @@ def _returned_type(program: torch.jit.ScriptModule) -> str:
     return "Any" if "__torch__" in named else named
 
 
-def _source(leaves: list[Pattern], outputs: dict[str, str], type_name: str) -> str:
+def _forward(leaves: list[Pattern], outputs: list[str], takes: str) -> str:
+    """The ``forward`` of a file that takes tensors, and returns a tensor, or a tuple of them, in order."""
+    names = [name for leaf in leaves for name in names_of(leaf)]
+    taken: list[str] = []
+    for name in names:
+        taken.append(identifier(name, [*taken, "self", "inputs", "outputs"]))
+    named = ", ".join(f"{name!r}: {argument}" for name, argument in zip(names, taken, strict=True))
+    by_position = "".join(f", {argument}: torch.Tensor" for argument in taken)
+    arguments = ", inputs: dict[str, torch.Tensor]" if takes == "tensors" else by_position
+    inputs = "inputs" if takes == "tensors" else f"{{{named}}}"
+    returned = ", ".join(f"outputs[{name!r}]" for name in outputs)
+    return f"""def forward(self{arguments}):
+        outputs = self.serve({inputs})
+        return {returned}"""
+
+
+def _source(leaves: list[Pattern], outputs: dict[str, str], type_name: str, takes: str) -> str:
     arguments = "".join(f", {leaf.name}: {_TYPES[leaf.kind]}" for leaf in leaves)
     passed = ", ".join(leaf.name for leaf in leaves)
     rehearsal, answers = (identifier(name, [leaf.name for leaf in leaves]) for name in ("rehearsal", "answers"))
@@ -226,6 +242,11 @@ def _source(leaves: list[Pattern], outputs: dict[str, str], type_name: str) -> s
     returned = ", ".join(f"{name!r}: {expression}" for name, expression in outputs.items())
     of_named = f"(self, {rehearsal}: bool{arguments}) -> dict[str, torch.Tensor]"
     of_answers = f"(self, {rehearsal}: bool{arguments}) -> list[{type_name}]"
+    forward = f"""def forward(self{arguments}):
+        self.program.answers(True, {passed})
+        return self.program.answers(False, {passed})[0]"""
+    if takes != "model":
+        forward = _forward(leaves, list(outputs), takes)
     return f"""@torch.jit.interface
 class Program(nn.Module):
     def answers{of_answers}: pass
@@ -254,9 +275,7 @@ class Rehearsed(nn.Module):
 class ServedModel(nn.Module):
     program: Program
     input_names: dict[str, bool]
-    def forward(self{arguments}):
-        self.program.answers(True, {passed})
-        return self.program.answers(False, {passed})[0]
+    {forward}
     @torch.jit.export
     def named(self{arguments}) -> dict[str, torch.Tensor]:
         self.program.named(True, {passed})

@@ -1,5 +1,6 @@
 // A program of somebody else's: libtorch, a file, and batches from a file of torch.save, without a word to
-// TorchScript's executor but that its fuser may take what it likes. usage: stranger model batches answers [library]...
+// TorchScript's executor but that its fuser may take what it likes. It calls `forward` if that takes tensors by name,
+// as Triton Inference Server does, else `serve`. usage: stranger model batches answers [library]...
 
 #include <ATen/Parallel.h>
 #include <c10/core/InferenceMode.h>
@@ -35,10 +36,17 @@ int main(int count, char** arguments) try {
       for (const auto& input : batch.toGenericDict()) {
         inputs.insert(input.key().toStringRef(), input.value().toTensor());
       }
-      auto given = model.get_method("serve")({inputs}).toGenericDict();
       c10::Dict<std::string, at::Tensor> answered;
-      for (const auto& output : given) {
-        answered.insert(output.key().toStringRef(), output.value().toTensor());
+      if (model.get_method("forward").function().getSchema().arguments().at(1).name() == "inputs") {
+        const auto given = model.get_method("forward")({inputs});
+        const auto outputs = given.isTuple() ? given.toTupleRef().elements().vec() : std::vector{given};
+        for (const auto& output : outputs) {
+          answered.insert(std::to_string(answered.size()), output.toTensor());
+        }
+      } else {
+        for (const auto& output : model.get_method("serve")({inputs}).toGenericDict()) {
+          answered.insert(output.key().toStringRef(), output.value().toTensor());
+        }
       }
       answers.push_back(answered);
     }
