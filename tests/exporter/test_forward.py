@@ -69,8 +69,8 @@ def test_a_model_repository(forward: Any, first: str, models: dict[type[nn.Modul
     assert f'input [ {{ name: "{first}" data_type: TYPE_FP32 dims: [ -1, 1 ] }} ]{named}' in lines
     assert len([line for line in lines if line.startswith("input") and "TYPE_INT64 dims: [ -1 ]" in line]) == 8
     assert lines[-2:] == [
-        'output [ { name: "OUTPUT__0" data_type: TYPE_FP32 dims: [ -1, 2 ] } ]  # score',
-        'output [ { name: "OUTPUT__1" data_type: TYPE_INT64 dims: [ -1 ] } ]  # best',
+        'output [ { name: "OUTPUT__0" data_type: TYPE_FP32 dims: [ -1, 2 ] } ]  # output.score',
+        'output [ { name: "OUTPUT__1" data_type: TYPE_INT64 dims: [ -1 ] } ]  # output.best',
     ]
 
 
