@@ -1,4 +1,4 @@
-// Serves an exported model without Python: reads requests, prints answers, and loads a newer file while it serves.
+// Serves an exported model without Python: reads requests, and prints answers.
 
 #include <algorithm>
 #include <cerrno>
@@ -24,6 +24,7 @@
 #include "input.h"
 #include "requests.h"
 #include "served_model.h"
+#include "watcher.h"
 
 namespace serve {
 namespace {
@@ -34,6 +35,8 @@ options:
   --requests FILE   where requests are read from; default: standard input. requests.h describes them
   --threads N       threads that answer requests; default: 1
   --watch SECONDS   look for a newer file at MODEL this often, and load it while the old one serves
+  --deltas DIR      apply the deltas in this folder, and those that are put there while the server runs; they are looked
+                    for as often as the file, or every second without --watch
   --bench SECONDS   print no answers, but how fast they are with 1, 2, ... N threads (default: 2), SECONDS each
   --inputs          print the names of the inputs, and nothing else
   --fbgemm DIR      where FBGEMM's libraries are; default: )" FBGEMM_DIR R"(
@@ -42,7 +45,7 @@ options:
 
 struct Options {
   std::vector<std::string> models, libraries;
-  std::string requests = "-", fbgemm = FBGEMM_DIR;
+  std::string requests = "-", deltas, fbgemm = FBGEMM_DIR;
   int threads = 0;
   double watch = 0, bench = 0;
   bool check = false, inputs = false, help = false;
@@ -78,6 +81,8 @@ Options parse(const std::vector<std::string>& arguments) {
       options.threads = number(name, value(), 1, 1024);
     } else if (name == "--watch") {
       options.watch = number(name, value(), 0.0, kLongest);
+    } else if (name == "--deltas") {
+      options.deltas = value();
     } else if (name == "--bench") {
       options.bench = number(name, value(), 0.0, kLongest);
     } else if (name == "--fbgemm") {
@@ -102,26 +107,6 @@ Options parse(const std::vector<std::string>& arguments) {
   }
   return options;
 }
-
-// The model that new requests are answered by. Requests that have begun keep the one that they have.
-class CurrentModel {
- public:
-  explicit CurrentModel(std::shared_ptr<const ServedModel> model) : model_(std::move(model)) {}
-
-  std::shared_ptr<const ServedModel> get() const {
-    const std::lock_guard lock(mutex_);
-    return model_;
-  }
-
-  void set(std::shared_ptr<const ServedModel> model) {
-    const std::lock_guard lock(mutex_);
-    model_.swap(model);
-  }
-
- private:
-  mutable std::mutex mutex_;
-  std::shared_ptr<const ServedModel> model_;
-};
 
 // Requests that wait for a thread: few, so that whoever sends them waits when the server does not keep up.
 class Queue {
@@ -163,71 +148,6 @@ class Queue {
   std::deque<Request> waiting_;
   size_t bytes_ = 0;
   bool is_closed_ = false;
-};
-
-// Loads a newer file as soon as there is one. A file that cannot be loaded changes nothing but the log.
-class Watcher {
- public:
-  Watcher(std::string path, double seconds, CurrentModel& current)
-      : path_(std::move(path)), every_(seconds), current_(current), seen_(current.get()->stamp()) {
-    if (seconds > 0) {
-      thread_ = std::thread([this] { run(); });
-    }
-  }
-
-  ~Watcher() {
-    {
-      const std::lock_guard lock(mutex_);
-      stops_ = true;
-    }
-    changed_.notify_all();
-    if (thread_.joinable()) {
-      thread_.join();
-    }
-  }
-
- private:
-  void run() {
-    std::unique_lock lock(mutex_);
-    while (!changed_.wait_for(lock, every_, [this] { return stops_; })) {
-      const FileStamp found = stamp_at(path_);
-      if (found == seen_ || found == FileStamp()) {
-        continue;
-      }
-      seen_ = found;
-      try {
-        auto model = std::make_shared<const ServedModel>(path_);
-        seen_ = model->stamp();
-        model->warm_up();
-        const std::string version = model->version();
-        current_.set(std::move(model));
-        std::fprintf(stderr, "reloaded\t%s\n", version.c_str());
-      } catch (const std::exception& error) {
-        const std::string why = error.what();
-        if (found != failed_ || why != why_failed_) {
-          std::fprintf(stderr, "not reloaded\t%s\n", why.c_str());
-        }
-        failed_ = found;
-        why_failed_ = why;
-        for (const char* reason : {"[no_file]", "[cannot_read]", "[out_of_memory]"}) {
-          if (why.ends_with(reason)) {
-            seen_ = FileStamp();  // it may be loaded soon, without becoming another file
-          }
-        }
-      }
-    }
-  }
-
-  const std::string path_;
-  const std::chrono::duration<double> every_;
-  CurrentModel& current_;
-  FileStamp seen_;
-  FileStamp failed_;  // and why: said once
-  std::string why_failed_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool stops_ = false;
-  std::thread thread_;
 };
 
 std::string answer(const ServedModel& model, Request& request) {
@@ -375,12 +295,12 @@ int run(const Options& options) {
     stop_reading_at_signals();
   }
   current.get()->warm_up();
-  std::fprintf(stderr, "loaded\t%s\n", current.get()->version().c_str());
+  say_version("loaded", *current.get());
   if (options.bench > 0) {
     bench_requests(reader, *current.get(), options.threads ? options.threads : 2, options.bench);
     return 0;
   }
-  const Watcher watcher(options.models[0], options.watch, current);
+  const Watcher watcher(options.models[0], options.watch, options.deltas, current);
   serve_requests(reader, current, options.threads ? options.threads : 1);
   return 0;
 }

@@ -1,128 +1,16 @@
 #include "manifest.h"
 
 #include <algorithm>
-#include <charconv>
 #include <deque>
-#include <map>
 #include <optional>
 
 #include "errors.h"
+#include "json.h"
 
 namespace serve {
 namespace {
 
 const std::string kManifest = "/extra/recfx.json";
-
-// The members of a JSON object, or the items of a list, each as the text of its value. It looks no deeper than brackets
-// and strings need.
-class TopLevel {
- public:
-  explicit TopLevel(const std::string& text) : text_(text) {}
-
-  // Nothing if the text is not an object.
-  std::optional<std::map<std::string, std::string>> members() {
-    std::map<std::string, std::string> found;
-    if (!take('{')) {
-      return std::nullopt;
-    }
-    if (take('}')) {
-      return found;
-    }
-    do {
-      skip_space();
-      const size_t name = at_;
-      if (!skip_string()) {
-        return std::nullopt;
-      }
-      const std::string key = text_.substr(name + 1, at_ - name - 2);
-      if (!take(':')) {
-        return std::nullopt;
-      }
-      const auto value = next_value();
-      if (!value) {
-        return std::nullopt;
-      }
-      found[key] = *value;
-    } while (take(','));
-    return take('}') ? std::optional(found) : std::nullopt;
-  }
-
-  // Those in front of the first mistake; none if the text is not a list.
-  std::deque<std::string> items() {
-    std::deque<std::string> found;
-    if (take('[')) {
-      do {
-        if (const auto value = next_value()) {
-          found.push_back(*value);
-        }
-      } while (take(','));
-    }
-    return found;
-  }
-
- private:
-  std::optional<std::string> next_value() {
-    skip_space();
-    const size_t value = at_;
-    if (!skip_value() || at_ == value) {
-      return std::nullopt;
-    }
-    return text_.substr(value, text_.find_last_not_of(" \t\r\n", at_ - 1) + 1 - value);
-  }
-
-  void skip_space() { at_ = std::min(text_.find_first_not_of(" \t\r\n", at_), text_.size()); }
-
-  bool take(char wanted) {
-    skip_space();
-    const bool is_there = at_ < text_.size() && text_[at_] == wanted;
-    at_ += is_there;
-    return is_there;
-  }
-
-  bool skip_string() {
-    if (at_ >= text_.size() || text_[at_] != '"') {
-      return false;
-    }
-    for (++at_; at_ < text_.size(); ++at_) {
-      if (text_[at_] == '\\') {
-        ++at_;
-      } else if (text_[at_] == '"') {
-        ++at_;
-        return true;
-      }
-    }
-    return false;
-  }
-
-  // Up to the comma or bracket behind the value.
-  bool skip_value() {
-    for (int depth = 0; at_ < text_.size();) {
-      const char here = text_[at_];
-      if (here == '"') {
-        if (!skip_string()) {
-          return false;
-        }
-        continue;
-      }
-      const bool closes = here == '}' || here == ']';
-      if (depth == 0 && (closes || here == ',')) {
-        return true;
-      }
-      depth += (here == '{' || here == '[') - closes;
-      ++at_;
-    }
-    return false;
-  }
-
-  const std::string& text_;
-  size_t at_ = 0;
-};
-
-std::optional<int64_t> integer(const std::string& text) {
-  int64_t found = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), found);
-  return error == std::errc() && end == text.data() + text.size() ? std::optional(found) : std::nullopt;
-}
 
 // A value as the file has it, but short and in one line.
 std::string shortened(std::string text) {
@@ -142,31 +30,21 @@ bool has_its_records(std::string text, const Archive& archive) {
   return hexadecimal(archive.content_checksum(kManifest, text)) == wanted;
 }
 
-using Members = std::map<std::string, std::string>;
-
-// The member of this name, or the text of nothing; without the quotes of a string.
-std::string member(const Members& members, const std::string& name) {
-  const auto found = members.find(name);
-  const std::string text = found == members.end() ? "" : found->second;
-  return text.starts_with('"') ? text.substr(1, text.size() - 2) : text;
-}
-
 // The tensors and KJTs in the patterns of the arguments, in order; see Pattern in recfx/exporter/arguments.py.
 std::vector<Argument> arguments_of(const Members& manifest) {
   std::vector<Argument> arguments;
-  const std::string listed = member(manifest, "arguments"), described = member(manifest, "sizes");
-  const Members sizes = TopLevel(described).members().value_or(Members());
-  std::deque<std::string> patterns = TopLevel(listed).items();
+  const Members sizes = TopLevel(member(manifest, "sizes")).members().value_or(Members());
+  std::deque<std::string> patterns = TopLevel(member(manifest, "arguments")).items();
   while (!patterns.empty()) {
     const std::string text = std::move(patterns.front());
     patterns.pop_front();
     const Members pattern = TopLevel(text).members().value_or(Members());
-    const std::string name = member(pattern, "name"), inner = member(pattern, "items"), own = member(sizes, name);
-    const auto items = TopLevel(inner).items();
+    const std::string name = member(pattern, "name");
+    const auto items = TopLevel(member(pattern, "items")).items();
     patterns.insert(patterns.begin(), items.begin(), items.end());
     if (!name.empty()) {
       arguments.push_back({name, member(pattern, "kind"), member(pattern, "type_name"), {}});
-      for (const std::string& size : TopLevel(own).items()) {
+      for (const std::string& size : TopLevel(member(sizes, name)).items()) {
         arguments.back().sizes.push_back(integer(size).value_or(-1));
       }
     }
@@ -283,6 +161,13 @@ Manifest check_manifest(const std::string& path, const Archive& archive) {
     throw damaged("its records are not those that its manifest was written for");
   }
   manifest.arguments = arguments_of(*members);
+  manifest.version = version_of(*members);
+  if (members->contains("delta")) {
+    manifest.delta = changes_of(*members);
+    if (!manifest.version || !manifest.delta) {
+      throw damaged("its manifest does not say what the delta changes");
+    }
+  }
   return manifest;
 }
 

@@ -9,6 +9,7 @@
 
 #include "array.h"
 #include "model_file.h"
+#include "versions.h"
 
 namespace serve {
 
@@ -31,6 +32,8 @@ struct Manifest {
   Checksums tables;                  // the CRC-32 of those of files of format 1, which have no checksum of everything
   std::optional<int64_t> operators;  // the version of recfx's operators that the file calls, if it calls any
   std::vector<Argument> arguments;   // none of files of format 1
+  std::optional<Version> version;    // none of files that were written before there were deltas
+  std::optional<Changes> delta;      // of a delta
 };
 
 // Throw a FileError unless the archive is one that recfx.export has written, in a format that this program knows, with

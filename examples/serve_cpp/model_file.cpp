@@ -308,11 +308,7 @@ void Archive::inflate_record(const Record& record, uint64_t position, const Sink
 
 void Archive::check() const {
   for (const Record& record : records_) {
-    uLong crc = crc32(0, nullptr, 0);
-    stream(record, [&crc](const unsigned char* data, size_t count) { crc = crc32_z(crc, data, count); });
-    if (crc != record.crc) {
-      fail("its record " + record.name + " is damaged");
-    }
+    stream_checked(record, [](const unsigned char*, size_t) {});
   }
 }
 
@@ -321,10 +317,21 @@ std::string Archive::read(const Record& record) const {
     fail("its record " + record.name + " is too large");
   }
   std::string found;
-  stream(record, [&found](const unsigned char* data, size_t count) {
+  stream_checked(record, [&found](const unsigned char* data, size_t count) {
     found.append(reinterpret_cast<const char*>(data), count);
   });
   return found;
+}
+
+void Archive::stream_checked(const Record& record, const Sink& sink) const {
+  uLong crc = crc32(0, nullptr, 0);
+  stream(record, [&](const unsigned char* data, size_t count) {
+    crc = crc32_z(crc, data, count);
+    sink(data, count);
+  });
+  if (crc != record.crc) {
+    fail("its record " + record.name + " is damaged");
+  }
 }
 
 uint32_t Archive::content_checksum(const std::string& manifest, const std::string& text) const {

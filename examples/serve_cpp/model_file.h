@@ -75,7 +75,7 @@ class Archive {
   // Compare the content of every record with its checksum, in constant memory.
   void check() const;
 
-  // The content of one small record.
+  // The content of one small record, if it is that of its checksum.
   std::string read(const Record& record) const;
 
   // The CRC-32 of the names and checksums of all records but the one whose name ends with `manifest`, and of `text`,
@@ -95,6 +95,7 @@ class Archive {
   void read_directory(uint64_t begin, uint64_t size, uint64_t count);
   uint64_t content_begin(const Record& record) const;
   void stream(const Record& record, const Sink& sink) const;
+  void stream_checked(const Record& record, const Sink& sink) const;
   void inflate_record(const Record& record, uint64_t position, const Sink& sink) const;
 
   const File& file_;

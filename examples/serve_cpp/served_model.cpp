@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "errors.h"
+#include "next_version.h"
 
 namespace serve {
 namespace {
@@ -84,14 +85,22 @@ std::string no_operators(const std::string& path, const std::string& which) {
          "if it names none, only Python has them [no_library]";
 }
 
-// Why torch does not load a file that is whole, in one line.
-std::string why_not_loaded(const std::string& path, const std::string& what) {
+// What an error says first; torch adds where in its code it was.
+std::string first_line(const std::exception& error) {
+  const auto* of_torch = dynamic_cast<const c10::Error*>(&error);
+  const std::string what = of_torch == nullptr ? error.what() : of_torch->what_without_backtrace();
   const size_t begin = std::min(what.find_first_not_of(" \t\r\n"), what.size());
-  const std::string line = what.substr(begin, what.find('\n', begin) - begin);
+  return what.substr(begin, what.find('\n', begin) - begin);
+}
+
+bool is_no_memory(const std::string& line) { return line.find("can't allocate memory") != std::string::npos; }
+
+// Why torch does not load a file that is whole, in one line.
+std::string why_not_loaded(const std::string& path, const std::string& line) {
   if (line.starts_with("Unknown builtin op")) {
     return no_operators(path, line);
   }
-  if (line.find("can't allocate memory") != std::string::npos) {
+  if (is_no_memory(line)) {
     return no_memory(path);
   }
   if (line.find("PytorchStreamReader") != std::string::npos) {
@@ -99,6 +108,26 @@ std::string why_not_loaded(const std::string& path, const std::string& what) {
   }
   return path + " cannot be loaded by this version of torch, although all its records are right: " + line +
          " [cannot_load]";
+}
+
+// The module of a file whose records are right. `check` may say no to it.
+template <typename Check>
+torch::jit::Module load_checked(const File& file, const Check& check) {
+  torch::jit::Module script;
+  try {
+    script = torch::jit::load(std::make_shared<CheckedFile>(file), at::kCPU, /*load_debug_files=*/false);
+    script.eval();
+    check(script);
+  } catch (const FileError&) {
+    throw;
+  } catch (const std::bad_alloc&) {
+    throw;
+  } catch (const std::exception& error) {
+    file.check_unchanged();
+    throw FileError(why_not_loaded(file.path(), first_line(error)));
+  }
+  file.check_unchanged();
+  return script;
 }
 
 // A file's calls bind to any signature that they fit, so the library says which versions of its operators it has.
@@ -207,32 +236,60 @@ struct ServedModel::Module {
   torch::jit::Module script;
 };
 
-ServedModel::ServedModel(const std::string& path) try {
+ServedModel::ServedModel() : module_(std::make_unique<Module>()) {}
+
+void ServedModel::describe(const File& file, const Archive& archive, const Manifest& manifest) {
+  in_chain_ = manifest.version;
+  version_ = in_chain_ ? in_chain_->name.substr(0, 8) : archive.fingerprint();
+  path_ = file.path();
+  stamp_ = file.stamp();
+}
+
+ServedModel::ServedModel(const std::string& path, const ServedModel* current) try : ServedModel() {
   const File file(path);
   const Archive archive(file);
   archive.check();
   Manifest manifest = check_manifest(path, archive);
+  if (manifest.delta) {
+    throw FileError(path +
+                    " is a delta, which holds what has changed alone: serve its base with --deltas [is_a_delta]");
+  }
+  if (current != nullptr) {
+    check_not_older(path, manifest.version, current->in_chain_);
+  }
   check_operators(path, manifest);
+  describe(file, archive, manifest);
   arguments_ = std::move(manifest.arguments);
-  version_ = archive.fingerprint();
-  stamp_ = file.stamp();
   const c10::InferenceMode no_gradients;
+  module_->script = load_checked(file, [&](const torch::jit::Module& script) {
+    script.get_method("serve");
+    check_tables(path, script, manifest.tables);
+  });
+} catch (const std::bad_alloc&) {
+  throw FileError(no_memory(path));
+}
+
+std::shared_ptr<const ServedModel> ServedModel::with_delta(const std::string& path) const try {
+  const File file(path);
+  const Archive archive(file);
+  const Manifest manifest = check_manifest(path, archive);
+  check_follows(path, manifest.version, manifest.delta, in_chain_);
+  archive.check();
+  const std::shared_ptr<ServedModel> next(new ServedModel());
+  next->describe(file, archive, manifest);
+  next->arguments_ = arguments_;
+  const c10::InferenceMode no_gradients;
+  const torch::jit::Module delta = load_checked(file, [](const torch::jit::Module&) {});
   try {
-    module_ = std::make_unique<Module>();
-    module_->script = torch::jit::load(std::make_shared<CheckedFile>(file), at::kCPU, /*load_debug_files=*/false);
-    module_->script.eval();
-    module_->script.get_method("serve");
-    check_tables(path, module_->script, manifest.tables);
-  } catch (const FileError&) {
-    throw;
+    next->module_->script = next_version(module_->script, *manifest.delta, delta);
   } catch (const std::bad_alloc&) {
     throw;
   } catch (const std::exception& error) {
-    file.check_unchanged();
-    const auto* of_torch = dynamic_cast<const c10::Error*>(&error);
-    throw FileError(why_not_loaded(path, of_torch == nullptr ? error.what() : of_torch->what_without_backtrace()));
+    const std::string line = first_line(error);
+    throw FileError(is_no_memory(line) ? no_memory(path)
+                                       : path + " does not fit its manifest: " + line + " [damaged_file]");
   }
-  file.check_unchanged();
+  return next;
 } catch (const std::bad_alloc&) {
   throw FileError(no_memory(path));
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,9 +27,13 @@ void optimize_once();
 
 class ServedModel {
  public:
-  // Checks the file, then loads it. Throws a FileError.
-  explicit ServedModel(const std::string& path);
+  // Checks the file, then loads it, unless it is an older version of the same chain as `current`. Throws a FileError.
+  explicit ServedModel(const std::string& path, const ServedModel* current = nullptr);
   ~ServedModel();
+
+  // The version that a delta makes of this one; the two share the tensors that do not change. Checks the file first,
+  // and throws a FileError.
+  std::shared_ptr<const ServedModel> with_delta(const std::string& path) const;
 
   // The outputs by name. Any number of threads may call it at once. Throws a RequestError.
   std::vector<Array> serve(std::vector<Array> given) const;
@@ -36,8 +41,14 @@ class ServedModel {
   // Let TorchScript optimize the model now, which would otherwise delay the first answer. Call it once, before `serve`.
   void warm_up() const;
 
-  // Tells one content of a file from another.
+  // Tells one content of a file from another: eight digits.
   const std::string& version() const { return version_; }
+
+  // Which version of its chain it is; nothing if the file was written before there were deltas.
+  const std::optional<Version>& in_chain() const { return in_chain_; }
+
+  // The file of the base, or of the last delta.
+  const std::string& path() const { return path_; }
 
   // The names that `serve` takes.
   std::vector<std::string> input_names() const;
@@ -47,7 +58,11 @@ class ServedModel {
  private:
   struct Module;
 
-  std::string version_;
+  ServedModel();
+  void describe(const File& file, const Archive& archive, const Manifest& manifest);
+
+  std::string version_, path_;
+  std::optional<Version> in_chain_;
   FileStamp stamp_;
   std::vector<Argument> arguments_;
   std::unique_ptr<Module> module_;

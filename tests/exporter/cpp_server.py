@@ -2,6 +2,7 @@
 
 import fcntl
 import io
+import json
 import os
 import re
 import shutil
@@ -18,6 +19,7 @@ import torch
 from torch.utils import cpp_extension
 
 from examples.serve_cpp.client import Answer, parse_answers, request_text
+from recfx.exporter.model_file import MANIFEST_RECORD
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "examples/serve_cpp"
@@ -128,6 +130,9 @@ def parsed(text: str) -> list[Answer]:
 
 
 def version_of(path: Path) -> str:
-    """The version that the server gives to a file."""
+    """The version that the server gives to a file: the first digits of that in its manifest, if there is one."""
     with zipfile.ZipFile(path) as archive:
-        return f"{zlib.crc32(b''.join(struct.pack('<I', info.CRC) for info in archive.infolist())):08x}"
+        (name,) = (entry for entry in archive.namelist() if entry.endswith(MANIFEST_RECORD))
+        checksums = b"".join(struct.pack("<I", info.CRC) for info in archive.infolist())
+        version: str = json.loads(archive.read(name)).get("version", f"{zlib.crc32(checksums):08x}")
+    return version[:8]

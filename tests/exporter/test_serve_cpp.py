@@ -413,6 +413,7 @@ def test_files_that_earlier_versions_wrote_are_served(program: Path, name: str, 
     calls, path = calls_of(facts_of(name)["calls"]), unpack(name, tmp_path)
     received = answers(program, path, [by_name(recfx.Sample(*arguments)) for arguments, _ in calls], *options)
     for answer, (_, expected) in zip(received, calls, strict=True):
+        assert answer.version == version_of(path)
         torch.testing.assert_close(answer.outputs["output"], expected, rtol=1e-5, atol=1e-6)
 
 
