@@ -161,6 +161,13 @@ def test_whole_life(run_example: Run) -> None:
     assert float(days[5][1]) < float(days[0][1])
 
 
+def test_push_changes(run_example: Run, tmp_path: Path) -> None:
+    finished = run_example("push_changes", "--pushes", "2", "--steps", "3", "--folder", str(tmp_path))
+    assert_ended_well(finished)
+    assert re.findall(r"^delta (\d): [\d,]+ rows", finished.stdout, re.MULTILINE) == ["1", "2"]
+    assert finished.stdout.endswith("answers of a whole export: the same\n")
+
+
 @pytest.mark.parametrize(("processes", "optimizer"), [(1, "adam"), (2, "adagrad")])
 def test_rec_sdk_quick_start(run_example: Run, processes: int, optimizer: str) -> None:
     arguments = ("--optimizer", optimizer, "--epochs", "2", "--batches", "10")
