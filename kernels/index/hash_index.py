@@ -114,6 +114,17 @@ def slot_tables_(
     library.operators().slot_tables_(all_slots, all_side_rows, slot_counts, row_ids, row_states, locks)
 
 
+def take_slots_(taken: Tensor, slot_counts: list[int], ids: Tensor, ends: list[int]) -> Tensor:
+    """Take an empty slot for each of ``ids``, int64 ``[n]``, in slot tables that are elsewhere; each has to keep one.
+
+    The ids are different and new, table by table until its end. ``taken``, uint8 ``[slots of all tables]``, says which
+    slots have an id, and is changed. Returns int64 ``[n]``, numbered through all tables; for id -1, which has no slot,
+    its table's number behind all slots.
+    """
+    slots: Tensor = library.operators().take_slots_(taken, slot_counts, ids, ends)
+    return slots
+
+
 def find_or_insert(
     ids: Tensor,
     begins: list[int],
@@ -230,6 +241,11 @@ def rebuild(buffers: IndexBuffers, policy: IndexPolicy) -> Rebuilt:
 @library.fake("find", "erase")
 def _rows(ids: Tensor, *rest: object) -> Tensor:
     return torch.empty_like(ids, memory_format=torch.contiguous_format)
+
+
+@library.fake("take_slots_")
+def _slots(taken: Tensor, slot_counts: list[int], ids: Tensor, ends: list[int]) -> Tensor:
+    return torch.empty_like(ids)
 
 
 @library.fake("find_tables")

@@ -14,7 +14,7 @@ from torch import fx, nn
 from torchrec.optim.keyed import KeyedOptimizer
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recfx.collections.compile_graph import Rewritings, compile_graph, make_eval_graph
+from recfx.collections.compile_graph import Rewritings, compile_graph, graphs_of_modes
 from recfx.collections.converted_collection import ConvertedCollection, collections_of, new_instance
 from recfx.collections.kinds import check_config, describe_tables, kind_of, physical_configs
 from recfx.collections.optimizer import FusedKeyedOptimizer
@@ -121,9 +121,9 @@ class UnshardedCollection(ConvertedCollection):
         self._store.begin, self._store.graphs = WeakMethod(self.begin_forward), self._store.graphs + 1
         self._runtime = Runtime(self._store)
         graph = self.unexpanded_graph()
-        graph_module = compile_graph(graph, self._runtime, self.backend, self.passes, made.training)
-        eval_graph, records, self._rewritings = make_eval_graph(graph_module, self._runtime, made)
-        self.pass_records = [*graph_module.meta[PASSES_KEY], *records]
+        compiled = compile_graph(graph, self._runtime, self.backend, self.passes, made.training)
+        graph_module, eval_graph, records, self._rewritings = graphs_of_modes(compiled, self._runtime, made)
+        self.pass_records = [*compiled.meta[PASSES_KEY], *records]
         graph_module.train(self.training)  # before other threads see it: in training mode, it would insert ids
         self.graph_module, self._graph_trains = graph_module, True
         # Registered as well, so that modes and copies reach its modules; None if the modes have one graph.

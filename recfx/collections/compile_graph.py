@@ -137,24 +137,25 @@ def context_now(context: CollectionContext, store: TableStore) -> CollectionCont
 FIND_ON_DEVICE = Rewrite("find_on_device", find_on_device)
 
 
-def make_eval_graph(
+def graphs_of_modes(
     train_graph: fx.GraphModule, runtime: Runtime, made: Rewritings = Rewritings()
-) -> tuple[fx.GraphModule, list[PassRecord], Rewritings]:
-    """The graph of eval mode, which is ``train_graph`` itself if nothing is different, what the pass did, and what
-    copies share. Otherwise the two share their modules, and either has all of them, under the same names, for graphs
-    of whole models.
+) -> tuple[fx.GraphModule, fx.GraphModule, list[PassRecord], Rewritings]:
+    """The graphs of training and of eval mode, which may be one, given the one that finds ids on the host in training;
+    what the pass did, and what copies share. Two graphs share their modules, and either has all of them, under the same
+    names, for graphs of whole models.
     """
     before: Rewriting = train_graph.meta[REWRITING_KEY]
     if made.training is not before:
         made = Rewritings(before, rewritten(before, (FIND_ON_DEVICE,)))
     assert made.evaluation is not None  # made with ``training``
     rewriting = made.evaluation
-    records = rewriting.records[len(before.records) :]
+    records = list(rewriting.records[len(before.records) :])
     if not any(record.modified for record in records):
-        return train_graph, [record for record in records if record.declined], made
+        return train_graph, train_graph, [record for record in records if record.declined], made
     eval_graph = _lowered(rewriting, runtime, "auto")
     for one, other in ((train_graph, eval_graph), (eval_graph, train_graph)):
         for name, module in one.named_children():
             if name not in other._modules:
                 other.add_submodule(name, module)
-    return eval_graph, list(records), made
+    in_turn = any(declined.code == "hashed_in_turn" for record in records for declined in record.declined)
+    return train_graph if in_turn else eval_graph, eval_graph, records, made

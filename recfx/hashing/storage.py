@@ -240,7 +240,8 @@ class IndexStorage(nn.Module):
         a change that is under way shows afterwards. What other processes do in shared memory does not show.
         """
         # Whatever gives a row to an id or takes it away counts it, apart from erasing, which numbers the state.
-        return self.state_number, self.removals, int(self.counts[INSERTED] + self.counts[EVICTED])
+        counts = self.counts.tolist()
+        return self.state_number, self.removals, counts[INSERTED] + counts[EVICTED]
 
     @property
     def is_shared(self) -> bool:

@@ -273,12 +273,14 @@ def transfer_reasons(collection: ConvertedCollection, path: str) -> Iterator[Dia
     nodes = [module for module in collection.graph_of(training=False).children() if isinstance(module, FindRows)]
     on_device = nodes and not any(node.finds_on_host for node in nodes)
     taken = sum(node.copies.bytes for node in nodes)
-    message = (
-        f"its tables are on {device}, but each forward in training copies ids to the host, where the indexes are, "
-        "and their rows back (nodes to_host and to_device); in eval mode "
-        + (f"it finds them there, in copies of the indexes that take {taken} bytes." if on_device else "too.")
-    )
-    advice = "nothing; recfx.TrainPipeline copies the next batch's ids ahead, and hashes them in the meantime."
+    if on_device and all(node.serves_training for node in nodes):
+        modes = "copies ids that have no row to the host, where the indexes are; all others and those of eval mode are"
+    else:
+        modes = "copies ids to the host, where the indexes are, and their rows back (nodes to_host and to_device); in "
+        modes += "eval mode they are"
+    where = f"found on the device, in copies of the indexes that take {taken} bytes." if on_device else "copied, too."
+    message = f"its tables are on {device}, but each forward in training {modes} {where}"
+    advice = "nothing; recfx.TrainPipeline does what it can ahead, for the next batch."
     yield Diagnostic("hashed_on_host", path, message, advice)
 
 

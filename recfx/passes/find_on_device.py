@@ -1,8 +1,8 @@
-"""find_on_device: in eval mode, rows are found where the tables are, instead of on the host.
+"""find_on_device: rows are found where the tables are, instead of on the host.
 
 ``to_host``, ``hash_ids`` and ``to_device`` become ``find_rows``, which reads copies of the indexes. It is not one of
-``recfx.passes()``: it makes the graph that a collection runs in eval mode from the one that it trains with. The new
-node runs the nodes that it replaces where it cannot serve.
+``recfx.passes()``: it makes the graph that a collection runs in eval mode from another one, which it trains with if a
+table counts every id. The new node runs the nodes that it replaces where it cannot serve.
 """
 
 from torch import fx
@@ -41,6 +41,10 @@ def find_on_device(graph: OperatorGraph) -> PassResult:
         if code:
             declined.append(Diagnostic(code, collection.name, message, node=node.name))
             continue
+        in_turn = [table.name for table in collection.local if table.evicts or table.admits]
+        if in_turn:
+            message = f"in training, ids are hashed on the host, because tables {in_turn} count every id or evict."
+            declined.append(Diagnostic("hashed_in_turn", collection.name, message, node=node.name))
         _replace(graph, node, copy, finder.backend)
     return PassResult(graph, tuple(declined))
 

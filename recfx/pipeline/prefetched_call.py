@@ -15,6 +15,7 @@ from recfx.errors import InputError, OutOfStepError
 from recfx.pipeline.background import Streams, Worker
 from recfx.pipeline.batch_paths import Path, follow, path_in
 from recfx.runtime import marks
+from recfx.runtime.find_rows import FindRows
 from recfx.runtime.input_dist import Exchange
 from recfx.runtime.transfers import ToHost
 
@@ -209,13 +210,14 @@ def batch_changed(how: str, path: str = "") -> InputError:
 
 
 def hashed_on_host(model: nn.Module) -> dict[str, UnshardedCollection]:
-    """The unsharded collections that copy ids to the host to hash them, by path."""
+    """The unsharded collections that copy ids to the host to hash them, or those that have no row, by path."""
     return {
         path: collection
         for path, collection in unsharded_collections(model).items()
         if not collection.graph_is_inlined  # the model's graph calls the nodes one by one
         and any(
-            node.op == "call_module" and isinstance(collection.graph_module.get_submodule(str(node.target)), ToHost)
+            node.op == "call_module"
+            and isinstance(collection.graph_module.get_submodule(str(node.target)), (ToHost, FindRows))
             for node in collection.graph_module.graph.nodes
         )
     }
@@ -235,7 +237,7 @@ class HashedCall(StartedCall):
         if self._lacks_arguments or self._graph is not None or not finds_rows:
             return
         stages = self._stages = self.call.stages()
-        self._graph, finders = stages.graph_module, stages.finders()
+        self._graph, find = stages.graph_module, stages.finder()
         (features,) = [*self.args, *self.kwargs.values()]
         values: dict[str, Any] = {"features": features}
 
@@ -244,10 +246,10 @@ class HashedCall(StartedCall):
             with streams.on(streams.ids):
                 streams.take(features, streams.copy)
                 stages.select.run(values)
-                if finders:
+                if find is not None:
                     stages.arrive.run(values)
-                    values.update({name: find(values[name]) for name, find in finders.items()})
-            return values, bool(finders)
+                    find(values)
+            return values, find is not None
 
         self._arrived = worker.run(work)
 

@@ -51,7 +51,8 @@ class FoundRows(Multistreamable):
         return list(map(_stamp, self.indexes)) == self.stamps
 
     def record_stream(self, stream: torch.Stream) -> None:
-        record_stream(self.features, stream)
+        for part in (self.features, self.ids, self.rows):
+            record_stream(part, stream)
 
 
 def _stamp(index: HashIndex) -> tuple[Any, ...]:
@@ -121,8 +122,8 @@ class HashIds(NodeModule):
         indexes = self.indexes
         if indexes.counts_every_id or not self.training or indexes.device.type == "meta":
             return None
-        own = indexes.store.indexes_of(indexes.hashed_in_order)
-        buffers, stamps = [index.index_buffers() for index in own], list(map(_stamp, own))
+        own, stamps = self.stamped()
+        buffers = [index.buffers_as_they_are() for index in own]
 
         def find(features: KeyedJaggedTensor) -> KeyedJaggedTensor | FoundRows:
             if features.values().is_meta:
@@ -132,6 +133,13 @@ class HashIds(NodeModule):
             return FoundRows(features, ids, rows, own, stamps)
 
         return find
+
+    def stamped(self) -> tuple[list[HashIndex], list[tuple[Any, ...]]]:
+        """The indexes, and the state that each is in, as ``FoundRows`` has them."""
+        own = self.indexes.store.indexes_of(self.indexes.hashed_in_order)
+        for index in own:
+            index.refresh()
+        return own, list(map(_stamp, own))
 
 
 def hash_batch(indexes: TableIndexes, features: KeyedJaggedTensor, training: bool) -> HashedBatch:

@@ -16,17 +16,14 @@ import torch
 from torch import nn
 
 from recfx.runtime.in_flight import nodes_of
+from recfx.runtime.transfers import CopyToHost
 
 
 class _LateCheck:
     """The check of one batch. ``wrong`` is int64 ``[]`` on its device, not 0 if it is wrong; ``refuse`` raises then."""
 
     def __init__(self, wrong: torch.Tensor, refuse: Callable[[], None]) -> None:
-        module = torch.get_device_module(wrong.device)
-        self._said = torch.empty((), dtype=torch.int64, device="cpu", pin_memory=True)
-        self._said.copy_(wrong, non_blocking=True)
-        self._answered: Any = module.Event()
-        self._answered.record(module.current_stream(wrong.device))
+        self._said = CopyToHost([wrong])
         self._refuse: Callable[[], None] | None = refuse
         self.is_told = False
 
@@ -34,9 +31,7 @@ class _LateCheck:
         """Raise if the batch is wrong, once, or ``again``; free what is held of one that is right."""
         if self._refuse is None or (self.is_told and not again):
             return
-        if not self._answered.query():
-            self._answered.synchronize()
-        if bool(self._said):
+        if bool(self._said.wait()[0]):
             self.is_told = True
             self._refuse()
         self._refuse = None

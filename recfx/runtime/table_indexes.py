@@ -1,6 +1,6 @@
 """What the nodes that hash share: the indexes of one collection's tables, and the state of their batches."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
@@ -29,6 +29,7 @@ class TableIndexes:
         counts_every_id: whether any table scores or counts every id. Then each batch is hashed as a whole, in batch
             order.
         evicts: whether any table takes rows away from ids.
+        given_out: is told which rows a batch has given to new ids, once they are initialised.
     """
 
     def __init__(self, of: Lowered) -> None:
@@ -45,6 +46,7 @@ class TableIndexes:
         ]
         self.hashed_in_order = [table.name for table, *_ in self._keys_of_hashed]
         self._new_rows = NewRows(self.collection, tuple(table for table in tables if table.has_index), self.store)
+        self.given_out: Callable[[list[GivenRows]], None] | None = None
         self._evicting = [table for table in tables if table.evicts]
         self.evicts = bool(self._evicting)
         self.counts_every_id = any(table.evicts or table.admits for table in tables)
@@ -80,6 +82,10 @@ class TableIndexes:
         borders = features.offset_per_key()
         return [Segment(table, borders[first], borders[last]) for table, first, last in self._keys_of_hashed]
 
+    def of_hashed(self, numbers: list[int]) -> list[int]:
+        """Those of the hashed tables among numbers of all tables."""
+        return [number for table, number in zip(self.tables, numbers, strict=True) if table.name in self._is_hashed]
+
     def by_table(self) -> list[HashIndex | None]:
         return [self.store.index(table.name) if table.name in self._is_hashed else None for table in self.tables]
 
@@ -106,6 +112,8 @@ class TableIndexes:
             per_table = zip(segments, inserted.new_rows.split(counts), are_renewed.split(counts), strict=True)
             new_rows = [GivenRows(segment.table, rows, renewed) for segment, rows, renewed in per_table]
             self._new_rows.initialize(new_rows)
+            if self.given_out is not None:
+                self.given_out(new_rows)
         return inserted.rows
 
     def insert_absent(self, features: KeyedJaggedTensor, ids: torch.Tensor, rows: torch.Tensor) -> None:
@@ -113,18 +121,24 @@ class TableIndexes:
         and ``rows`` are int64 ``[n]``, on the CPU; a row of -1 is completed in place.
         """
         absent, segments = torch.nonzero(rows < 0).squeeze(1), self.segments(features)
-        if absent.numel() == 0:
-            self.count_found([segment.end - segment.begin for segment in segments], batches=1)
-            return
-        edges = torch.tensor([edge for segment in segments for edge in segment[1:]], device="cpu")
-        borders = torch.searchsorted(absent, edges).tolist()
-        fresh = [
-            segment._replace(begin=begin, end=end)
-            for segment, begin, end in zip(segments, borders[::2], borders[1::2], strict=True)
-        ]
-        rows[absent] = self.find_or_insert(ids[absent], fresh)
-        resident = [old.end - old.begin - (new.end - new.begin) for old, new in zip(segments, fresh, strict=True)]
+        sizes, counts = [segment.end - segment.begin for segment in segments], [0] * len(segments)
+        if absent.numel() > 0:
+            edges = torch.tensor([edge for segment in segments for edge in segment[1:]], device="cpu")
+            counts = torch.searchsorted(absent, edges).view(-1, 2).diff().flatten().tolist()
+        rows[absent] = self.insert_rest(ids[absent], sizes, counts)
+
+    def insert_rest(self, ids: torch.Tensor, sizes: list[int], absent: list[int]) -> torch.Tensor:
+        """The rows of those ids of a training batch that had none: int64 ``[n]``, on the CPU, table by table. ``sizes``
+        and ``absent`` say how many ids each hashed table has, and how many of these; all are counted.
+        """
+        if ids.numel() == 0:
+            self.count_found(sizes, batches=1)
+            return ids
+        parts = zip(self._keys_of_hashed, absent, accumulate(absent), strict=True)
+        rows = self.find_or_insert(ids, [Segment(table, end - count, end) for (table, *_), count, end in parts])
+        resident = [size - count for size, count in zip(sizes, absent, strict=True)]
         self.count_found(resident, batches=0)  # find_or_insert has already counted the batch
+        return rows
 
     def sizes(self, features: KeyedJaggedTensor) -> list[int]:
         """How many ids each hashed table has."""

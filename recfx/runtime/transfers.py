@@ -55,21 +55,32 @@ def pins(device_type: str) -> bool:
     return hasattr(torch.get_device_module(device_type), "current_stream")
 
 
+class CopyToHost:
+    """Copies of tensors of one device, which are started on the current stream. The host may go on meanwhile."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        device = tensors[0].device
+        self._copied: Any = None
+        if not pins(device.type):
+            self._copies = [tensor.cpu() for tensor in tensors]
+            return
+        self._copies = [torch.empty(one.shape, dtype=one.dtype, device="cpu", pin_memory=True) for one in tensors]
+        for copy, tensor in zip(self._copies, tensors, strict=True):
+            copy.copy_(tensor.detach(), non_blocking=True)
+        module = torch.get_device_module(device)
+        self._copied = module.Event()
+        self._copied.record(module.current_stream(device))
+
+    def wait(self) -> list[torch.Tensor]:
+        """The copies, once they are there; this waits for nothing that other streams do."""
+        if self._copied is not None and not self._copied.query():
+            self._copied.synchronize()
+        return self._copies
+
+
 def copy_to_host(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Copies of tensors of one device, which the host may read. All are started on the current stream; then the host
-    waits for these copies, and for nothing that other streams do.
-    """
-    device = tensors[0].device
-    if not pins(device.type):
-        return [tensor.cpu() for tensor in tensors]
-    copies = [torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True) for tensor in tensors]
-    for copy, tensor in zip(copies, tensors, strict=True):
-        copy.copy_(tensor.detach(), non_blocking=True)
-    module = torch.get_device_module(device)
-    copied = module.Event()
-    copied.record(module.current_stream(device))
-    copied.synchronize()
-    return copies
+    """Copies of tensors of one device, which the host may read: it waits for them."""
+    return CopyToHost(tensors).wait()
 
 
 def copy_bags_to_device(features: KeyedJaggedTensor, device: torch.device) -> KeyedJaggedTensor:

@@ -5,6 +5,7 @@ The cases run in Triton's interpreter (``interpreted/test_find_rows_in_models.py
 """
 
 import copy
+import random
 import threading
 from collections.abc import Callable
 from typing import NamedTuple
@@ -241,6 +242,58 @@ def threads(place: Place) -> None:
     assert seen == trained + 3 + 16 * features.values().numel()
 
 
+def histories(place: Place) -> None:
+    """Whatever happens in whatever order: rows, counters and errors are those of the host, and all bits those of the
+    same model on the device with ids that go to the host.
+    """
+    for number, name in enumerate(("zeros", "buckets", "row", "dense", "full")):
+        draw = random.Random(number)
+        pair = Pair(place, HASHING[name], weighted=number % 2 == 1, adopted=number % 3 > 0)
+        twin = copy.deepcopy(pair.there)
+        twin.graph_module.find_rows.hash_ids.indexes.counts_every_id = True
+        models = (pair.host, pair.there, twin)
+        states = [copy.deepcopy(model.state_dict()) for model in models]
+        for seed in range(10):
+            action = draw.choice(("train", "train", "train", "eval", "erase", "insert", "save", "load"))
+            ids = draw.choice((8, 12, 20, 50))  # there are 20 to 30 rows
+            features, said = pair.batch(draw.randrange(4), ids), list[object]()
+            for index, model in enumerate(models):
+                device = torch.device("cpu" if model is pair.host else place.device)
+                if action in ("train", "eval"):
+                    said.append(outcome(model.train(action == "train"), features.to(device)))
+                elif action == "erase":
+                    said.append(model.index("t0").erase(features["f0"].values()).tolist())
+                elif action == "insert":
+                    said.append(model.index("t0").insert(torch.tensor([-1, 900 + seed])).rows.tolist())
+                elif action == "save":
+                    states[index] = copy.deepcopy(model.state_dict())
+                else:
+                    model.load_state_dict(states[index])
+            assert not said or said[1:] == said[:1] * 2, (name, seed, action)
+            assert pair.there.train().graph_module.find_rows.serves_training
+            for table_name, expected in pair.host.hash_indexes.items():
+                for index in (pair.there.index(table_name), twin.index(table_name)):
+                    assert index.counters == expected.counters, (name, seed, action)
+                    assert torch.equal(index.row_ids, expected.row_ids)
+                    assert torch.equal(index.row_state, expected.row_state)
+            for table_name in ("t0", "t1", "t2"):
+                weight = pair.there.weight(table_name)
+                assert torch.equal(weight, twin.weight(table_name)), (name, seed, action)
+                torch.testing.assert_close(weight.cpu(), pair.host.weight(table_name), **CLOSE)
+
+
+def outcome(model: HashEmbeddingBagCollection, features: KeyedJaggedTensor) -> str:
+    """The error of a step, or of a forward in eval mode; ``""`` if there is none."""
+    try:
+        with torch.set_grad_enabled(model.training):
+            pooled = model(features).values()
+    except recfx.errors.TableFullError as error:
+        return str(error)
+    if model.training:
+        (pooled - 1).square().sum().backward()
+    return ""
+
+
 CASES: dict[str, Callable[[Place], None]] = {
-    case.__name__: case for case in (policies, changes, evicted, checkpointed, empty, threads)
+    case.__name__: case for case in (policies, changes, evicted, checkpointed, empty, threads, histories)
 }

@@ -13,7 +13,7 @@ from torchrec.distributed.types import ShardingPlan
 from torchrec.optim import apply_optimizer_in_backward
 
 import recfx
-from recfx.collections.compile_graph import make_eval_graph
+from recfx.collections.compile_graph import graphs_of_modes
 from recfx.collections.sharding.collection import Stages
 from recfx.ir import NODE_KINDS, Input, NodeKind, Stage, ValueType
 from recfx.ir.context import CollectionContext
@@ -76,9 +76,9 @@ def test_several_nodes_that_hash(monkeypatch: pytest.MonkeyPatch) -> None:
         answers = [model.train(mode).ebc(BATCH).values() for model in (converted, plain)]
         torch.testing.assert_close(*answers, rtol=1e-6, atol=0)
     graph_module = converted.train().ebc.graph_module
-    assert Stages(graph_module).finders().keys() == {"ebc_select_features", "ebc_drop_ids"}
+    assert {ids for _, ids, _ in Stages(graph_module).hashing} == {"ebc_select_features", "ebc_drop_ids"}
     monkeypatch.setattr(CollectionContext, "copies_ids", property(lambda _: True))
-    _, (record,), _ = make_eval_graph(graph_module, converted.ebc._runtime)
+    _, _, (record,), _ = graphs_of_modes(graph_module, converted.ebc._runtime)
     assert [decline.code for decline in record.declined] == ["several_hash_ids"] * 2
     with refused("several_hash_ids", "ebc"):
         recfx.convert(model(), hashing=recfx.HashConfig(dense_rows=0, on_full="evict"), passes=passes)

@@ -42,6 +42,7 @@ def test_opcheck(config: dict[str, Any]) -> None:
                 locks,
             ),
         ),
+        ("take_slots_", (torch.zeros(2 * 128, dtype=torch.uint8), [128] * 2, ids[1:], [2, 4])),
         ("find_or_insert", (ids, [0, 3], [3, 5], both, policies, [NOTHING_IN_FLIGHT, 1])),
         ("add_counts", ([index.counts, other.counts], list(range(12)))),
         ("any_nonzero", ([index.lock, index.counts[:1]],)),

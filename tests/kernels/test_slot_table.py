@@ -101,6 +101,32 @@ def test_the_operator_puts_ids_where_one_by_one_they_would_go(count: int) -> Non
     assert table[:, 0].tolist() == expected
 
 
+def test_ids_that_come_later_take_the_slots_in_which_they_are_found() -> None:
+    """Table by table, some in slots that are taken; id -1 is behind all slots."""
+    slot_counts, first, later = [2**7, 2**9], [40, 300], [50, 80]
+    slots, taken = torch.full((sum(slot_counts), 2), -1), torch.zeros(sum(slot_counts), dtype=torch.uint8)
+    known = [torch.randint(-(2**63), 2**63 - 1, (count + more,)) for count, more in zip(first, later, strict=True)]
+    known[1][-1] = -1
+    for begin, end in (([0, 0], first), (first, [90, 380])):
+        ids = [of_table[one:other] for of_table, one, other in zip(known, begin, end, strict=True)]
+        ends = [len(ids[0]), len(ids[0]) + len(ids[1])]
+        places = hash_index.take_slots_(taken, slot_counts, torch.cat(ids), ends)
+        inside = places < len(slots)
+        assert places[~inside].tolist() == [len(slots) + 1] * (end[1] == 380)
+        slots[places[inside]] = torch.stack(
+            [torch.cat(ids)[inside], torch.cat([torch.arange(*span) for span in zip(begin, end, strict=True)])[inside]],
+            1,
+        )
+    for of_table, own in zip(known, slots.split(slot_counts), strict=True):
+        assert slot_table.find_in_slots(of_table, own, torch.tensor([379])).tolist() == list(range(len(of_table)))
+    assert torch.equal(taken != 0, slots[:, 0] != -1)
+    for wrong in ((taken[1:], slot_counts, ids[0], [50, 50]), (taken, slot_counts, ids[0], [50, 51])):
+        with pytest.raises(RuntimeError, match=r"taken must be uint8|the end of each table"):
+            hash_index.take_slots_(*wrong)
+    with pytest.raises(RuntimeError, match="table 0 has no empty slot"):
+        hash_index.take_slots_(taken, slot_counts, torch.arange(2**8), [2**8] * 2)
+
+
 @given(st.integers(1, 2**33))
 def test_group_count_leaves_room_and_wastes_little(rows: int) -> None:
     slots = slot_groups.SLOTS * slot_groups.group_count(rows)

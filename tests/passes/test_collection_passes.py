@@ -8,7 +8,7 @@ import torch
 from torchrec import KeyedJaggedTensor
 
 from recfx import HashConfig, HashEmbeddingBagCollection
-from recfx.collections.compile_graph import make_eval_graph
+from recfx.collections.compile_graph import graphs_of_modes
 from recfx.ir import format_graph
 from recfx.ir.context import CollectionContext
 from recfx.ir.tables import IdRange
@@ -210,7 +210,7 @@ def test_rows_of_tables_on_the_host_are_found_there(hashing: tuple[object, objec
     converted = collection(*hashing)  # type: ignore[arg-type]
     graph_module = lowered(converted, until("lower"))
     text = format_graph(graph_module)
-    assert make_eval_graph(graph_module, Runtime(converted.store))[:2] == (graph_module, [])
+    assert graphs_of_modes(graph_module, Runtime(converted.store))[:3] == (graph_module, graph_module, [])
     assert format_graph(graph_module) == text
     assert converted.eval().graph_module is converted.train().graph_module
 
@@ -221,8 +221,8 @@ def test_a_device_without_a_kernel_is_declined(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(CollectionContext, "copies_ids", property(lambda _: True))
     converted = copy.deepcopy(collection(INDEXED, ADOPTED))
     graph_module = lowered(converted, until("insert_hash"))
-    same, (record,), _ = make_eval_graph(graph_module, Runtime(converted.store))
-    assert same is graph_module
+    *same, (record,), _ = graphs_of_modes(graph_module, Runtime(converted.store))
+    assert same == [graph_module] * 2
     (declined,) = record.declined
     assert (record.name, declined.code, declined.by) == ("find_on_device", "found_on_host", "find_on_device")
     assert launch.why_not(converted.weight("ads").device) in declined.message

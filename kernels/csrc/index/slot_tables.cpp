@@ -1,10 +1,13 @@
-// Writes indexes as slot tables, which devices and exported files read. Contract: slot_tables_ in
-// kernels/index/hash_index.py. Determinism: one thread writes each table, in the order of its rows.
+// Writes indexes as slot tables, which devices and exported files read, and finds places for ids that come later.
+// Contracts: slot_tables_ and take_slots_ in kernels/index/hash_index.py. Determinism: one thread writes each table, in
+// the order of its rows or of its ids.
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty_like.h>
 #include <torch/library.h>
 
 #include <algorithm>
 #include <cstdint>
+#include <numeric>
 #include <vector>
 
 #include "build/parallel.h"
@@ -127,14 +130,56 @@ void slot_tables_(const at::Tensor& all_slots, const at::Tensor& all_side_rows, 
   parallel_for_each(static_cast<int64_t>(tables), [&](int64_t t) { insert_rows(rows[t], views[t]); });
 }
 
+at::Tensor take_slots_(const at::Tensor& taken, at::IntArrayRef slot_counts, const at::Tensor& ids,
+                       at::IntArrayRef ends) {
+  const auto tables = static_cast<int64_t>(slot_counts.size());
+  const int64_t all_slots = std::accumulate(slot_counts.begin(), slot_counts.end(), int64_t{0});
+  TORCH_CHECK(taken.device().is_cpu() && taken.is_contiguous() && taken.scalar_type() == at::kByte &&
+                  taken.numel() == all_slots,
+              "recfx: taken must be uint8 [", all_slots, "] on the CPU");
+  const int64_t* own_ids = int64_data(ids, "ids");
+  TORCH_CHECK(static_cast<int64_t>(ends.size()) == tables && (tables == 0 || ends[tables - 1] == ids.numel()) &&
+                  std::is_sorted(ends.begin(), ends.end()),
+              "recfx: take_slots_ needs the end of each table's ids");
+  at::Tensor places = at::empty_like(ids);
+  auto* is_taken = static_cast<uint8_t*>(taken.data_ptr());
+  int64_t* own_places = int64_data(places, "places");
+  std::vector<int64_t> begins(slot_counts.size());
+  std::exclusive_scan(slot_counts.begin(), slot_counts.end(), begins.begin(), int64_t{0});
+  parallel_for_each(tables, [&](int64_t t) {
+    const int64_t count = slot_counts[t];
+    TORCH_CHECK(count > 0 && (count & (count - 1)) == 0, "recfx: table ", t, " has ", count,
+                " slots, which is not a power of two");
+    uint8_t* own = is_taken + begins[t];
+    for (int64_t k = t == 0 ? 0 : ends[t - 1]; k < ends[t]; ++k) {
+      uint64_t slot = slot_hash(own_ids[k]) & static_cast<uint64_t>(count - 1);
+      if (own_ids[k] == kEmptyId) {
+        own_places[k] = all_slots + t;
+        continue;
+      }
+      for (int64_t step = 0; own[slot] != 0; ++step) {
+        TORCH_CHECK(step < count, "recfx: table ", t, " has no empty slot");
+        slot = (slot + 1) & static_cast<uint64_t>(count - 1);
+      }
+      own[slot] = 1;
+      own_places[k] = begins[t] + static_cast<int64_t>(slot);
+    }
+  });
+  return places;
+}
+
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(recfx, library) {
+  library.def("take_slots_(Tensor(a!) taken, int[] slot_counts, Tensor ids, int[] ends) -> Tensor");
   library.def(
       "slot_tables_(Tensor(a!) all_slots, Tensor(b!) all_side_rows, int[] slot_counts, Tensor[] row_ids, "
       "Tensor[] row_states, Tensor[] locks) -> ()");
 }
 
-TORCH_LIBRARY_IMPL(recfx, CPU, library) { library.impl("slot_tables_", slot_tables_); }
+TORCH_LIBRARY_IMPL(recfx, CPU, library) {
+  library.impl("slot_tables_", slot_tables_);
+  library.impl("take_slots_", take_slots_);
+}
 
 }  // namespace recfx

@@ -42,6 +42,7 @@ from recfx.runtime import marks
 from recfx.runtime.bags import with_own_lengths
 from recfx.runtime.base import NodeModule
 from recfx.runtime.dist_groups import DistGroups
+from recfx.runtime.find_rows import FindRows
 from recfx.runtime.hash_ids import HashIds, HashLookup
 from recfx.runtime.in_flight import BATCHES_IN_FLIGHT
 from recfx.runtime.input_dist import DistContext, Exchange, InputDistStart, Outgoing
@@ -55,11 +56,13 @@ from recfx.versions.differences import BaseForward
 
 # A node of this kind, and all nodes that depend on it, come after the cut with this number.
 _CUT_BEFORE = {kind: number for number, kind in enumerate(CUTS, start=1)}
-_HASHED = _CUT_BEFORE["hash_ids"]
+_CUT_BEFORE["find_rows"] = _CUT_BEFORE["hash_ids"]  # for which it stands
 
 
 class Stage:
-    """Nodes of a graph that run one after the other on values by name."""
+    """Nodes of a graph that run one after the other on values by name. A node for which there is a value already, which
+    was computed ahead, takes that in place of its arguments.
+    """
 
     def __init__(self) -> None:
         # The name of each node, what it calls, its arguments, and the values that nothing needs after it.
@@ -70,7 +73,8 @@ class Stage:
         is_quiet = not profiler._is_profiler_enabled  # and no tracer is here, so nodes need not look for one
         for name, call, args, last in self.steps:
             run = call._call_impl if is_quiet and isinstance(call, NodeModule) else call
-            values[name] = run(*[values[arg.name] if isinstance(arg, fx.Node) else arg for arg in args])
+            given = [values[arg.name] if isinstance(arg, fx.Node) else arg for arg in args]
+            values[name] = run(*([values[name]] if name in values else given))
             for used in last:
                 del values[used]
 
@@ -106,19 +110,25 @@ class Stages:
                 stages[numbers[node]].steps.insert(0, (node.name, call, node.args, [value.name for value in last]))
         sent = (source for node in numbers if numbers[node] == 1 for source in node.all_input_nodes)
         self.selected = next((source.name for source in sent if numbers[source] == 0), "")
-        self._hashing = {}  # by the ids that nothing else takes then
+        self.hashing = list[tuple[str, str, Any]]()  # the names of nodes and of their ids, and what finds these
         for node in numbers:
             module = modules.get(node.target) if isinstance(node.target, str) else None
-            if isinstance(module, (HashIds, HashLookup)):
+            if isinstance(module, (HashIds, HashLookup, FindRows)):
                 (ids,) = node.all_input_nodes
-                readers = [user for user in ids.users if numbers.get(user, _HASHED) >= _HASHED]
-                if numbers[ids] < _HASHED and readers == [node]:
-                    self._hashing[ids.name] = module.hash_ids if isinstance(module, HashLookup) else module
+                if numbers[ids] < numbers[node]:
+                    finding = module.hash_ids if isinstance(module, HashLookup) else module
+                    self.hashing.append((node.name, ids.name, finding))
 
-    def finders(self) -> dict[str, Callable[[Any], Any]]:
-        """By the names of ids that arrive, what finds their rows ahead; see ``HashIds.finder``."""
-        finders = {name: module.finder() for name, module in self._hashing.items()}
-        return {name: finder for name, finder in finders.items() if finder is not None}
+    def finder(self) -> Callable[[dict[str, Any]], None] | None:
+        """What finds rows ahead, when ids have arrived in the values that it is given; None if nothing may be found
+        ahead: see ``HashIds.finder``.
+        """
+        finders = [(name, ids, finder) for name, ids, node in self.hashing if (finder := node.finder()) is not None]
+
+        def find(values: dict[str, Any]) -> None:
+            values.update({name: finder(values[ids]) for name, ids, finder in finders})
+
+        return find if finders else None
 
 
 def _earliest(kind: str) -> int:
@@ -416,16 +426,16 @@ class ShardedCollection(
         """A function that finds the rows of ids that have arrived; None if rows must be found in the batch's own step.
         Call this on the thread that owns the indexes; the function may run on any thread, once, before ``compute``.
         """
-        finders, values = ctx.stages.finders(), ctx.values
-        if not finders:
+        find = ctx.stages.finder()
+        if find is None:
             return None
         ctx.arrives_ahead = True
 
-        def find(arrived: KJTList) -> None:
+        def arrive(arrived: KJTList) -> None:
             self._arrive(ctx, arrived)
-            values.update({name: finder(values[name]) for name, finder in finders.items()})
+            find(ctx.values)
 
-        return find
+        return arrive
 
     # Copies
 

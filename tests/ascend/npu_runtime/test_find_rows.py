@@ -1,12 +1,14 @@
 """Target ``npu`` in eval mode: rows are found on the (simulated) device, which the host does not wait for."""
 
 import copy
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torchrec import EmbeddingBagCollection
+from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 
 import recfx
 from recfx.ir import format_graph
@@ -14,7 +16,7 @@ from recfx.ir.meta import node_meta
 from recfx.kernels.build import launch
 from tests.ascend.finding_on_device import CASES, HASHING, Pair, Place
 from tests.ascend.npu_runtime.training import DEVICE
-from tests.builders.batches import batch
+from tests.builders.batches import bags, batch
 from tests.builders.collections import table
 from tests.builders.optimizers import attach
 
@@ -41,14 +43,22 @@ def test_lookups_of_a_target_that_takes_no_absent_rows() -> None:
 
 
 def test_each_mode_has_its_graph(form: str) -> None:
-    there = Pair(Place(DEVICE), HASHING["zeros"]).there
+    there = Pair(Place(DEVICE), HASHING["evict"]).there
     trained = format_graph(there.graph_module)
     assert [line.split(" ")[0] for line in trained.splitlines()[2:5]] == [
         "ebc_to_host",
         "ebc_hash_ids",
-        "ebc_to_device",
+        "ebc_rows",
     ]
-    there.eval()
+    assert "hashed_in_turn" in {declined.code for record in there.pass_records for declined in record.declined}
+    assert "to_host" not in format_graph(there.eval().graph_module)
+    assert format_graph(there.train().graph_module) == trained
+
+
+def test_one_graph_for_both_modes_if_no_table_counts_every_id(form: str) -> None:
+    there = Pair(Place(DEVICE), HASHING["zeros"]).there
+    graph_module = there.graph_module
+    assert there.eval().graph_module is graph_module
     assert (
         format_graph(there.graph_module).replace(f"'{form}'", "npu")
         == """\
@@ -67,8 +77,7 @@ return ebc_keyed_tensor"""
         "npu",
         "find_on_device",
     )
-    assert format_graph(there.train().graph_module) == trained
-    assert "to_host" not in format_graph(there.cpu().eval().graph_module)
+    assert "to_host" not in format_graph(there.cpu().graph_module)
 
 
 def reason(model: nn.Module) -> str:
@@ -78,6 +87,7 @@ def reason(model: nn.Module) -> str:
 
 def test_the_report_says_where_rows_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Sequential(Pair(Place(DEVICE), HASHING["zeros"]).there)
+    assert "copies ids that have no row to the host" in reason(model)
     assert "2560 bytes" in reason(model)
     assert "find_rows" in str(recfx.explain(model.eval()))
     monkeypatch.undo()
@@ -86,6 +96,57 @@ def test_the_report_says_where_rows_are_found(monkeypatch: pytest.MonkeyPatch) -
     assert "bytes" not in reason(without)
     codes = {one.code for collection in recfx.explain(without).collections for one in collection.declined}
     assert "found_on_host" in codes
+
+
+class Trained(nn.Module):
+    """What a pipeline trains."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, features: KeyedJaggedTensor) -> tuple[torch.Tensor, torch.Tensor]:
+        pooled = self.model(features).values()
+        return (pooled - 1).square().sum(), pooled.detach()
+
+
+def waits_of(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the main thread calls to wait for the device: grows as it does. What it has not started itself is there."""
+    waits, started = list[str](), list[Any]()
+
+    def note(of: Any, name: str, call: Callable[..., Any], noted: Callable[..., Any]) -> None:
+        def noting(*arguments: Any, **named: Any) -> Any:
+            if threading.current_thread() is threading.main_thread():
+                noted(*arguments)
+            return call(*arguments, **named)
+
+        monkeypatch.setattr(of, name, noting)
+
+    event: Any = torch.npu.Event
+    note(event, "record", event.record, lambda recorded, *_: started.append(recorded))
+    note(event, "query", lambda asked: all(asked is not own for own in started), lambda *_: None)
+    for of in (event, torch.npu.Stream, torch.npu):
+        note(of, "synchronize", of.synchronize, lambda *_: waits.append("synchronize"))
+    for name in ("cpu", "item", "tolist", "nonzero"):
+        on_device = lambda tensor, *_, name=name: waits.extend([name] * (tensor.device.type == "npu"))  # noqa: E731
+        note(torch.Tensor, name, getattr(torch.Tensor, name), on_device)
+    return waits
+
+
+@pytest.mark.parametrize("new_ids", [0, 3])
+def test_what_a_step_waits_for(new_ids: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a pipeline, for ids without a row alone: the count is there once the batch is in turn."""
+    pair = Pair(Place(DEVICE), HASHING["zeros"])
+    batches = [pair.batch(seed, 20).to(torch.device(DEVICE)) for seed in (0, 0, 0)]
+    new = bags({"f0": [[70, 71, 72][:new_ids]] * 4, "f1": [[]] * 4, "f2": [[]] * 4, "f3": [[]] * 4})
+    batches.append(new.to(torch.device(DEVICE)))
+    pipeline = recfx.TrainPipeline(Trained(pair.there), torch.optim.SGD([torch.zeros(1)]), torch.device(DEVICE))
+    source, waits = iter(batches), list[str]()
+    for number in range(len(batches)):
+        if number == 2:
+            waits = waits_of(monkeypatch)
+        pipeline.progress(source)
+    assert waits == ["synchronize"] * (new_ids > 0)
 
 
 @pytest.mark.parametrize("training", [False, True])

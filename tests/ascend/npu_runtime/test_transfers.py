@@ -108,6 +108,7 @@ def test_outputs_and_gradients_are_those_of_the_cpu(
 def test_copies_are_pinned_and_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[str] = []
     events: Any = torch.npu.Event
+    monkeypatch.setattr(events, "query", lambda self: False)
     monkeypatch.setattr(events, "synchronize", lambda self: waits.append("event"))
     monkeypatch.setattr(torch.npu, "synchronize", lambda *_: waits.append("device"))
     (ids,) = copy_to_host([torch.arange(5, device=DEVICE)])
