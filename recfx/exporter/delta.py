@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -15,11 +16,12 @@ from torch import nn
 from recfx.collections.sharding.ranks_agree import on_all_ranks
 from recfx.errors import ExportError
 from recfx.errors.argument_types import typed
-from recfx.exporter.file_versions import new_version, same_bits, tensors_of_script, value_at
+from recfx.exporter.file_versions import new_version, same_bits, value_at
 from recfx.exporter.load import LoadedModel, load, manifest_of_file
 from recfx.exporter.manifest import rewritten_manifest, tables_as_described
-from recfx.exporter.model_copies import fresh_copy, on_host
+from recfx.exporter.model_copies import device_of, fresh_copy, on_host
 from recfx.exporter.model_file import as_path, check_target, destination, disk_errors, write_file
+from recfx.exporter.plain_reads import changed_read
 from recfx.exporter.report import DeltaReport, TableChanges
 from recfx.exporter.script_program import save_script, script_of_tensors
 from recfx.exporter.served_collection import Part, ServedCollection
@@ -38,6 +40,7 @@ from recfx.exporter.whole_model import (
     exported_root,
     gathered_tables,
     group_of_root,
+    refuse_meta,
     whole_model,
 )
 from recfx.kernels.build.private_files import new_file
@@ -76,7 +79,8 @@ def export_delta(model: nn.Module, path: str | os.PathLike[str], base: str | os.
             by a version of recfx without deltas; ``delta_does_not_fit``: the model has other tables or tensors than
             the base; ``not_followed``: the base's program holds a tensor that the model has under no path; as
             ``export``: ``invalid_argument``, ``cannot_write``, ``rows_out_of_range``, ``ranks_differ``,
-            ``other_rank_failed``, ``model_is_sharded``, ``several_process_groups``, ``no_process_group``.
+            ``other_rank_failed``, ``model_is_sharded``, ``several_process_groups``, ``no_process_group``,
+            ``model_on_meta``.
     """
     begin = time.perf_counter()
     root = exported_root(model)
@@ -100,6 +104,7 @@ def export_delta(model: nn.Module, path: str | os.PathLike[str], base: str | os.
         if group is not None and group.rank() != 0:
             return None
         with ONE_AT_A_TIME:
+            refuse_meta("cpu" if group is not None else device_of(root).type)
             whole = on_host(*whole_model(root, Sample(), group, gathered))[0]
             return _write(root, whole, as_path(path), as_path(base), begin)
 
@@ -115,6 +120,8 @@ def _write(root: nn.Module, model: nn.Module, path: Path, base: Path, begin: flo
     for name, (where, number) in manifest["state"]["tables"].items():
         delta.compare_filling(name, served[where], number)
     live = fresh_copy(model)[0]
+    if changed := changed_read(live, manifest["state"]["reads"]):
+        raise does_not_fit(f"the model reads {changed}, whose program has that for ever.")
     for name, where in manifest["state"]["tensors"].items():
         delta.compare_tensor(name, value_at(live, where), where)
     after = os.path.relpath(destination(base), destination(path).parent)
@@ -162,8 +169,8 @@ def _followed(manifest: dict[str, Any], base: Path) -> dict[str, Any]:
         raise _unknown(f"{base} is {why}.")
     if state["unfollowed"]:
         raise ExportError(
-            f"the program of {base} holds {state['unfollowed'][0]!r}, which the model has under no path: nobody can "
-            "tell whether it has changed.",
+            f"the program of {base} holds {state['unfollowed'][0]!r}, which is no tensor that the model has at a "
+            "path: nobody can tell whether it has changed.",
             reason="not_followed",
             what_to_do="make the tensor a parameter or a buffer of the module that reads it, and export again.",
         )
@@ -177,14 +184,20 @@ def _unknown(message: str) -> ExportError:
 
 
 def _load_chain(path: Path) -> LoadedModel:
-    """The model of a base, or of a delta: the base that it began with, and all deltas up to this one."""
-    deltas = list[Path]()
+    """The model of a base, or of a delta: the base that it began with, and all deltas up to this one. Some of them may
+    have been merged with the base in its place since.
+    """
+    deltas: dict[str, Path] = {}  # by version, the last one first
+    parent = None
     while "delta" in (manifest := manifest_of_file(path)):
-        deltas.append(path)
+        if parent not in (None, manifest["version"]):
+            raise _unknown(f"{path} has been replaced since the delta after it was written.")
+        deltas[manifest["version"]], parent = path, manifest["delta"]["parent"]
         path = Path(os.path.normpath(destination(path).parent / manifest["delta"]["after"]))
     loaded = load(path)
-    for delta in reversed(deltas):
-        loaded.apply(delta)
+    follow = itertools.takewhile(lambda version: version != loaded.manifest.get("version"), deltas)
+    for version in reversed(list(follow)):
+        loaded.apply(deltas[version])
     return loaded
 
 
@@ -254,7 +267,7 @@ def _new_and_removed(old: torch.Tensor, new: torch.Tensor) -> tuple[int, int]:
 
 @typed(ExportError)
 def merge_deltas(
-    base: str | os.PathLike[str], deltas: Sequence[str | os.PathLike[str]], path: str | os.PathLike[str]
+    base: str | os.PathLike[str], deltas: Sequence[str | os.PathLike[str]] | str, path: str | os.PathLike[str]
 ) -> None:
     """Write a base with the deltas that follow it, in order, as one file: it answers as a file that was exported when
     the last delta was, and the deltas that follow that one can be applied to it.
@@ -267,15 +280,14 @@ def merge_deltas(
 
     Args:
         base: a file of ``export``, of format torchscript, or of this function.
-        deltas: files of ``export_delta``.
+        deltas: files of ``export_delta``, or one of them.
         path: the file that is written, in one step. It may be ``base``.
 
     Raises:
         ExportError: as ``LoadedModel.apply``, ``load`` and ``export`` for what they read and write.
     """
     check_target(as_path(path))
-    loaded = load(base)
-    for delta in deltas:
+    loaded, size = load(base), as_path(base).stat().st_size
+    for delta in [deltas] if isinstance(deltas, str) else deltas:
         loaded.apply(delta)
-    size = sum(map(_size, tensors_of_script(loaded.script).values()))
     save_with_manifest(loaded.script, size, loaded.manifest, as_path(path))

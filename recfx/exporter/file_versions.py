@@ -11,16 +11,19 @@ from __future__ import annotations
 import copy
 import secrets
 from collections.abc import Mapping
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from recfx.errors import ExportError
 from recfx.exporter.compare_outputs import ModelCall
 from recfx.exporter.model_copies import fresh_copy
 from recfx.exporter.model_file import Program
+from recfx.exporter.plain_reads import plain_reads
 
 _PROGRAM = "program.program."
 """Where the program is in the module of a TorchScript file."""
@@ -40,7 +43,8 @@ def new_version(parent: Mapping[str, Any] | None = None) -> dict[str, Any]:
 
 def followed_state(program: Program, call: ModelCall) -> dict[str, Any] | None:
     """What a manifest says of the tensors of a program: those that hold tables, by collection and filling; the paths in
-    the model of the others; and the ``unfollowed``, which the model has under no path. None of a program of pt2.
+    the model of the others; the names of those in ``lists``, of which torch's LSTM has one; and the ``unfollowed``,
+    which the model has under no path. Also what the model's code ``reads``. None of a program of pt2.
     """
     if program.paths is None:
         return None
@@ -51,7 +55,10 @@ def followed_state(program: Program, call: ModelCall) -> dict[str, Any] | None:
         for number, filling in enumerate(served.fillings):
             places[filling.buffer.data_ptr()] = served.path, number, filling
     model = fresh_copy(call.model)[0]
-    for name, tensor in {**program.buffers(), **program.parameters()}.items():
+    held = program.attributes()
+    plain_tensors = {name: value for name, value in held.items() if isinstance(value, torch.Tensor)}
+    named = {**program.buffers(), **program.parameters(), **plain_tensors}
+    for name, tensor in named.items():
         if not tensor.numel():
             continue
         if tensor.data_ptr() in places:
@@ -66,7 +73,22 @@ def followed_state(program: Program, call: ModelCall) -> dict[str, Any] | None:
             if value is None or not same_bits(value, tensor):
                 unfollowed.append(name)
             tensors[name] = path
-    return {"tables": tables, "tensors": tensors, "unfollowed": unfollowed, "attributes": attributes}
+    lists, names = dict[str, list[str]](), {_memory(tensor): name for name, tensor in named.items()}
+    for name in sorted(held.keys() - plain_tensors):
+        inside = [part for part in tree_leaves(held[name]) if isinstance(part, torch.Tensor)]
+        known = [names[_memory(part)] for part in inside if _memory(part) in names]
+        if inside and isinstance(held[name], list) and len(known) == len(held[name]):
+            lists[name] = known
+        elif inside:
+            unfollowed.append(name)
+    return {
+        "tables": tables, "tensors": tensors, "lists": lists, "unfollowed": unfollowed, "attributes": attributes,
+        "reads": plain_reads(call),
+    }  # fmt: skip
+
+
+def _memory(tensor: torch.Tensor) -> tuple[int, torch.Size]:
+    return tensor.data_ptr(), tensor.shape
 
 
 def value_at(model: nn.Module, path: str) -> torch.Tensor | None:
@@ -117,26 +139,29 @@ def next_version(script: Any, delta: Mapping[str, Any], tensors: Mapping[str, to
     """The module of a TorchScript file with the changes of a delta, whose tensors are given by name; the old module
     does not change, and shares with the new one what is equal.
     """
-    old, changes = tensors_of_script(script), delta["delta"]
-    changed: dict[str, Any] = {name: tensors[data].to(old[name].device) for name, data in changes["tensors"].items()}
+    changes = delta["delta"]
+    old = partial(tensor_of_script, script)
+    changed: dict[str, Any] = {name: tensors[data].to(old(name).device) for name, data in changes["tensors"].items()}
     for stretch in changes["stretches"]:
         name, begin, count, unit = (stretch[key] for key in ("tensor", "begin", "count", "unit"))
         if name not in changed:
-            changed[name] = old[name].detach().clone(memory_format=torch.contiguous_format)
+            changed[name] = old(name).detach().clone(memory_format=torch.contiguous_format)
         units = changed[name].view(-1).view(torch.uint8)[begin : begin + count * unit].view(count, unit)
         which = tensors[stretch["which"]].long().to(units.device)
         units.index_copy_(0, which, tensors[stretch["data"]].to(units.device))
+    for name, parts in delta["state"]["lists"].items():
+        if not changed.keys().isdisjoint(parts):
+            changed[name] = [changed[part] if part in changed else old(part) for part in parts]
     for module, facts in changes["attributes"].items():
         changed |= {f"{module}.{name}": value for name, value in facts.items()}
     made = _with(script._c, {_PROGRAM + name: value for name, value in changed.items()})
     return torch.jit._recursive.wrap_cpp_module(made)
 
 
-def tensors_of_script(script: Any) -> dict[str, torch.Tensor]:
-    """The parameters and buffers of the program of a TorchScript file, by name."""
-    program = script.program.program
-    named = (program.named_buffers, program.named_parameters)
-    return {name: tensor for each in named for name, tensor in each(remove_duplicate=False)}
+def tensor_of_script(script: Any, name: str) -> torch.Tensor:
+    """A tensor of the program of a TorchScript file: a parameter, a buffer, or an attribute."""
+    tensor: torch.Tensor = attrgetter(name)(script.program.program)
+    return tensor
 
 
 def _with(module: Any, values: Mapping[str, Any]) -> Any:

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import torch
 
@@ -37,6 +37,7 @@ class Program:
     # The path in the model of each module and tensor of a program that deltas can be applied to, by its name there.
     paths: Mapping[str, str] | None = None
     parameters: Callable[[], Mapping[str, torch.Tensor]] = dict
+    attributes: Callable[[], Mapping[str, Any]] = dict  # what its modules hold besides buffers and parameters
 
 
 def write_file(save: Callable[[Path], None], size: int, make_manifest: Callable[[int], str], path: Path) -> None:

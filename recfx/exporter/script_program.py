@@ -79,6 +79,7 @@ def script_programs(call: ModelCall) -> Iterator[Program | Diagnostic]:
         named=served.named, save=partial(save_script, served), size=size, operators=_operators(served),
         buffers=lambda: dict(inner.named_buffers(remove_duplicate=False)), graph=format_graph(graph_module),
         paths=paths, parameters=lambda: dict(inner.named_parameters(remove_duplicate=False)),
+        attributes=partial(_attributes, inner),
     )  # fmt: skip
 
 
@@ -120,6 +121,19 @@ def _saved_size(script: torch.jit.ScriptModule, big: list[torch.Tensor]) -> int:
         for buffer, content in zip(big, contents, strict=True):
             buffer.set_(content)  # type: ignore[call-overload]
     return len(saved) + sum(content.nbytes for content in contents)
+
+
+def _attributes(program: torch.jit.ScriptModule) -> dict[str, Any]:
+    """What the code of a compiled program reads of its modules, by path, besides parameters and buffers."""
+    modules = list(program.named_modules(remove_duplicate=False))
+    methods = (module._c._get_method(name) for _, module in modules for name in module._c._method_names())
+    read = {node.s("name") for method in methods for node in method.graph.findAllNodes("prim::GetAttr")}
+    held: dict[str, Any] = {}
+    for path, module in modules:
+        registered = dict([*module.named_parameters(), *module.named_buffers()])
+        for name in (module._concrete_type.get_attributes().keys() & read) - registered.keys():
+            held[f"{path}.{name}" if path else name] = getattr(module, name)
+    return held
 
 
 def _operators(script: torch.jit.ScriptModule) -> set[str]:

@@ -166,6 +166,11 @@ class _Content:
     __hash__ = None  # type: ignore[assignment]
 
 
+def is_users(value: type | FunctionType) -> bool:
+    """Whether a class or a function is of the user's code, rather than of a library that is known here."""
+    return str(value.__module__).partition(".")[0] not in _NOT_THE_USERS
+
+
 def _version(leaf: Any) -> int | None:
     return leaf._version if isinstance(leaf, torch.Tensor) and not leaf.is_inference() else None
 
@@ -204,7 +209,7 @@ def _taken_apart(value: Any) -> tuple[Sequence[Any], Iterable[Any]]:
     if isinstance(value, numpy.ndarray):
         return (hash(value.tobytes()),), ()
     if isinstance(value, (FunctionType, type)):
-        if str(value.__module__).partition(".")[0] in _NOT_THE_USERS:
+        if not is_users(value):
             return (value,), ()
         return (value,), _of_class(value) if isinstance(value, type) else _of_function(value)
     if isinstance(value, MethodType):

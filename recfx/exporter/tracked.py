@@ -18,7 +18,7 @@ from recfx.collections.collection import unsharded_collections
 from recfx.collections.converted_collection import converted_collections
 from recfx.errors import ExportError
 from recfx.errors.argument_types import typed
-from recfx.exporter.file_versions import bytes_of, tensors_of_script, value_at
+from recfx.exporter.file_versions import bytes_of, tensor_of_script, value_at
 from recfx.exporter.manifest import tables_as_described
 from recfx.exporter.model_copies import fresh_copy
 from recfx.exporter.served_collection import Part, ServedCollection, serve_collection
@@ -43,15 +43,15 @@ class OfFiles:
     """What an earlier version holds, read from its files."""
 
     def __init__(self, script: Any) -> None:
-        self._tensors = tensors_of_script(script)
+        self._script = script
 
     def tensor(self, name: str) -> Tensor:
         """A tensor of the program."""
-        return self._tensors[name].cpu()
+        return tensor_of_script(self._script, name).cpu()
 
     def changed(self, part: Part, collection: str, name: str, begin: int) -> Changed:
         """How a part of the tensor ``name``, which begins at this byte, differs from what a model holds."""
-        old = bytes_of(self._tensors[name])[begin : begin + part.count * part.unit].view(part.count, part.unit)
+        old = bytes_of(self.tensor(name))[begin : begin + part.count * part.unit].view(part.count, part.unit)
         return compared(part, part.pieces(), old)
 
 

@@ -34,6 +34,16 @@ def exported_root(model: nn.Module) -> nn.Module:
     return root
 
 
+def refuse_meta(kind: str) -> None:
+    """Refuse a model whose tables are on this kind of device (``model_on_meta``)."""
+    if kind == "meta":
+        raise ExportError(
+            "the model's tables are on meta, so there are no rows to write.",
+            reason="model_on_meta",
+            what_to_do="load the model first, or pass checkpoint= of export, a directory of save_checkpoint.",
+        )
+
+
 def group_of_root(root: nn.Module, name: str) -> dist.ProcessGroup | None:
     """The process group of its collections, once all ranks call the function ``name``. Collective."""
     return group_of_model(

@@ -15,7 +15,6 @@ from torch import nn
 from torchrec import KeyedJaggedTensor
 
 import recfx
-from recfx.exporter.file_versions import tensors_of_script
 from tests.exporter.hashed_models import FORMATS, HASHING, IDS, HashedModel, SequenceModel, call, trained
 
 OPTIONS = {name: options for name, options in FORMATS.items() if name != "pt2"}
@@ -47,7 +46,10 @@ def load_older(model: nn.Module, state: dict[str, torch.Tensor]) -> None:
 
 def assert_same(loaded: recfx.LoadedModel, expected: recfx.LoadedModel) -> None:
     """Every tensor of the two programs is the same, and so are answers for ids old, extreme and never seen."""
-    actual, others = tensors_of_script(loaded.script), tensors_of_script(expected.script)
+    actual, others = (
+        {**dict(program.named_buffers()), **dict(program.named_parameters())}
+        for program in (loaded.script.program.program, expected.script.program.program)
+    )
     assert actual.keys() == others.keys()
     for name, tensor in actual.items():
         assert torch.equal(as_bytes(tensor), as_bytes(others[name])), name
@@ -62,6 +64,32 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
+class Scaled(nn.Module):
+    """Compiled by TorchScript, as it branches, with tensors in attributes, one of which nobody reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.low, self.high, self.factor = torch.ones(29), torch.ones(29), nn.Parameter(torch.ones(29))
+        self.factors, self.unread = [self.factor], [torch.ones(1)]
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        if bool(rows.sum() > 0):
+            return rows * self.low * self.factors[0]
+        return rows * self.high * self.factors[0]
+
+
+class RecurrentModel(HashedModel):
+    """With a GRU, whose compiled form has a list of its weights, and another module whose attributes are read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recurrent, self.scaled = nn.GRU(29, 29), Scaled()
+
+    def forward(self, dense: torch.Tensor, features: KeyedJaggedTensor) -> torch.Tensor:
+        states, _ = self.recurrent(self.scaled(self.ebc(features).values()))
+        return self.linear(states) + dense
+
+
 @pytest.mark.parametrize("is_tracked", [False, True])
 @pytest.mark.parametrize(
     ("kind", "quantize", "model_class"),
@@ -71,6 +99,7 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
         ("with recfx's operators", "int8", HashedModel),
         ("for a device", "int4", HashedModel),
         ("with recfx's operators", None, SequenceModel),
+        ("torchscript", None, RecurrentModel),
     ],
 )
 def test_base_and_deltas_are_a_whole_export(
@@ -92,6 +121,8 @@ def test_base_and_deltas_are_a_whole_export(
     for number, history in enumerate(histories):
         for action in history:
             action()
+        if isinstance(model, RecurrentModel):
+            model.scaled.low = model.scaled.low + 1
         path = tmp_path / f"{number}.delta"
         report = recfx.export_delta(model, path, base=last)
         assert report.number == number + 1
@@ -186,11 +217,57 @@ class WithConstant(HashedModel):
         return super().forward(dense, features) * torch.tensor([1.0, 2.0])
 
 
-def test_a_constant_that_the_model_does_not_have_is_not_followed(tmp_path: Path) -> None:
-    model = trained(model=WithConstant)
+class WithList(RecurrentModel):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scaled.factors = [torch.ones(29)]
+
+
+@pytest.mark.parametrize("model_class", [WithConstant, WithList])
+def test_a_constant_that_the_model_does_not_have_is_not_followed(model_class: type[nn.Module], tmp_path: Path) -> None:
+    model = trained(model=model_class)
     recfx.export(model, tmp_path / "base", call(6))
     with pytest.raises(recfx.ExportError, match="not_followed"):
         recfx.export_delta(model, tmp_path / "delta", base=tmp_path / "base")
+
+
+class WithNumber(HashedModel):
+    temperature, steps = 1.0, 0
+
+    def forward(self, dense: torch.Tensor, features: KeyedJaggedTensor) -> torch.Tensor:
+        return super().forward(dense, features) / ((1 + self.steps) if self.training else self.temperature)
+
+
+def test_a_number_that_the_program_has_for_ever(tmp_path: Path) -> None:
+    model: Any = trained(model=WithNumber)
+    recfx.export(model, tmp_path / "base", call(6))
+    model.steps = 7
+    recfx.export_delta(model, tmp_path / "delta", base=tmp_path / "base")
+    model.temperature = 0.5
+    with pytest.raises(recfx.ExportError, match=r"delta_does_not_fit.* temperature = 0.5, and 1.0 in the base"):
+        recfx.export_delta(model, tmp_path / "delta", base=tmp_path / "base")
+
+
+def test_a_model_on_meta_has_no_rows(chain: Path, tmp_path: Path) -> None:
+    model = recfx.convert(HashedModel().to("meta"), hashing=HASHING)
+    with pytest.raises(recfx.ExportError, match="model_on_meta"):
+        recfx.export_delta(model, tmp_path / "delta", base=chain / "base")
+
+
+def test_files_that_were_replaced(chain: Path, tmp_path: Path) -> None:
+    """A base that has become one with the first deltas still serves; deltas in each other's place do not."""
+    for name in ("base", "1", "2", "3"):
+        shutil.copy(chain / name, tmp_path)
+    model = trained()
+    recfx.merge_deltas(tmp_path / "base", str(tmp_path / "1"), tmp_path / "base")
+    recfx.merge_deltas(tmp_path / "base", [tmp_path / "2"], tmp_path / "base")
+    recfx.export_delta(model, tmp_path / "4", base=tmp_path / "3")
+    merged = recfx.load(tmp_path / "base").apply(tmp_path / "3").apply(tmp_path / "4")
+    recfx.export(model, tmp_path / "whole.pt", call(6))
+    assert_same(merged, recfx.load(tmp_path / "whole.pt"))
+    recfx.export_delta(model, tmp_path / "3", base=tmp_path / "4")
+    with pytest.raises(recfx.ExportError, match=r"base_unknown.*has been replaced"):
+        recfx.export_delta(model, tmp_path / "5", base=tmp_path / "4")
 
 
 def test_requests_are_answered_by_one_version(chain: Path) -> None:
