@@ -38,7 +38,10 @@ class TopLevel {
 
 std::optional<int64_t> integer(const std::string& text);
 
-// The member of this name, or the text of nothing; without the quotes of a string, whose escapes are left alone.
+// The text without the quotes of a string, whose escapes are left alone.
+std::string unquoted(const std::string& text);
+
+// The member of this name, unquoted, or the text of nothing.
 std::string member(const Members& members, const std::string& name);
 
 }  // namespace serve

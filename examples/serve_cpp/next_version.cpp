@@ -112,6 +112,14 @@ torch::jit::Module next_version(const torch::jit::Module& old, const Changes& ch
     }
     write_units(value.toTensor(), stretch, delta.attr(stretch.which).toTensor(), delta.attr(stretch.data).toTensor());
   }
+  for (const auto& [name, parts] : changes.lists) {
+    c10::List<at::Tensor> list;
+    for (const std::string& part : parts) {
+      const auto changed = values.find(kProgram + part);
+      list.push_back((changed == values.end() ? value_at(old, kProgram + part) : changed->second).toTensor());
+    }
+    values[kProgram + name] = list;
+  }
   for (const auto& [name, numbers] : changes.attributes) {
     const auto [place, attribute] = place_of(old, kProgram + name);
     values[kProgram + name] = list_of(place.type()->getAttribute(attribute), numbers, name);

@@ -62,6 +62,11 @@ std::optional<Changes> changes_of(const Members& manifest) {
   for (const auto& [name, text] : tensors) {
     changes.tensors[name] = member(tensors, name);
   }
+  for (const auto& [name, text] : members_of(described, "lists")) {
+    for (const std::string& item : TopLevel(text).items()) {
+      changes.lists[name].push_back(unquoted(item));
+    }
+  }
   const Members modules = members_of(described, "attributes");
   for (const auto& [module, text] : modules) {
     for (const auto& [name, value] : members_of(modules, module)) {

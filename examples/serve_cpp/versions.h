@@ -30,6 +30,7 @@ struct Changes {
   std::string parent;
   std::vector<Stretch> stretches;
   std::map<std::string, std::string> tensors;              // which ones are replaced, by which tensor of the delta
+  std::map<std::string, std::vector<std::string>> lists;   // of tensors, by name, that are made anew
   std::map<std::string, std::vector<int64_t>> attributes;  // lists of numbers, or of tuples, whose numbers are in a row
 };
 

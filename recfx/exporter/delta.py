@@ -125,7 +125,8 @@ def _write(root: nn.Module, model: nn.Module, path: Path, base: Path, begin: flo
     for name, where in manifest["state"]["tensors"].items():
         delta.compare_tensor(name, value_at(live, where), where)
     after = os.path.relpath(destination(base), destination(path).parent)
-    described = {"parent": manifest["version"], "after": after, **delta.described()}
+    lists = manifest["state"]["lists"]
+    described = {"parent": manifest["version"], "after": after, **delta.described(), "lists": lists}
     state = {**manifest["state"], "attributes": delta.attributes}
     tables = {where: tables_as_described(collection) for where, collection in served.items()}
     written = {**manifest, **new_version(manifest), "state": state, "collections": tables, "delta": described}

@@ -149,9 +149,8 @@ def next_version(script: Any, delta: Mapping[str, Any], tensors: Mapping[str, to
         units = changed[name].view(-1).view(torch.uint8)[begin : begin + count * unit].view(count, unit)
         which = tensors[stretch["which"]].long().to(units.device)
         units.index_copy_(0, which, tensors[stretch["data"]].to(units.device))
-    for name, parts in delta["state"]["lists"].items():
-        if not changed.keys().isdisjoint(parts):
-            changed[name] = [changed[part] if part in changed else old(part) for part in parts]
+    for name, parts in changes["lists"].items():
+        changed[name] = [changed[part] if part in changed else old(part) for part in parts]
     for module, facts in changes["attributes"].items():
         changed |= {f"{module}.{name}": value for name, value in facts.items()}
     made = _with(script._c, {_PROGRAM + name: value for name, value in changed.items()})

@@ -66,6 +66,32 @@ class HashedModel(nn.Module):
         return self.linear(self.ebc(features).values()) + dense
 
 
+class Scaled(nn.Module):
+    """Compiled by TorchScript, as it branches, with tensors in attributes, one of which nobody reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.low, self.high, self.factor = torch.ones(29), torch.ones(29), nn.Parameter(torch.ones(29))
+        self.factors, self.unread = [self.factor], [torch.ones(1)]
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        if bool(rows.sum() > 0):
+            return rows * self.low * self.factors[0]
+        return rows * self.high * self.factors[0]
+
+
+class RecurrentModel(HashedModel):
+    """With a GRU, whose compiled form has a list of its weights, and another module whose attributes are read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recurrent, self.scaled = nn.GRU(29, 29), Scaled()
+
+    def forward(self, dense: torch.Tensor, features: KeyedJaggedTensor) -> torch.Tensor:
+        states, _ = self.recurrent(self.scaled(self.ebc(features).values()).unsqueeze(0))
+        return self.linear(states.squeeze(0)) + dense
+
+
 class SequenceModel(nn.Module):
     """A row for each id of raw ids, dense ids and an adopted table, of two widths, beside pooled rows."""
 

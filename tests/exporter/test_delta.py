@@ -15,7 +15,16 @@ from torch import nn
 from torchrec import KeyedJaggedTensor
 
 import recfx
-from tests.exporter.hashed_models import FORMATS, HASHING, IDS, HashedModel, SequenceModel, call, trained
+from tests.exporter.hashed_models import (
+    FORMATS,
+    HASHING,
+    IDS,
+    HashedModel,
+    RecurrentModel,
+    SequenceModel,
+    call,
+    trained,
+)
 
 OPTIONS = {name: options for name, options in FORMATS.items() if name != "pt2"}
 MIXED = {"shared_by_two": "int8", "some_dense": "int4", "mean": "fp16"}
@@ -62,32 +71,6 @@ def assert_same(loaded: recfx.LoadedModel, expected: recfx.LoadedModel) -> None:
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().reshape(-1).view(torch.uint8)
-
-
-class Scaled(nn.Module):
-    """Compiled by TorchScript, as it branches, with tensors in attributes, one of which nobody reads."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.low, self.high, self.factor = torch.ones(29), torch.ones(29), nn.Parameter(torch.ones(29))
-        self.factors, self.unread = [self.factor], [torch.ones(1)]
-
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        if bool(rows.sum() > 0):
-            return rows * self.low * self.factors[0]
-        return rows * self.high * self.factors[0]
-
-
-class RecurrentModel(HashedModel):
-    """With a GRU, whose compiled form has a list of its weights, and another module whose attributes are read."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.recurrent, self.scaled = nn.GRU(29, 29), Scaled()
-
-    def forward(self, dense: torch.Tensor, features: KeyedJaggedTensor) -> torch.Tensor:
-        states, _ = self.recurrent(self.scaled(self.ebc(features).values()))
-        return self.linear(states) + dense
 
 
 @pytest.mark.parametrize("is_tracked", [False, True])

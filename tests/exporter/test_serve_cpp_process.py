@@ -24,7 +24,7 @@ from recfx.exporter.load import manifest_of_file
 from tests.exporter import cpp_server
 from tests.exporter.changed_records import forge, rewrite, with_another, with_manifest
 from tests.exporter.cpp_server import version_of
-from tests.exporter.hashed_models import HASHING, HashedModel, by_name, call, trained
+from tests.exporter.hashed_models import HASHING, RecurrentModel, by_name, call, trained
 
 GOOD = by_name(call(3, seed=1))
 
@@ -51,7 +51,7 @@ def chain(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Path,
         folder = tmp_path_factory.mktemp("chain")
         torch.manual_seed(0)
         evicting = {name: replace(HASHING[name], on_full="evict") for name in ("shared_by_two", "some_dense")}
-        model: Any = recfx.convert(HashedModel(), hashing={**HASHING, **evicting})
+        model: Any = recfx.convert(RecurrentModel(), hashing={**HASHING, **evicting})
         tables = [parameter for name, parameter in model.named_parameters() if "embedding" in name]
         _apply_optimizer_in_backward(torch.optim.SGD, tables, {"lr": 0.5})
         names = ["base", "1", "2", "3", "4", "other", "other.1"]
@@ -59,6 +59,8 @@ def chain(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Path,
             model.train()
             model(*call(12, seed=number, low=-15 * number, high=30).args).pow(2).sum().backward()
             model.linear.weight.data.mul_(1.1)
+            model.recurrent.weight_ih_l0.data.mul_(1.1)
+            model.scaled.low = model.scaled.low + 1
             if name in ("base", "other"):
                 report = recfx.export(model.eval(), folder / name, call(6), **options)
             else:
