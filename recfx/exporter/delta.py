@@ -16,31 +16,22 @@ from torch import nn
 from recfx.collections.sharding.ranks_agree import on_all_ranks
 from recfx.errors import ExportError
 from recfx.errors.argument_types import typed
-from recfx.exporter.file_versions import new_version, same_bits, value_at
+from recfx.exporter.file_versions import changed_read, new_version, same_bits, value_at
 from recfx.exporter.load import LoadedModel, load, manifest_of_file
 from recfx.exporter.manifest import rewritten_manifest, tables_as_described
-from recfx.exporter.model_copies import device_of, fresh_copy, on_host
+from recfx.exporter.model_copies import fresh_copy, on_host
 from recfx.exporter.model_file import as_path, check_target, destination, disk_errors, write_file
-from recfx.exporter.plain_reads import changed_read
 from recfx.exporter.report import DeltaReport, TableChanges
 from recfx.exporter.script_program import save_script, script_of_tensors
 from recfx.exporter.served_collection import Part, ServedCollection
-from recfx.exporter.tracked import (
-    OfFiles,
-    Remembered,
-    does_not_fit,
-    is_tracked,
-    remember,
-    remembered,
-    served_again,
-)
+from recfx.exporter.tracked import OfFiles, Remembered, does_not_fit, is_tracked, remember, remembered, served_again
 from recfx.exporter.whole_model import (
     ONE_AT_A_TIME,
     as_sent,
+    check_on_ranks,
     exported_root,
     gathered_tables,
     group_of_root,
-    refuse_meta,
     whole_model,
 )
 from recfx.kernels.build.private_files import new_file
@@ -79,8 +70,7 @@ def export_delta(model: nn.Module, path: str | os.PathLike[str], base: str | os.
             by a version of recfx without deltas; ``delta_does_not_fit``: the model has other tables or tensors than
             the base; ``not_followed``: the base's program holds a tensor that the model has under no path; as
             ``export``: ``invalid_argument``, ``cannot_write``, ``rows_out_of_range``, ``ranks_differ``,
-            ``other_rank_failed``, ``model_is_sharded``, ``several_process_groups``, ``no_process_group``,
-            ``model_on_meta``.
+            ``other_rank_failed``, ``model_is_sharded``, ``several_process_groups``, ``no_process_group``.
     """
     begin = time.perf_counter()
     root = exported_root(model)
@@ -91,20 +81,13 @@ def export_delta(model: nn.Module, path: str | os.PathLike[str], base: str | os.
             check_target(as_path(path))
         return [str(as_path(path)), str(as_path(base))]
 
-    passed = on_all_ranks(group, check, as_sent)
-    if any(of_rank != passed[0] for of_rank in passed):
-        raise ExportError(
-            f"the ranks export with different arguments: {passed}.",
-            reason="ranks_differ",
-            what_to_do="call export_delta with the same arguments on all ranks.",
-        )
+    check_on_ranks(group, check, "export_delta")
     gathered = gathered_tables(root)
 
     def write() -> DeltaReport | None:
         if group is not None and group.rank() != 0:
             return None
         with ONE_AT_A_TIME:
-            refuse_meta("cpu" if group is not None else device_of(root).type)
             whole = on_host(*whole_model(root, Sample(), group, gathered))[0]
             return _write(root, whole, as_path(path), as_path(base), begin)
 
@@ -130,17 +113,14 @@ def _write(root: nn.Module, model: nn.Module, path: Path, base: Path, begin: flo
     state = {**manifest["state"], "attributes": delta.attributes}
     tables = {where: tables_as_described(collection) for where, collection in served.items()}
     written = {**manifest, **new_version(manifest), "state": state, "collections": tables, "delta": described}
-    save_with_manifest(script_of_tensors(delta.tensors), sum(map(_size, delta.tensors.values())), written, path)
+    size = sum(tensor.nbytes + 64 for tensor in delta.tensors.values())  # up to the next multiple
+    save_with_manifest(script_of_tensors(delta.tensors), size, written, path)
     if is_tracked(root):
         remember(root, model, written, served)
     return DeltaReport(
         path=path, version=written["version"], number=written["number"], bytes=path.stat().st_size,
         seconds=time.perf_counter() - begin, tables=tuple(delta.of_table.values()), tensors=tuple(described["tensors"]),
     )  # fmt: skip
-
-
-def _size(tensor: torch.Tensor) -> int:
-    return tensor.nbytes + 64  # up to the next multiple
 
 
 def save_with_manifest(script: Any, size: int, manifest: Mapping[str, Any], path: Path) -> None:

@@ -43,10 +43,10 @@ from recfx.exporter.tracked import is_tracked, remember, served_again
 from recfx.exporter.whole_model import (
     ONE_AT_A_TIME,
     as_sent,
+    check_on_ranks,
     exported_root,
     gathered_tables,
     group_of_root,
-    refuse_meta,
     whole_model,
 )
 from recfx.kernels.build import library
@@ -157,13 +157,7 @@ def export(
         stored = sorted(quantize.items(), key=str) if isinstance(quantize, Mapping) else quantize
         return [str(value) for value in (as_path(path), stored, format, portable, forward, model_repository, device)]
 
-    passed = on_all_ranks(group, check, as_sent)
-    if any(of_rank != passed[0] for of_rank in passed):
-        raise ExportError(
-            f"the ranks export with different arguments: {passed}.",
-            reason="ranks_differ",
-            what_to_do="call export with the same arguments on all ranks.",
-        )
+    check_on_ranks(group, check, "export")
     gathered = gathered_tables(root)
 
     def write() -> ExportReport | None:
@@ -176,7 +170,12 @@ def export(
                 converted = unwrap(convert(whole, whole_call, verify=False, on_unsupported="keep"))
             converted = converted.python_model if isinstance(converted, WholeGraph) else converted
             kind = device_of(converted).type if group is None else place
-            refuse_meta(kind)
+            if kind == "meta":
+                raise ExportError(
+                    "the model's tables are on meta, so there are no rows to write.",
+                    reason="model_on_meta",
+                    what_to_do="load the model first, or pass checkpoint=, a directory of save_checkpoint.",
+                )
             serving = _serving_target(format, portable, str(device or kind))
             on_the_host, whole_call = on_host(converted, whole_call)
             into = None if model_repository is None else as_path(model_repository)

@@ -9,10 +9,12 @@ the others, so that whoever has begun to use a version ends with it.
 from __future__ import annotations
 
 import copy
+import hashlib
 import secrets
 from collections.abc import Mapping
 from functools import partial
 from operator import attrgetter
+from pprint import pformat
 from typing import Any
 
 import torch
@@ -20,10 +22,12 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from recfx.errors import ExportError
-from recfx.exporter.compare_outputs import ModelCall
+from recfx.exporter.compare_outputs import ModelCall, run_model
 from recfx.exporter.model_copies import fresh_copy
 from recfx.exporter.model_file import Program
-from recfx.exporter.plain_reads import plain_reads
+from recfx.exporter.state import is_users, not_in_collections
+from recfx.models.attribute_reads import MISSING, AttributeReads, plain_attribute
+from recfx.runtime.base import holds_hooks
 
 _PROGRAM = "program.program."
 """Where the program is in the module of a TorchScript file."""
@@ -73,10 +77,10 @@ def followed_state(program: Program, call: ModelCall) -> dict[str, Any] | None:
             if value is None or not same_bits(value, tensor):
                 unfollowed.append(name)
             tensors[name] = path
-    lists, names = dict[str, list[str]](), {_memory(tensor): name for name, tensor in named.items()}
+    lists, by_memory = {}, {(tensor.data_ptr(), tensor.shape): name for name, tensor in named.items()}
     for name in sorted(held.keys() - plain_tensors):
         inside = [part for part in tree_leaves(held[name]) if isinstance(part, torch.Tensor)]
-        known = [names[_memory(part)] for part in inside if _memory(part) in names]
+        known = [by_memory[key] for part in inside if (key := (part.data_ptr(), part.shape)) in by_memory]
         if inside and isinstance(held[name], list) and len(known) == len(held[name]):
             lists[name] = known
         elif inside:
@@ -87,8 +91,37 @@ def followed_state(program: Program, call: ModelCall) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
-def _memory(tensor: torch.Tensor) -> tuple[int, torch.Size]:
-    return tensor.data_ptr(), tensor.shape
+def plain_reads(call: ModelCall) -> dict[str, str]:
+    """The plain attributes, such as numbers, that the user's modules read in the calls of an export, by path, as texts:
+    a program has them for ever. What a call changes is left out: it says, as a rule, that a module is prepared.
+    """
+    model = fresh_copy(call.model)[0]
+    modules = {path: module for path, module in not_in_collections(model) if is_users(type(module))}
+    reads = AttributeReads(modules, plain_attribute)
+    with reads.recorded():
+        for sample in (call.sample, *call.other_calls.values()):
+            run_model(model, sample)
+    kept = [
+        f"{path}.{name}" for (path, name), value in reads.values.items()
+        if value == plain_attribute(modules[path], name) and not holds_hooks(name)
+    ]  # fmt: skip
+    return {where: _text_at(modules, where) for where in kept}
+
+
+def changed_read(model: nn.Module, reads: Mapping[str, str]) -> str:
+    """What has changed of ``plain_reads``, for people; empty if nothing has."""
+    modules = dict(model.named_modules())
+    for where, text in reads.items():
+        if (now := _text_at(modules, where)) != text:
+            return f"{where.lstrip('.')} = {now}, and {text} in the base"
+    return ""
+
+
+def _text_at(modules: Mapping[str, nn.Module], where: str) -> str:
+    path, _, name = where.rpartition(".")
+    value = plain_attribute(modules[path], name) if path in modules else MISSING
+    text = "" if value is MISSING else pformat(value, sort_dicts=False)  # a set always has the same order there
+    return text if len(text) <= 60 else hashlib.sha256(text.encode()).hexdigest()
 
 
 def value_at(model: nn.Module, path: str) -> torch.Tensor | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch.distributed as dist
 from torch import nn
@@ -11,7 +11,7 @@ from torch import nn
 from recfx.collections.copy_modules import refuse_fully_sharded
 from recfx.collections.sharding.collection import sharded_collections
 from recfx.collections.sharding.gather import WholeTable, gather_tables
-from recfx.collections.sharding.ranks_agree import group_of_model
+from recfx.collections.sharding.ranks_agree import group_of_model, on_all_ranks
 from recfx.collections.whole_graph import WholeGraph, refuse_graph
 from recfx.collections.wrappers import unwrap
 from recfx.errors import ExportError, RecfxError
@@ -34,16 +34,6 @@ def exported_root(model: nn.Module) -> nn.Module:
     return root
 
 
-def refuse_meta(kind: str) -> None:
-    """Refuse a model whose tables are on this kind of device (``model_on_meta``)."""
-    if kind == "meta":
-        raise ExportError(
-            "the model's tables are on meta, so there are no rows to write.",
-            reason="model_on_meta",
-            what_to_do="load the model first, or pass checkpoint= of export, a directory of save_checkpoint.",
-        )
-
-
 def group_of_root(root: nn.Module, name: str) -> dist.ProcessGroup | None:
     """The process group of its collections, once all ranks call the function ``name``. Collective."""
     return group_of_model(
@@ -53,6 +43,17 @@ def group_of_root(root: nn.Module, name: str) -> dist.ProcessGroup | None:
         if_several="shard all collections in one process group, or save a checkpoint and export that.",
         if_sharded_alone="convert the model before it is sharded.",
     )
+
+
+def check_on_ranks(group: dist.ProcessGroup | None, check: Callable[[], list[str]], name: str) -> None:
+    """Call ``check``, which returns the arguments of ``name`` as texts, on all ranks (``ranks_differ``)."""
+    passed = on_all_ranks(group, check, as_sent)
+    if any(of_rank != passed[0] for of_rank in passed):
+        raise ExportError(
+            f"the ranks export with different arguments: {passed}.",
+            reason="ranks_differ",
+            what_to_do=f"call {name} with the same arguments on all ranks.",
+        )
 
 
 def gathered_tables(root: nn.Module) -> dict[str, dict[str, WholeTable]]:

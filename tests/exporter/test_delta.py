@@ -231,12 +231,6 @@ def test_a_number_that_the_program_has_for_ever(tmp_path: Path) -> None:
         recfx.export_delta(model, tmp_path / "delta", base=tmp_path / "base")
 
 
-def test_a_model_on_meta_has_no_rows(chain: Path, tmp_path: Path) -> None:
-    model = recfx.convert(HashedModel().to("meta"), hashing=HASHING)
-    with pytest.raises(recfx.ExportError, match="model_on_meta"):
-        recfx.export_delta(model, tmp_path / "delta", base=chain / "base")
-
-
 def test_files_that_were_replaced(chain: Path, tmp_path: Path) -> None:
     """A base that has become one with the first deltas still serves; deltas in each other's place do not."""
     for name in ("base", "1", "2", "3"):
