@@ -19,7 +19,7 @@ from recfx.errors.argument_types import typed
 from recfx.exporter.file_versions import changed_read, new_version, same_bits, value_at
 from recfx.exporter.load import LoadedModel, load, manifest_of_file
 from recfx.exporter.manifest import rewritten_manifest, tables_as_described
-from recfx.exporter.model_copies import fresh_copy, on_host
+from recfx.exporter.model_copies import device_of, fresh_copy, on_host
 from recfx.exporter.model_file import as_path, check_target, destination, disk_errors, write_file
 from recfx.exporter.report import DeltaReport, TableChanges
 from recfx.exporter.script_program import save_script, script_of_tensors
@@ -32,6 +32,7 @@ from recfx.exporter.whole_model import (
     exported_root,
     gathered_tables,
     group_of_root,
+    refuse_meta,
     whole_model,
 )
 from recfx.kernels.build.private_files import new_file
@@ -88,6 +89,7 @@ def export_delta(model: nn.Module, path: str | os.PathLike[str], base: str | os.
         if group is not None and group.rank() != 0:
             return None
         with ONE_AT_A_TIME:
+            refuse_meta(device_of(root).type)
             whole = on_host(*whole_model(root, Sample(), group, gathered))[0]
             return _write(root, whole, as_path(path), as_path(base), begin)
 

@@ -47,6 +47,7 @@ from recfx.exporter.whole_model import (
     exported_root,
     gathered_tables,
     group_of_root,
+    refuse_meta,
     whole_model,
 )
 from recfx.kernels.build import library
@@ -170,12 +171,7 @@ def export(
                 converted = unwrap(convert(whole, whole_call, verify=False, on_unsupported="keep"))
             converted = converted.python_model if isinstance(converted, WholeGraph) else converted
             kind = device_of(converted).type if group is None else place
-            if kind == "meta":
-                raise ExportError(
-                    "the model's tables are on meta, so there are no rows to write.",
-                    reason="model_on_meta",
-                    what_to_do="load the model first, or pass checkpoint=, a directory of save_checkpoint.",
-                )
+            refuse_meta(kind)
             serving = _serving_target(format, portable, str(device or kind))
             on_the_host, whole_call = on_host(converted, whole_call)
             into = None if model_repository is None else as_path(model_repository)

@@ -80,6 +80,16 @@ def whole_model(
     return whole, call
 
 
+def refuse_meta(kind: str) -> None:
+    """Refuse a model whose tables are on this kind of device, if that is meta (``model_on_meta``)."""
+    if kind == "meta":
+        raise ExportError(
+            "the model's tables are on meta, so there are no rows to write.",
+            reason="model_on_meta",
+            what_to_do="load the model first; export also takes checkpoint=, a directory of save_checkpoint.",
+        )
+
+
 def as_sent(error: BaseException) -> Exception:
     """What the other ranks raise for an error on one of them."""
     if isinstance(error, RecfxError):

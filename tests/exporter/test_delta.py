@@ -192,6 +192,8 @@ def test_bases_that_no_delta_can_follow(chain: Path, tmp_path: Path) -> None:
     other = recfx.convert(HashedModel(), hashing={**HASHING, "mean": recfx.HashConfig(dense_rows=0, rows=128)})
     with pytest.raises(recfx.ExportError, match=r"delta_does_not_fit.*'mean'.*rows"):
         recfx.export_delta(other, tmp_path / "delta", base=chain / "base")
+    with pytest.raises(recfx.ExportError, match="model_on_meta"):
+        recfx.export_delta(model.to("meta"), tmp_path / "delta", base=chain / "base")
     assert not (tmp_path / "delta").exists()
 
 
