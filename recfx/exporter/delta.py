@@ -80,7 +80,7 @@ def export_delta(model: nn.Module, path: str | os.PathLike[str], base: str | os.
     def check() -> list[str]:
         if group is None or group.rank() == 0:
             check_target(as_path(path))
-        return [str(as_path(path)), str(as_path(base))]
+        return [str(as_path(path)), str(as_path(base, "base"))]
 
     check_on_ranks(group, check, "export_delta")
     gathered = gathered_tables(root)
@@ -91,7 +91,7 @@ def export_delta(model: nn.Module, path: str | os.PathLike[str], base: str | os.
         with ONE_AT_A_TIME:
             refuse_meta(device_of(root).type)
             whole = on_host(*whole_model(root, Sample(), group, gathered))[0]
-            return _write(root, whole, as_path(path), as_path(base), begin)
+            return _write(root, whole, as_path(path), as_path(base, "base"), begin)
 
     report = on_all_ranks(group, write, as_sent)[0]
     assert report is not None
@@ -269,8 +269,10 @@ def merge_deltas(
     Raises:
         ExportError: as ``LoadedModel.apply``, ``load`` and ``export`` for what they read and write.
     """
-    check_target(as_path(path))
-    loaded, size = load(base), as_path(base).stat().st_size
-    for delta in [deltas] if isinstance(deltas, str) else deltas:
+    first, target = as_path(base, "base"), as_path(path)
+    follow = [as_path(delta, "deltas") for delta in ([deltas] if isinstance(deltas, str) else deltas)]
+    check_target(target)
+    loaded, size = load(first), first.stat().st_size
+    for delta in follow:
         loaded.apply(delta)
-    save_with_manifest(loaded.script, size, loaded.manifest, as_path(path))
+    save_with_manifest(loaded.script, size, loaded.manifest, target)

@@ -131,7 +131,9 @@ def value_at(model: nn.Module, path: str) -> torch.Tensor | None:
             value = attrgetter(path)(model)
     except AttributeError:
         return None
-    return value.detach().cpu().contiguous() if isinstance(value, torch.Tensor) else None
+    if not isinstance(value, torch.Tensor):
+        return None
+    return value.detach().cpu().resolve_conj().resolve_neg().contiguous()
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -143,7 +145,7 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     """The bytes of a tensor, uint8 ``[n]``: its own memory if it is contiguous."""
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
 
 
 def check_follows(delta: Mapping[str, Any], manifest: Mapping[str, Any], path: object) -> None:

@@ -73,13 +73,13 @@ def content_checksum(archive: zipfile.ZipFile, text: str) -> int:
     return crc
 
 
-def as_path(path: object) -> Path:
-    """The path of a file."""
+def as_path(path: object, argument: str = "path") -> Path:
+    """The path of a file, passed as this argument."""
     name = os.fspath(path) if isinstance(path, os.PathLike) else path
     # File names may hold other bytes than UTF-8, which Python gives as surrogates, and torch cannot open.
     if not isinstance(name, str) or not name or "\0" in name or name != name.encode(errors="replace").decode():
         raise ExportError(
-            f"path is {path!r}, which cannot be the name of a file.",
+            f"{argument} is {path!r}, which cannot be the name of a file.",
             reason="invalid_argument",
             what_to_do="pass the path of the file, as a str or a pathlib.Path.",
         )

@@ -22,5 +22,5 @@ def row_hashes(rows: Tensor) -> Tensor:
     hashes = torch.empty(rows.size(0), dtype=torch.int64)
     at = max(1, _PIECE // words)
     for piece, result in zip(rows.detach().split(at), hashes.split(at), strict=True):
-        torch.mv(piece.cpu().contiguous().view(word).long(), factors, out=result)
+        torch.mv(piece.cpu().resolve_neg().contiguous().view(word).long(), factors, out=result)
     return hashes

@@ -81,6 +81,8 @@ def right(function: Callable[..., Any]) -> dict[str, Any]:
         "kind": COUNT_IDS,
         "make": print,
         "path": "nowhere.pt",
+        "base": "nowhere.pt",
+        "deltas": ["nowhere.delta"],
         "directory": "nowhere",
         "plans": [ShardingPlan({})],
         "topology": Topology(2, "cpu"),

@@ -230,7 +230,7 @@ def test_a_sharded_model(page: Page, tmp_path: Path) -> None:
     assert shown["stage"] == "dist: between ranks"
     assert "bytes sent" in texts(page, "#details .cost tbody th")
     assert shown["touched by"] == "insert_dist"
-    assert "tests/drawing/picture.py:" in shown["source"]
+    assert "tests/builders/models.py:" in shown["source"]
     page.run("goTo(data.steps.indexOf('insert_dist'))")
     page.click("#after [aria-label*='lookup, 1 table']")
     assert details(page)["touched by"] == "expand_collection → insert_dist"

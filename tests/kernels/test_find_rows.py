@@ -48,7 +48,7 @@ def test_tables_one_after_the_other() -> None:
 def test_copies_are_the_slots() -> None:
     indexes = [filled(0), filled(1)]
     copies = copies_of(indexes)
-    slots, side_rows = torch.empty_like(copies.slots), torch.empty_like(copies.side_rows)
+    slots, side_rows = torch.empty_like(copies.slots[: -len(indexes)]), torch.empty(len(indexes), dtype=torch.int64)
     counts, states = [index.slot_count for index in indexes], [index.row_state for index in indexes]
     arguments = counts, [index.row_ids for index in indexes], states, [index.lock for index in indexes]
     hash_index.slot_tables_(slots, side_rows, *arguments)

@@ -131,7 +131,7 @@ def test_a_rank_without_shards_sends_in_its_turn(hashing: recfx.HashConfig | Non
     tables = (Table("a", 8, 8, ("f0",), "SUM", ("table_wise", 3)), Table("b", 8, 8, ("f1",), "SUM", ("row_wise",)))
     graph_module, _ = compiled(tables, hashing, after="lower")
     stages = Stages(graph_module)
-    assert bool(stages.finders()) == (hashing is not None)
+    assert bool(stages.hashing) == (hashing is not None)
     started = [name for name, *_ in stages.compute.steps if "output_dist_start" in name]
     assert started == ["ebc_output_dist_start", "ebc_output_dist_start_1"]
     assert stages.result == "ebc_keyed_tensor"
