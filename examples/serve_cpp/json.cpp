@@ -103,9 +103,7 @@ std::optional<int64_t> integer(const std::string& text) {
   return error == std::errc() && end == text.data() + text.size() ? std::optional(found) : std::nullopt;
 }
 
-std::string unquoted(const std::string& text) {
-  return text.starts_with('"') ? text.substr(1, text.size() - 2) : text;
-}
+std::string unquoted(const std::string& text) { return text.starts_with('"') ? text.substr(1, text.size() - 2) : text; }
 
 std::string member(const Members& members, const std::string& name) {
   const auto found = members.find(name);
