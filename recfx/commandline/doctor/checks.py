@@ -16,7 +16,6 @@ from tqdm import tqdm
 
 from recfx.commandline.doctor.cases import GROUP, STEPS, LookupCase, cases, index_read, step_
 from recfx.commandline.doctor.report import Answer
-from recfx.ir.node_kinds import NOT_COMBINED
 from recfx.kernels.build import launch, library, tuned
 from recfx.kernels.index.find_rows import ReadIndexes, find_rows_reference, find_rows_triton
 from recfx.kernels.lookup.bag_offsets import bag_offsets_triton, kernel_reference
@@ -37,7 +36,6 @@ from recfx.kernels.step.row_initialization import (
     init_rows_triton_,
     initialization_key,
 )
-from recfx.lowering.triton import target, vendor
 from recfx.optim.fused_step_op import fused_step_triton_, rules_in_triton, triton_module
 from recfx.optim.rules import RULES
 
@@ -175,6 +173,8 @@ def _lookups(case: LookupCase, in_triton: bool) -> Iterator[Call]:
 
 def lookups_of_kinds(quick: bool) -> Iterator[tuple[str, Call]]:
     """By kind, a lookup that either form of target ``npu`` does, as the setting ``VENDOR`` says for its kind."""
+    from recfx.ir.node_kinds import NOT_COMBINED  # kernels are checked without TorchRec, too
+
     for kind, (combine, dtype, dim) in tuned.KINDS_OF_LOOKUPS.items():
         if quick and dim != 64:
             continue
@@ -187,6 +187,8 @@ def lookups_of_kinds(quick: bool) -> Iterator[tuple[str, Call]]:
 
 
 def _look_up(kind: str, *arguments: Any) -> tuple[Tensor, ...]:
+    from recfx.lowering.triton import target, vendor  # which need TorchRec
+
     form = vendor if tuned.number("", tuned.VENDOR, kind) else target
     return form.look_up(*arguments)
 
