@@ -46,7 +46,8 @@ def export_delta(model: nn.Module, path: str | os.PathLike[str], base: str | os.
     """Write what has changed in a model since ``base`` was written: rows of tables, their ids, and the other parameters
     and buffers of the program that differ. A server that applies it answers as a file that is exported now would.
 
-    The model does not change. Without ``track_changes``, what the base holds is read from its files.
+    The model does not change, and must not be trained meanwhile in another thread: call this between two steps. Without
+    ``track_changes``, what the base holds is read from its files.
 
     Example:
         >>> model = recfx.convert(Model())
@@ -71,7 +72,8 @@ def export_delta(model: nn.Module, path: str | os.PathLike[str], base: str | os.
             by a version of recfx without deltas; ``delta_does_not_fit``: the model has other tables or tensors than
             the base; ``not_followed``: the base's program holds a tensor that the model has under no path; as
             ``export``: ``invalid_argument``, ``cannot_write``, ``rows_out_of_range``, ``ranks_differ``,
-            ``other_rank_failed``, ``model_is_sharded``, ``several_process_groups``, ``no_process_group``.
+            ``other_rank_failed``, ``model_is_sharded``, ``several_process_groups``, ``no_process_group``,
+            ``model_on_meta``.
     """
     begin = time.perf_counter()
     root = exported_root(model)
@@ -250,7 +252,9 @@ def _new_and_removed(old: torch.Tensor, new: torch.Tensor) -> tuple[int, int]:
 
 @typed(ExportError)
 def merge_deltas(
-    base: str | os.PathLike[str], deltas: Sequence[str | os.PathLike[str]] | str, path: str | os.PathLike[str]
+    base: str | os.PathLike[str],
+    deltas: Sequence[str | os.PathLike[str]] | str | os.PathLike[str],
+    path: str | os.PathLike[str],
 ) -> None:
     """Write a base with the deltas that follow it, in order, as one file: it answers as a file that was exported when
     the last delta was, and the deltas that follow that one can be applied to it.
@@ -270,7 +274,8 @@ def merge_deltas(
         ExportError: as ``LoadedModel.apply``, ``load`` and ``export`` for what they read and write.
     """
     first, target = as_path(base, "base"), as_path(path)
-    follow = [as_path(delta, "deltas") for delta in ([deltas] if isinstance(deltas, str) else deltas)]
+    several = deltas if isinstance(deltas, Sequence) and not isinstance(deltas, str) else [deltas]
+    follow = [as_path(delta, "deltas") for delta in several]
     check_target(target)
     loaded, size = load(first), first.stat().st_size
     for delta in follow:

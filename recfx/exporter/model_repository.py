@@ -78,11 +78,13 @@ def write_repository(repository: Path, file: Path, text: str) -> Path:
     with disk_errors(model):
         versions = [int(entry.name) for entry in model.glob("[0-9]*") if entry.name.isdigit()]
         folder = model / str(max(versions, default=0) + 1)
-        folder.mkdir(parents=True)
+        beside = folder.with_name(f".{folder.name}")  # the server, which may be looking, sees whole versions only
+        beside.mkdir(parents=True, exist_ok=True)
         with new_file(model / "config.pbtxt") as written:
             written.path.write_text(text)
             written.put_in_place()
-        with new_file(folder / "model.pt") as copied:
+        with new_file(beside / "model.pt") as copied:
             shutil.copyfile(destination(file), copied.path)
             copied.put_in_place()
+        beside.rename(folder)
     return folder

@@ -104,7 +104,7 @@ class Part:
     pieces: Callable[[], Iterator[torch.Tensor]]
     """The content, in order: a tensor ``[n, ...]`` of some rows or slots each, made for this."""
     stored: Callable[[torch.Tensor], torch.Tensor] | None = None
-    """Of rows: makes of some rows of the model, as floats, their content."""
+    """What makes the content of some rows of the model, given as floats; None if the part holds slots."""
 
 
 @dataclass(eq=False)

@@ -107,7 +107,7 @@ def compared(part: Part, pieces: Iterator[Tensor], old: Tensor) -> Changed:
 
 
 _REMEMBERED: WeakKeyDictionary[nn.Module, OrderedDict[str, Remembered]] = WeakKeyDictionary()
-"""Of the models that are tracked, the last versions that were written of each."""
+"""The last versions that were written of each model that is tracked."""
 
 
 @typed(ExportError)

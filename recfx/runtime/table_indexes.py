@@ -83,7 +83,7 @@ class TableIndexes:
         return [Segment(table, borders[first], borders[last]) for table, first, last in self._keys_of_hashed]
 
     def of_hashed(self, numbers: list[int]) -> list[int]:
-        """Those of the hashed tables among numbers of all tables."""
+        """The numbers that belong to hashed tables, among those of all tables."""
         return [number for table, number in zip(self.tables, numbers, strict=True) if table.name in self._is_hashed]
 
     def by_table(self) -> list[HashIndex | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import shutil
 import threading
@@ -132,6 +133,28 @@ def test_a_trainer_that_was_restarted_goes_on_with_the_chain(tmp_path: Path) -> 
     recfx.export(model, tmp_path / "whole.pt", sample)
     loaded = recfx.load(tmp_path / "base.pt").apply(tmp_path / "1").apply(tmp_path / "2")
     assert_same(loaded, recfx.load(tmp_path / "whole.pt"))
+
+
+def test_a_tracked_model_needs_no_file_that_it_remembers(tmp_path: Path) -> None:
+    """It remembers four versions; of others, and of a model that is not tracked, the files are read."""
+    model = trained()
+    with pytest.raises(recfx.ExportError, match="not_converted"):
+        recfx.track_changes(nn.Linear(1, 1))
+    recfx.track_changes(model)
+    recfx.export(model, tmp_path / "0", call(6))
+    shutil.copy(tmp_path / "0", tmp_path / "kept")
+    for number in range(1, 5):
+        step(model, 40 + number)
+        recfx.export_delta(model, tmp_path / f"{number}", base=tmp_path / f"{number - 1}")
+        (tmp_path / "0").unlink(missing_ok=True)
+    recfx.export_delta(model, tmp_path / "of_0", base=tmp_path / "kept")  # which is read
+    with pytest.raises(recfx.ExportError, match="base_unknown"):
+        recfx.export_delta(copy.deepcopy(model), tmp_path / "again", base=tmp_path / "4")
+    recfx.merge_deltas(tmp_path / "kept", [tmp_path / f"{number}" for number in range(1, 5)], tmp_path / "merged")
+    recfx.merge_deltas(tmp_path / "kept", tmp_path / "of_0", tmp_path / "at_once")
+    recfx.export(model, tmp_path / "whole", call(6))
+    for name in ("merged", "at_once"):
+        assert_same(recfx.load(tmp_path / name), recfx.load(tmp_path / "whole"))
 
 
 @pytest.fixture(scope="module")

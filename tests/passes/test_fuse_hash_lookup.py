@@ -86,7 +86,7 @@ def test_keys_in_another_order() -> None:
 
 
 def two_forms(on_full: str = "error", is_weighted: bool = False, dtype: Any = "fp32", **config: Any) -> tuple[Any, Any]:
-    """The same collection of two tables of raw ids and an adopted one, fused, and with its graph as before that."""
+    """A collection of two tables of raw ids and an adopted one, fused, and with the graph that it had before that."""
     made = []
     for _ in range(2):
         torch.manual_seed(0)

@@ -39,7 +39,7 @@ BOUNDS = {
     ("static", "rows"): (16, 4, 1, 1),
     ("hashed", "rows"): (38, 13, 2, 1),
 }
-# The same of the vendor's operators: without tables, and so many more for each table in either mode.
+# What the vendor's operators launch: without tables, and how many more for each table in either mode.
 BOUNDS_OF_VENDOR = {
     ("static", "sums"): (13, 4, 1, 1, 2),
     ("static", "other order"): (14, 5, 1, 1, 2),
@@ -63,7 +63,7 @@ ONE = Case(
     tuple(Table(f"t{n}", 9, 8, (f"f{n}",), "SUM", ("row_wise",)) for n in range(3)),
     optimizer="adagrad",
 )
-# The same for two ranks with a table of each sharding type, some of which are averaged; and for one rank.
+# What two ranks launch with a table of each sharding type, some of which are averaged; and for one rank.
 OF_RANKS = {TWO: [(117, 77, 7, 7), (109, 77, 7, 7)], ONE: [(16, 7, 0, 0)]}
 TRAINING, EVAL = (Moment("npu", "unsharded", when) for when in ("training", "eval"))
 
